@@ -1,0 +1,60 @@
+"""The only module that asks for the time; whoever needs it is handed a `Clock`.
+
+Two kinds, never mixed: `now_ms` is what people and records call the time, and may jump when the system's clock is set;
+`monotonic` only grows, so every deadline and duration is counted with it (reliability.md, rule 6).
+"""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where the time comes from."""
+
+    def now_ms(self) -> int:
+        """Give the wall clock's time, in milliseconds since 1970-01-01 UTC. It may jump, also backwards."""
+
+    def monotonic(self) -> float:
+        """Give seconds since some moment. It never goes backwards; only differences mean something."""
+
+
+class SystemClock:
+    """The time of this machine."""
+
+    __slots__ = ()
+
+    def now_ms(self) -> int:
+        """Give the wall clock's time, in milliseconds since 1970-01-01 UTC. It may jump, also backwards."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        """Give seconds since some moment. It never goes backwards; only differences mean something."""
+        return time.monotonic()
+
+
+class ManualClock:
+    """A time that stands still until it is told to go on: for tests of deadlines, retention and clocks that jump."""
+
+    __slots__ = ("_monotonic_ms", "_wall_ms")
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._wall_ms = now_ms
+        self._monotonic_ms = 0.0
+
+    def now_ms(self) -> int:
+        """Give the wall time that was set."""
+        return self._wall_ms
+
+    def monotonic(self) -> float:
+        """Give the seconds that `advance` has counted so far."""
+        return self._monotonic_ms / 1000
+
+    def advance(self, seconds: float) -> None:
+        """Let both times go on by `seconds`, which must not be negative."""
+        assert seconds >= 0, "time goes on; to set the wall clock back, use jump_to"
+        self._monotonic_ms += seconds * 1000
+        self._wall_ms += round(seconds * 1000)
+
+    def jump_to(self, now_ms: int) -> None:
+        """Set the wall clock alone, forwards or backwards, as an administrator or a time server does."""
+        self._wall_ms = now_ms

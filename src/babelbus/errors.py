@@ -1,0 +1,25 @@
+"""The one exception tree: everything that Babelbus raises on purpose is a `BabelbusError`.
+
+Each layer defines its own errors beside the code that raises them; the branches that several layers
+must know stand here.
+"""
+
+
+class BabelbusError(Exception):
+    """The root: catch this to catch every error that Babelbus raises on purpose."""
+
+
+class ConfigError(BabelbusError):
+    """A setting has no or the wrong value; the message names the key."""
+
+
+class StorageError(BabelbusError):
+    """The store refused or could not do what was asked."""
+
+
+class RemoteProtocolError(BabelbusError):
+    """The peer broke the protocol; its connection is closed."""
+
+
+class LocalProtocolError(BabelbusError):
+    """Our own side asked for something that the protocol cannot express; nothing was sent."""
