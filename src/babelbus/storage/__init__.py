@@ -1,0 +1,1 @@
+"""Bytes on disk: synchronous, no asyncio, no protocol (docs/storage.md)."""

@@ -1,0 +1,137 @@
+"""Many record CRCs checked at once.
+
+A CRC is linear: the register after a run of bytes is the exclusive or of what each part leaves, each advanced by the
+bytes that follow it. So the CRC-32 of a whole chunk (one call of zlib, some GB/s) can be compared with the one that the
+*stored* CRCs of its records promise, combined in a tree of numpy operations; one map serves each level of the tree when
+the records are of one size. A wrong byte in one record always makes the two differ; wrong bytes in several records
+cancel out by accident once in 2**32. That is a check against decay, not against a publisher who means harm: what a
+client sends is checked record by record (`format.record_error`).
+
+Measured for records of 139 bytes: 0.15 us each, against 0.6 us for a slice and a call each (records of many sizes).
+"""
+
+import zlib
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from babelbus.storage.format import HEAD_BYTES
+
+I64 = npt.NDArray[np.int64]
+"""Registers are kept as int64 although they have 32 bits: numpy takes from tables by this type without converting."""
+
+POLYNOMIAL = 0xEDB88320
+ALL_ONES = 0xFFFFFFFF
+CRC_AT = 12
+TOGETHER_MIN = 64
+"""Fewer records than this are faster checked one by one."""
+
+
+def _byte_table() -> I64:
+    """Give what one zero byte makes of each value of the register's low byte."""
+    table = np.arange(256, dtype=np.int64)
+    for _ in range(8):
+        table = (table >> 1) ^ ((table & 1) * POLYNOMIAL)
+    return table
+
+
+def _apply(tables: I64, registers: I64) -> I64:
+    """Map registers by a linear map given as its four tables of 256 (the map of each byte alone)."""
+    result: I64 = tables[0].take(registers & 0xFF, mode="clip")
+    result ^= tables[1].take((registers >> 8) & 0xFF, mode="clip")
+    result ^= tables[2].take((registers >> 16) & 0xFF, mode="clip")
+    result ^= tables[3].take(registers >> 24, mode="clip")
+    return result
+
+
+@lru_cache(maxsize=1024)  # 8 KiB each
+def _advance(size: int) -> I64:
+    """Give the tables of the map "advance by `size` zero bytes"."""
+    values = np.arange(256, dtype=np.int64)
+    if size == 0:
+        return np.stack([values, values << 8, values << 16, values << 24])
+    if size == 1:  # register >> 8, and the low byte through the table
+        return np.stack([_byte_table(), values, values << 8, values << 16])
+    half = _advance(size >> 1)
+    doubled = np.stack([_apply(half, half[byte]) for byte in range(4)])
+    if size & 1:
+        one = _advance(1)
+        doubled = np.stack([_apply(one, doubled[byte]) for byte in range(4)])
+    return doubled
+
+
+@lru_cache(maxsize=1)
+def _head_tables() -> I64:
+    """Give, for each of the 16 bytes of a head and each value, what it leaves in the register at the head's end."""
+    table = _byte_table()
+    tables = [table]
+    for _ in range(HEAD_BYTES - 1):
+        last = tables[-1]
+        tables.append((last >> 8) ^ table[last & 0xFF])
+    return np.stack(tables[::-1])
+
+
+def _head_registers(heads: npt.NDArray[np.uint8]) -> I64:
+    """Give what the 16 bytes of each head leave in an empty register."""
+    registers = np.zeros(len(heads), np.int64)
+    for byte, table in enumerate(_head_tables()):
+        column = heads[:, byte]
+        if column[0] == column[-1] and (column == column[0]).all():  # most of an offset, the length as a rule
+            registers ^= table[column[0]]
+        else:
+            registers ^= table.take(column, mode="clip")
+    return registers
+
+
+def crcs_hold(data: bytes | bytearray | memoryview, positions: I64, end: int) -> bool:
+    """Say whether the records at `positions`, the last of which ends at `end`, are what their CRCs promise.
+
+    The records must follow each other without gaps. `False` means that at least one is wrong, not which. The offsets
+    are not looked at: no CRC covers them.
+    """
+    count = len(positions)
+    if count == 0:
+        return True
+    sizes = np.diff(positions, append=end)
+    changes = np.flatnonzero(sizes[1:] != sizes[:-1]) + 1
+    if count < TOGETHER_MIN or len(changes) * TOGETHER_MIN // 2 > count:
+        return _hold_one_by_one(data, positions, end)
+    runs: dict[tuple[int, int], list[int]] = {}
+    for first, after in pairwise([0, *changes.tolist(), count]):
+        if after - first >= TOGETHER_MIN:
+            runs.setdefault((after - first, int(sizes[first])), []).append(first)
+        elif not _hold_one_by_one(data, positions[first:after], int(positions[after - 1] + sizes[first])):
+            return False
+    return all(
+        _hold_together(data, positions[firsts].tolist(), length, size) for (length, size), firsts in runs.items()
+    )
+
+
+def _hold_one_by_one(data: bytes | bytearray | memoryview, positions: I64, end: int) -> bool:
+    """Check records of any sizes, a call of zlib for each."""
+    crcs = np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))[positions + CRC_AT].tolist()
+    view, stops = memoryview(data), positions.tolist()
+    stops.append(end)
+    crc32 = zlib.crc32
+    return [crc32(view[at + HEAD_BYTES : stop]) for at, stop in pairwise(stops)] == crcs
+
+
+def _hold_together(data: bytes | bytearray | memoryview, starts: list[int], length: int, size: int) -> bool:
+    """Check runs of `length` records of `size` bytes each, a call of zlib for each run."""
+    view = memoryview(data)
+    # A run's CRC from an empty register: zlib starts from the inverse of what it is given, and inverts the result.
+    wholes = [zlib.crc32(view[start : start + length * size], ALL_ONES) ^ ALL_ONES for start in starts]
+    rows = [np.ndarray((length, HEAD_BYTES), np.uint8, data, start, (size, 1)) for start in starts]
+    heads = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    crcs = np.ascontiguousarray(heads[:, CRC_AT:HEAD_BYTES]).view(">u4")[:, 0].astype(np.int64)
+    # Each record's own CRC began from all ones and was inverted: take both off, which leaves the linear part alone.
+    parts = crcs ^ ALL_ONES ^ _apply(_advance(size - HEAD_BYTES), _head_registers(heads) ^ ALL_ONES)
+    parts = parts.reshape(len(starts), length)
+    while parts.shape[1] > 1:
+        if parts.shape[1] & 1:  # an empty part in front changes nothing
+            parts = np.concatenate([np.zeros((len(starts), 1), np.int64), parts], axis=1)
+        parts = _apply(_advance(size), parts[:, ::2]) ^ parts[:, 1::2]
+        size *= 2
+    return bool((parts[:, 0] == wholes).all())

@@ -1,0 +1,139 @@
+"""Retention by age and size, and compaction that keeps each key's last record (docs/storage.md).
+
+Only sealed segments are touched. Retention removes whole segments from the front. Compaction writes a segment again
+without the records that a later one of the same key replaces, and puts it in the old one's place; it always keeps the
+last record of a segment, so that a segment whose end was lost can be told from one that was compacted.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from babelbus.storage.columns import Columns, decode_columns, find_positions
+from babelbus.storage.contract import LogSettings
+from babelbus.storage.files import disk_error
+from babelbus.storage.format import TOMBSTONE
+
+if TYPE_CHECKING:
+    from babelbus.storage.log import Log
+    from babelbus.storage.segment import Segment
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 4 * 2**20
+COMPACTING_SUFFIX = ".compacting"
+
+
+def clean(partition: "Log", settings: LogSettings, now_ms: int) -> int:
+    """Do what retention and compaction ask for; give how many bytes became free.
+
+    Raises:
+        DiskError: the disk refused; what was done is whole, the rest is done the next time.
+    """
+    before = partition.size_bytes
+    if settings.retention_seconds is not None:
+        _retain_by_age(partition, now_ms - int(settings.retention_seconds * 1000))
+    if settings.retention_bytes is not None:
+        _retain_by_size(partition, settings.retention_bytes)
+    if settings.cleanup == "compact":
+        _compact(partition, now_ms - int(settings.tombstone_seconds * 1000))
+    return before - partition.size_bytes
+
+
+def _retain_by_age(partition: "Log", oldest_ms: int) -> None:
+    """Remove segments from the front as long as all their records are older; the open one is sealed for it."""
+    active = partition.open_segment()
+    if active.size_bytes and active.index.greatest_timestamp < oldest_ms:
+        partition.roll()
+    for segment in partition.sealed_segments():
+        if segment.index.greatest_timestamp >= oldest_ms:
+            return
+        log.info("%s: removed, older than the retention time", segment.path)
+        partition.drop_first(segment)
+
+
+def _retain_by_size(partition: "Log", bytes_max: int) -> None:
+    """Remove segments from the front while what is left still holds `bytes_max`."""
+    size = partition.size_bytes
+    for segment in partition.sealed_segments():
+        if size - segment.size_bytes < bytes_max:
+            return
+        size -= segment.size_bytes
+        log.info("%s: removed, over the retention size", segment.path)
+        partition.drop_first(segment)
+
+
+def _compact(partition: "Log", tombstones_until_ms: int) -> None:
+    """Write those sealed segments again that hold records a later one replaces.
+
+    Memory: about 150 bytes for each key of the partition while it runs.
+    """
+    sealed = partition.sealed_segments()
+    if all(segment.compacted_with == len(sealed) for segment in sealed):
+        return
+    last: dict[bytes, int] = {}
+    for segment in [*sealed, partition.open_segment()]:
+        for columns in _chunks(partition, segment):
+            last.update(_keys(columns))
+    for segment in sealed:
+        _compact_segment(partition, segment, last, tombstones_until_ms)
+        segment.compacted_with = len(sealed)
+
+
+def _chunks(partition: "Log", segment: "Segment") -> "list[Columns]":
+    """Give the columns of a whole segment."""
+    found = []
+    offset, end = segment.base_offset, segment.next_offset
+    while offset < end:
+        chunk = partition.read(offset, READ_BYTES, end)
+        if not chunk.data and chunk.next_offset == offset < end:
+            chunk = partition.read(offset, 2**31 - 1, end)
+        if chunk.data:
+            positions, _ = find_positions(chunk.data, 0, len(chunk.data))
+            found.append(decode_columns(chunk.data, positions))
+        offset = chunk.next_offset
+    return found
+
+
+def _keys(columns: Columns) -> dict[bytes, int]:
+    """Give the offset of the last record of each key in a chunk."""
+    data = columns.data
+    rows = zip(columns.offsets.tolist(), columns.key_positions.tolist(), columns.key_lengths.tolist(), strict=True)
+    return {bytes(data[at : at + size]): offset for offset, at, size in rows if size >= 0}
+
+
+def _compact_segment(partition: "Log", segment: "Segment", last: dict[bytes, int], tombstones_until_ms: int) -> None:
+    """Write a segment again without replaced records, if there are any."""
+    kept: list[bytes] = []
+    removed = 0
+    for columns in _chunks(partition, segment):
+        data = columns.data
+        keep = np.ones(len(columns), bool)
+        rows = zip(
+            columns.offsets.tolist(),
+            columns.key_positions.tolist(),
+            columns.key_lengths.tolist(),
+            columns.timestamps.tolist(),
+            columns.attributes.tolist(),
+            strict=True,
+        )
+        for number, (offset, at, size, timestamp, attributes) in enumerate(rows):
+            if size < 0 or offset == segment.next_offset - 1:
+                continue
+            if last[bytes(data[at : at + size])] != offset or (attributes & TOMBSTONE and timestamp < tombstones_until_ms):
+                keep[number] = False
+        removed += int((~keep).sum())
+        view = memoryview(data)
+        kept += [
+            bytes(view[at:end])
+            for at, end in zip(columns.positions[keep].tolist(), columns.ends[keep].tolist(), strict=True)
+        ]
+    if removed:
+        path = f"{segment.path}{COMPACTING_SUFFIX}"
+        try:
+            partition.write_file(path, b"".join(kept))
+            partition.swap(segment, path)
+        except OSError as error:
+            raise disk_error(error, f"compaction of {segment.path}") from error
+        log.info("%s: compacted, %d records removed", segment.path, removed)

@@ -1,0 +1,136 @@
+"""The store that a topic stands on. Every engine passes the same contract tests (tests/storage/test_contract.py)."""
+
+from typing import Protocol
+
+import msgspec
+
+from babelbus.storage.columns import Columns
+from babelbus.storage.producers import Producers
+from babelbus.storage.record import RecordBatch
+from babelbus.storage.segment import Chunk
+
+
+class LogSettings(msgspec.Struct, frozen=True):
+    """How one partition's log is kept. `None` means no bound; times are seconds, sizes bytes."""
+
+    segment_bytes: int = 128 * 2**20
+    segment_seconds: float | None = None
+    retention_bytes: int | None = None
+    retention_seconds: float | None = None
+    cleanup: str = "delete"
+    """`delete` drops old segments; `compact` keeps the last record of each key."""
+    tombstone_seconds: float = 86_400.0
+    """How long a compacted log still shows that a key was removed."""
+    checkpoint_bytes: int = 64 * 2**20
+    """Most that a start after a kill must read of a partition, beside the last block."""
+
+
+class PartitionLog(Protocol):
+    """One append-only sequence of records with dense offsets.
+
+    All methods may be called from any thread; one thread appends. Reads see everything appended: who may see what
+    (the high watermark) is the core's matter.
+    """
+
+    producers: Producers
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the oldest record that is still there, or `next_offset` when there is none."""
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that the next record gets."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the stored records."""
+
+    @property
+    def segment_count(self) -> int:
+        """How many runs of files hold them."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a flush failed and `recover_flush` has not put things right yet."""
+
+    def configure(self, settings: LogSettings) -> None:
+        """Take other settings from now on."""
+
+    def append(self, batch: RecordBatch) -> int:
+        """Write a batch whose base offset is `next_offset`; give the base offset. Durable only after `flush`.
+
+        Raises:
+            DiskFullError, DiskError: nothing was appended.
+        """
+
+    def flush(self) -> int:
+        """Make everything appended so far durable; give the offset up to which it is. Blocks for the disk.
+
+        Raises:
+            DiskError: what is durable is unknown; `recover_flush` must follow before the next append.
+        """
+
+    def recover_flush(self, durable_offset: int = 0) -> None:
+        """After a failed flush: put what was appended from `durable_offset` on into a new place and go on there.
+
+        Raises:
+            StorageError: the disk refuses that too; call again later, appends are refused until then.
+        """
+
+    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
+        """Give stored records from the first one at or after `offset` on, as many as fit `bytes_max`, all checked.
+
+        `end_offset` bounds them from above (excluded). An empty chunk means that there is nothing yet, or (its
+        `next_offset` is `offset`, below `end_offset`) that the first record is larger than `bytes_max`.
+
+        Raises:
+            OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
+            CorruptRecordError: the record at `offset` is damaged.
+        """
+
+    def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
+        """Give the same records as numpy columns."""
+
+    def find_time(self, timestamp: int) -> int | None:
+        """Give the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+
+    def truncate(self, next_offset: int) -> None:
+        """Remove the records from `next_offset` on, so that it is the next offset."""
+
+    def clean(self, now_ms: int) -> int:
+        """Do what retention and compaction ask for; give how many bytes became free. May take long."""
+
+    def checkpoint(self) -> None:
+        """Note durably how far the log is durable, so that a start need not read that part."""
+
+    def close(self) -> None:
+        """Flush, checkpoint and give the files back."""
+
+
+class Store(Protocol):
+    """The logs of all topics of one engine."""
+
+    def topics(self) -> list[str]:
+        """Give the names of the topics that are stored, sorted."""
+
+    def partition_count(self, topic: str) -> int:
+        """Give how many partitions of a topic are stored."""
+
+    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> PartitionLog:
+        """Open a partition, or make it."""
+
+    def load_settings(self, topic: str) -> bytes | None:
+        """Give what `save_settings` was given, or `None`."""
+
+    def save_settings(self, topic: str, content: bytes) -> None:
+        """Keep the settings of a topic, durably, as the core writes them."""
+
+    def hide(self, topic: str) -> str:
+        """Take a topic out of `topics` at once and durably; its logs must be closed. Gives a token for `erase`."""
+
+    def erase(self, token: str) -> None:
+        """Delete what `hide` took away. May take long."""
+
+    def close(self) -> None:
+        """Give up what the store holds beside the logs."""

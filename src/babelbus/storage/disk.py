@@ -1,0 +1,103 @@
+"""Where the topics of an engine lie: folders `<data>/topics/<topic>/<partition>/` (specs/jebp.md, DECISION 30 and 42)."""
+
+import secrets
+from urllib.parse import quote, unquote
+
+from babelbus.clock import Clock
+from babelbus.errors import StorageError
+from babelbus.storage.contract import LogSettings
+from babelbus.storage.files import FileSystem
+from babelbus.storage.log import Log
+
+SETTINGS_NAME = "settings.json"
+REMOVED_PREFIX = ".removed-"
+FOLDER_BYTES_MAX = 255
+"""The longest file name that common file systems take."""
+
+
+class InvalidTopicNameError(StorageError):
+    """A topic cannot have this name."""
+
+
+def folder_name(topic: str) -> str:
+    """Give the folder of a topic: its name, percent-encoded but for letters, digits, `.`, `_` and `-`.
+
+    Raises:
+        InvalidTopicNameError: the folder's name would be too long for a file system.
+    """
+    name = quote(topic, safe="")
+    if topic.startswith("."):  # neither hidden nor "." nor ".." nor taken for a removed topic
+        name = "%2E" + name[1:]
+    if not 1 <= len(name) <= FOLDER_BYTES_MAX:
+        raise InvalidTopicNameError(
+            f"the folder of topic {topic!r} would have a name of {len(name)} bytes, the limit is {FOLDER_BYTES_MAX}"
+        )
+    return name
+
+
+class FolderStore:
+    """The topics below one folder of a file system; see `contract.Store`.
+
+    The engine `disk` is this on `files.LocalFiles`, the engine `memory` is this on `memory.MemoryFiles`.
+    """
+
+    def __init__(self, files: FileSystem, folder: str, clock: Clock) -> None:
+        self._files = files
+        self._clock = clock
+        self._folder = f"{folder}/topics"
+        files.make_folder(self._folder)
+
+    def topics(self) -> list[str]:
+        """Give the names of the topics that are stored, sorted."""
+        names = self._files.list_folder(self._folder)
+        return sorted(unquote(name) for name in names if not name.startswith("."))
+
+    def removed(self) -> dict[str, str]:
+        """Give the topics whose removal was cut short by a crash: token for `erase` -> name of the topic."""
+        found = {}
+        for token in self._files.list_folder(self._folder):
+            if token.startswith(REMOVED_PREFIX):
+                inside = self._files.list_folder(f"{self._folder}/{token}")
+                found[token] = unquote(inside[0]) if inside else ""
+        return found
+
+    def partition_count(self, topic: str) -> int:
+        """Give how many partitions of a topic are stored."""
+        names = self._files.list_folder(self._path(topic))
+        return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
+
+    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> Log:
+        """Open a partition, or make it."""
+        return Log(self._files, f"{self._path(topic)}/{partition}", settings, self._clock)
+
+    def load_settings(self, topic: str) -> bytes | None:
+        """Give what `save_settings` was given, or `None`."""
+        try:
+            return self._files.read_file(f"{self._path(topic)}/{SETTINGS_NAME}")
+        except FileNotFoundError:
+            return None
+
+    def save_settings(self, topic: str, content: bytes) -> None:
+        """Keep the settings of a topic, durably; makes the topic's folder."""
+        self._files.make_folder(self._path(topic))
+        self._files.replace_file(f"{self._path(topic)}/{SETTINGS_NAME}", content)
+
+    def hide(self, topic: str) -> str:
+        """Take a topic out of `topics` at once and durably; its logs must be closed. Gives a token for `erase`."""
+        token = f"{REMOVED_PREFIX}{secrets.token_hex(8)}"
+        grave = f"{self._folder}/{token}"
+        self._files.make_folder(grave)
+        self._files.rename(self._path(topic), f"{grave}/{folder_name(topic)}")
+        self._files.flush_folder(grave)
+        self._files.flush_folder(self._folder)
+        return token
+
+    def erase(self, token: str) -> None:
+        """Delete what `hide` took away. May take long."""
+        self._files.remove_tree(f"{self._folder}/{token}")
+
+    def close(self) -> None:
+        """Give up what the store holds beside the logs: nothing."""
+
+    def _path(self, topic: str) -> str:
+        return f"{self._folder}/{folder_name(topic)}"

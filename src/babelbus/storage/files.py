@@ -1,0 +1,244 @@
+"""The only calls to the operating system's files: everything that storage reads or makes durable goes through here.
+
+`FileSystem` is what the rest of storage knows; `LocalFiles` is the real one. Tests put a faulty one in its place (lost,
+reordered and failed writes, full disks), so that a crash can be repeated from a seed (reliability.md, fault matrix).
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from typing import Protocol
+
+from babelbus.errors import StorageError
+
+FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class DiskFullError(StorageError):
+    """The disk, the quota or the file size limit is full: nothing was stored, try again when there is room."""
+
+
+class DiskError(StorageError):
+    """The disk refused a read, a write or a flush."""
+
+
+class FolderLockedError(StorageError):
+    """Another process owns the data folder."""
+
+
+def disk_error(error: OSError, doing: str) -> StorageError:
+    """Give the error of ours that stands for `error`, raised while `doing` (a few words that name the file)."""
+    if error.errno in FULL_DISK_ERRNOS:
+        return DiskFullError(f"{doing}: {error.strerror}")
+    return DiskError(f"{doing}: {error.strerror or error}")
+
+
+class File(Protocol):
+    """An open file. Positions and sizes are bytes; every method may raise `OSError`."""
+
+    def pwrite(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        """Write all of `data` at `position`, however many system calls that takes."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read up to `size` bytes; fewer only at the end of the file."""
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend (with zeros) the file to `size` bytes."""
+
+    def flush(self) -> None:
+        """Return when the file's bytes and its size survive a loss of power."""
+
+    def size(self) -> int:
+        """Give the size of the file."""
+
+    def close(self) -> None:
+        """Give the descriptor back; what was not flushed is the system's to write."""
+
+
+class FileSystem(Protocol):
+    """The folders and files below a data folder. Every method may raise `OSError`."""
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> File:
+        """Open a file; `create` makes it when it is missing."""
+
+    def read_file(self, path: str) -> bytes:
+        """Give the whole content of a small file."""
+
+    def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        """Put `content` in the place of the file, durably and so that a crash leaves the old or the new one."""
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and those above it, durably; it may be there."""
+
+    def list_folder(self, path: str) -> list[str]:
+        """Give the names in a folder, sorted; a missing folder is an empty one."""
+
+    def exists(self, path: str) -> bool:
+        """Say whether there is a file or folder of this name."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file or folder another name, in the place of what had it; durable after `flush_folder` of both."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; it may be missing."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all in it."""
+
+    def flush_folder(self, path: str) -> None:
+        """Return when the names in the folder survive a loss of power."""
+
+    def lock(self, path: str) -> File:
+        """Take the lock file of a data folder for this process, until it is closed or the process ends.
+
+        Raises:
+            FolderLockedError: another process has it.
+        """
+
+
+class LocalFile:
+    """A file of this machine."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def pwrite(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        """Write all of `data` at `position`, however many system calls that takes."""
+        size = len(data)
+        written = os.pwrite(self._descriptor, data, position)
+        while written < size:  # a disk that fills up, or a signal, cuts a write short
+            rest = memoryview(data)[written:]
+            written += os.pwrite(self._descriptor, rest, position + written)
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read up to `size` bytes; fewer only at the end of the file."""
+        data = os.pread(self._descriptor, size, position)
+        if len(data) == size or not data:
+            return data
+        parts, missing = [data], size - len(data)
+        while missing:
+            data = os.pread(self._descriptor, missing, position + size - missing)
+            if not data:
+                break
+            parts.append(data)
+            missing -= len(data)
+        return b"".join(parts)
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend (with zeros) the file to `size` bytes."""
+        os.ftruncate(self._descriptor, size)
+
+    def flush(self) -> None:
+        """Return when the file's bytes and its size survive a loss of power."""
+        os.fdatasync(self._descriptor)
+
+    def size(self) -> int:
+        """Give the size of the file."""
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        """Give the descriptor back; what was not flushed is the system's to write."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class LocalFiles:
+    """The files of this machine."""
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> File:
+        """Open a file; `create` makes it when it is missing."""
+        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0) | os.O_CLOEXEC
+        return LocalFile(os.open(path, flags, 0o644))
+
+    def read_file(self, path: str) -> bytes:
+        """Give the whole content of a small file."""
+        with open(path, "rb") as file:
+            return file.read()
+
+    def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        """Put `content` in the place of the file, durably and so that a crash leaves the old or the new one."""
+        temporary = f"{path}.new"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(descriptor, mode)  # a leftover of an earlier crash keeps its own mode otherwise
+            LocalFile(descriptor).pwrite(content, 0)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+        self.flush_folder(os.path.dirname(path))
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and those above it, durably; it may be there."""
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        self.make_folder(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        self.flush_folder(parent)
+
+    def list_folder(self, path: str) -> list[str]:
+        """Give the names in a folder, sorted; a missing folder is an empty one."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        """Say whether there is a file or folder of this name."""
+        return os.path.lexists(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file or folder another name, in the place of what had it; durable after `flush_folder` of both."""
+        os.replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; it may be missing."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all in it."""
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+
+    def flush_folder(self, path: str) -> None:
+        """Return when the names in the folder survive a loss of power."""
+        descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> File:
+        """Take the lock file of a data folder for this process, until it is closed or the process ends.
+
+        Raises:
+            FolderLockedError: another process has it; its process id is in the message.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise FolderLockedError(
+                f"{os.path.dirname(path)} is in use by process {owner or 'unknown'}; one process owns a data folder"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return LocalFile(descriptor)
+
+
+class OffsetOutOfRangeError(StorageError):
+    """A reader asked for an offset that retention removed or nobody has written yet."""
+
+    def __init__(self, offset: int, first: int, end: int) -> None:
+        super().__init__(f"offset {offset} is not in [{first}, {end}]")
+        self.offset, self.first, self.end = offset, first, end

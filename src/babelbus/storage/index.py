@@ -1,0 +1,169 @@
+"""The files beside a `.log`: what is derived from it, so that nobody must read all of it (docs/storage.md).
+
+`.index` and `.timeindex` are arrays of i64: the position and the timestamp of every 1,024th record, the first one of the
+segment included (specs/jebp.md, section 5.2). `.blocks` is ours, an entry of 16 bytes for each full block of 1,024
+records, and for the last block of a sealed segment: CRC-32C of the block's bytes u32, check u32 (CRC-32 over the
+block's number i64 and the other two fields), greatest timestamp i64. All are big-endian, and all are only a memory of the
+log: what is missing or does not fit is made again from it.
+"""
+
+import struct
+import zlib
+from array import array
+from itertools import pairwise
+
+import google_crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from babelbus.storage.record import RecordBatch
+
+BLOCK_RECORDS = 1024
+ENTRY_BYTES = 8
+BLOCK_ENTRY = struct.Struct(">IIq")
+_CHECKED = struct.Struct(">qIq")
+UNKNOWN_SUM = -1
+"""Stands for the sum of a block whose bytes were not all good when it was made: its records are checked one by one."""
+
+crc32c = google_crc32c.value
+_extend = google_crc32c.extend
+
+
+class Block(msgspec.Struct):
+    """What is known of one block of records; `sum` is its CRC-32C or `UNKNOWN_SUM`."""
+
+    position: int
+    timestamp: int
+    greatest: int
+    sum: int
+    count: int
+
+
+class SparseIndex:
+    """The blocks of one segment, in memory; 28 bytes for every 1,024 records.
+
+    Invariant: block k begins at `positions[k]`, which is the 1,024*k-th record of the file. The last block is open:
+    it grows with `add` until it has 1,024 records.
+    """
+
+    def __init__(self) -> None:
+        self.positions = array("q")
+        self.timestamps = array("q")
+        self.greatest = array("q")
+        self.sums = array("q")
+        self.last_count = 0
+        """Records in the last block."""
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def record_count(self) -> int:
+        """Records of the segment."""
+        return (len(self.positions) - 1) * BLOCK_RECORDS + self.last_count if self.positions else 0
+
+    @property
+    def full_blocks(self) -> int:
+        """Blocks that will not change any more."""
+        return len(self.positions) - (0 < self.last_count < BLOCK_RECORDS)
+
+    @property
+    def greatest_timestamp(self) -> int:
+        """The greatest timestamp of the segment, -1 when it is empty."""
+        return max(self.greatest, default=-1)
+
+    def add(self, batch: RecordBatch, position: int) -> None:
+        """Note the records of `batch`, which were written at `position`, the end of what is noted."""
+        first, count, data = 0, batch.count, batch.data
+        positions, timestamps = batch.positions, batch.timestamps
+        view = memoryview(data)
+        while first < count:
+            if self.last_count == BLOCK_RECORDS or not self.positions:
+                self._begin(position + int(positions[first]), int(timestamps[first]))
+            after = min(first + BLOCK_RECORDS - self.last_count, count)
+            part = view[positions[first] : positions[after] if after < count else len(data)]
+            greatest = int(max(timestamps[first:after])) if after - first > 1 else int(timestamps[first])
+            self.greatest[-1] = max(self.greatest[-1], greatest)
+            if self.sums[-1] != UNKNOWN_SUM:
+                self.sums[-1] = _extend(self.sums[-1], bytes(part))  # the library takes nothing but bytes
+            self.last_count += after - first
+            first = after
+
+    def _begin(self, position: int, timestamp: int) -> None:
+        self.positions.append(position)
+        self.timestamps.append(timestamp)
+        self.greatest.append(timestamp)
+        self.sums.append(0)
+        self.last_count = 0
+
+    def distrust_last(self) -> None:
+        """Note that the last block holds bytes that are no good record."""
+        if self.sums:
+            self.sums[-1] = UNKNOWN_SUM
+
+    def cut(self, blocks: int) -> None:
+        """Forget all but the first `blocks` blocks, which are full."""
+        for column in (self.positions, self.timestamps, self.greatest, self.sums):
+            del column[blocks:]
+        self.last_count = BLOCK_RECORDS if self.positions else 0
+
+    def block_at(self, position: int) -> int:
+        """Give the number of the block that the byte `position` of the log falls in."""
+        return int(np.searchsorted(np.frombuffer(self.positions, np.int64), position, side="right")) - 1
+
+    def encode(self, start: int, end: int, blocks_start: int, blocks_end: int) -> tuple[bytes, bytes, bytes]:
+        """Give the bytes of entries `start` to `end` of `.index` and `.timeindex`, and of some of `.blocks`."""
+        positions = np.array(self.positions[start:end], ">i8").tobytes()
+        timestamps = np.array(self.timestamps[start:end], ">i8").tobytes()
+        blocks = b"".join(map(self._block_entry, range(blocks_start, blocks_end)))
+        return positions, timestamps, blocks
+
+    def _block_entry(self, block: int) -> bytes:
+        total, greatest = self.sums[block], self.greatest[block]
+        if total == UNKNOWN_SUM:
+            # A check that cannot fit: a reader takes the records' own CRCs.
+            return BLOCK_ENTRY.pack(0, ~_check(block, 0, greatest) & 0xFFFFFFFF, greatest)
+        return BLOCK_ENTRY.pack(total, _check(block, total, greatest), greatest)
+
+
+def _check(block: int, total: int, greatest: int) -> int:
+    return zlib.crc32(_CHECKED.pack(block, total, greatest))
+
+
+def decode(index: bytes, timeindex: bytes, blocks: bytes, log_bytes: int) -> SparseIndex | None:
+    """Give the full blocks that the three files tell of, or `None` when they do not fit each other or the log.
+
+    Every block must have its entry in all three; `last_count` is given as if all were full.
+    """
+    count = len(index) // ENTRY_BYTES
+    if len(index) != count * ENTRY_BYTES or len(timeindex) != len(index) or len(blocks) != count * BLOCK_ENTRY.size:
+        return None
+    positions = np.frombuffer(index, ">i8").astype(np.int64)
+    if count and (positions[0] != 0 or positions[-1] >= log_bytes or (np.diff(positions) <= 0).any()):
+        return None
+    found = SparseIndex()
+    found.positions = array("q", positions.tobytes())
+    found.timestamps = array("q", np.frombuffer(timeindex, ">i8").astype(np.int64).tobytes())
+    found.last_count = BLOCK_RECORDS if count else 0
+    for block, (total, check, greatest) in enumerate(BLOCK_ENTRY.iter_unpack(blocks)):
+        if _check(block, total, greatest) == check:
+            found.sums.append(total)
+        elif total == 0 and ~_check(block, 0, greatest) & 0xFFFFFFFF == check:
+            found.sums.append(UNKNOWN_SUM)
+        else:
+            return None
+        if greatest < found.timestamps[block]:
+            return None
+        found.greatest.append(greatest)
+    return found
+
+
+def block_bounds(index: SparseIndex, log_bytes: int) -> list[tuple[int, int]]:
+    """Give where each block begins and ends in the log."""
+    return list(pairwise([*index.positions, log_bytes]))
+
+
+def as_array(column: "array[int]") -> npt.NDArray[np.int64]:
+    """Give a column of the index as numpy sees it, without copying."""
+    return np.frombuffer(column, np.int64) if column else np.empty(0, np.int64)

@@ -1,0 +1,497 @@
+"""A partition's segments on disk: roll, read across, truncate, find an offset by time (docs/storage.md).
+
+One thread appends; readers, the flusher and the cleaner come from others. The lock is held for one read or write at a
+time and never while the disk flushes, so that appending goes on meanwhile (group commit).
+"""
+
+import logging
+import threading
+from bisect import bisect_right
+
+from babelbus.clock import Clock
+from babelbus.storage import checkpoint as checkpoints
+from babelbus.storage.checkpoint import Checkpoint
+from babelbus.storage.cleaner import clean
+from babelbus.storage.columns import Columns, decode_columns, find_positions
+from babelbus.storage.contract import LogSettings
+from babelbus.storage.files import DiskError, FileSystem, OffsetOutOfRangeError, disk_error
+from babelbus.storage.index import BLOCK_RECORDS
+from babelbus.storage.producers import Producers
+from babelbus.storage.record import RecordBatch
+from babelbus.storage.scan import BadRange, Scan
+from babelbus.storage.segment import SUFFIXES, Chunk, Segment
+
+log = logging.getLogger(__name__)
+
+PLACES_MAX = 4096
+"""Offsets whose position is remembered: the ends of the last appends and reads, where the next reads begin."""
+OPEN_SEGMENTS_MAX = 16
+"""Sealed segments whose file stays open."""
+
+
+class Recovery:
+    """What opening a partition found: bytes cut from the tail, ranges that are damaged, bytes that were read."""
+
+    def __init__(self) -> None:
+        self.cut_bytes = 0
+        self.read_bytes = 0
+        self.bad: list[tuple[str, BadRange]] = []
+
+
+class Log:
+    """A partition on disk; see `contract.PartitionLog`.
+
+    Invariant: `_segments` are sorted by base offset, the last one is open for appending, and each ends where the
+    next begins.
+    """
+
+    def __init__(self, files: FileSystem, folder: str, settings: LogSettings, clock: Clock) -> None:
+        self._files = files
+        self._folder = folder
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._segments: list[Segment] = []
+        self._bases: list[int] = []
+        self._unflushed: list[Segment] = []
+        self._open: list[Segment] = []
+        self._places: dict[int, tuple[Segment, int]] = {}
+        self._bytes_since_checkpoint = 0
+        self._durable = 0
+        self._failed = False
+        self._closed = False
+        self._flushing = threading.Lock()
+        self.producers = Producers()
+        self.recovery = Recovery()
+        self._recover()
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Find the segments and read what no checkpoint vouches for."""
+        self._files.make_folder(self._folder)
+        bases = self._find_bases()
+        if not bases:
+            self._begin_segment(0)
+            self._save_checkpoint()
+            return
+        known = checkpoints.load(self._files, self._folder)
+        if known is not None and known.segment not in bases:
+            known = None
+        if known is not None:
+            self.producers.load(known.producers)
+        for number, base in enumerate(bases):
+            segment = Segment(self._files, self._folder, base)
+            last = number == len(bases) - 1
+            following = None if last else bases[number + 1]
+            if following is not None and known is not None and base < known.segment:
+                found = segment.open_sealed(following)
+            else:
+                position, offset = (known.position, known.next_offset) if known and known.segment == base else (0, base)
+                found = segment.recover(position, offset)
+                self._settle(segment, found, following)
+                self._bytes_since_checkpoint += segment.size_bytes - found.start
+            if found is not None:
+                self.producers.restore(found.producers)
+                self.recovery.read_bytes += segment.size_bytes - found.start
+                self.recovery.bad += [(f"{segment.path}.log", bad) for bad in found.bad]
+            self._segments.append(segment)
+            self._bases.append(base)
+        for path, bad in self.recovery.bad:
+            log.error(
+                "%s: damaged from byte %d to %d, offsets %d to %d cannot be read: %s; see 'babelbus repair'",
+                path, bad.position, bad.end, bad.offset, bad.next_offset - 1, bad.reason,
+            )  # fmt: skip
+        active = self._segments[-1]
+        if any(path == f"{active.path}.log" for path, _ in self.recovery.bad):
+            # Nobody appends behind a damaged range: it stays as it is, and what follows goes into a new segment.
+            self._roll()
+        active.created_ms = self._clock.now_ms() if active.size_bytes else 0
+        self._durable = self.next_offset
+        if self._bytes_since_checkpoint or self.recovery.cut_bytes:
+            # What a killed process wrote may be in the system's memory alone; nobody reads it before it is durable.
+            try:
+                for segment in self._segments:
+                    if known is None or segment.base_offset >= known.segment:
+                        segment.flush()
+                self._save_checkpoint()
+            except OSError as error:
+                raise disk_error(error, f"flush of {self._folder} at start") from error
+
+    def _find_bases(self) -> list[int]:
+        """Give the base offsets of the segments; remove derived files that lost their log (a removal cut short)."""
+        names = set(self._files.list_folder(self._folder))
+        bases = sorted(int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdecimal())
+        for name in names:
+            stem, _, suffix = name.rpartition(".")
+            orphan = stem.isdecimal() and f".{suffix}" in SUFFIXES and f"{stem}.log" not in names
+            if orphan or suffix in ("new", "compacting"):
+                self._files.unlink(f"{self._folder}/{name}")
+        return bases
+
+    def _settle(self, segment: Segment, found: Scan, following: int | None) -> None:
+        """Cut the torn tail of a segment that was just scanned, or seal it when another follows."""
+        size = segment.file_bytes()
+        if following is not None:
+            segment.size_bytes = size
+            if found.next_offset != following:
+                reason = found.tail or "the segment ends early"
+                self.recovery.bad.append(
+                    (f"{segment.path}.log", BadRange(found.end, size, found.next_offset, following, reason))
+                )
+            segment.next_offset = following
+            segment.seal()
+            return
+        if size > found.end:
+            log.warning("%s.log: cut %d bytes of a torn tail at byte %d: %s",
+                        segment.path, size - found.end, found.end, found.tail)  # fmt: skip
+            self.recovery.cut_bytes += size - found.end
+            segment.cut_tail(found.end)
+
+    def _begin_segment(self, base_offset: int) -> None:
+        segment = Segment(self._files, self._folder, base_offset)
+        segment.create()
+        self._segments.append(segment)
+        self._bases.append(base_offset)
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the oldest record that is still there, or `next_offset` when there is none."""
+        return self._bases[0]
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that the next record gets."""
+        return self._segments[-1].next_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the stored records."""
+        with self._lock:
+            return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        """How many runs of files hold them."""
+        return len(self._segments)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a flush failed and `recover_flush` has not put things right yet."""
+        return self._failed
+
+    def configure(self, settings: LogSettings) -> None:
+        """Take other settings from now on."""
+        self._settings = settings
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, batch: RecordBatch) -> int:
+        """Write a batch whose base offset is `next_offset`; give the base offset. Durable only after `flush`.
+
+        Costs one `pwrite`, and now and then the files of a new segment.
+
+        Raises:
+            DiskFullError, DiskError: nothing was appended.
+        """
+        with self._lock:
+            if self._failed:
+                raise DiskError(f"{self._folder}: a flush failed and its records have no new place yet")
+            active = self._segments[-1]
+            if active.size_bytes and self._is_full(active):
+                self._roll()
+                active = self._segments[-1]
+            if not active.created_ms:
+                active.created_ms = self._clock.now_ms()
+            active.append(batch)
+            self._bytes_since_checkpoint += len(batch.data)
+            self._remember(active.next_offset, active, active.size_bytes)
+            return batch.base_offset
+
+    def _is_full(self, active: Segment) -> bool:
+        if active.size_bytes >= self._settings.segment_bytes:
+            return True
+        seconds = self._settings.segment_seconds
+        return seconds is not None and self._clock.now_ms() - active.created_ms >= seconds * 1000
+
+    def _roll(self) -> None:
+        """Seal the open segment and begin the next one."""
+        active = self._segments[-1]
+        try:
+            self._begin_segment(active.next_offset)
+        except OSError as error:
+            raise disk_error(error, f"new segment in {self._folder}") from error
+        active.seal()
+        self._unflushed.append(active)
+
+    def roll(self) -> None:
+        """Begin a new segment if the open one has records, so that the cleaner may take that one."""
+        with self._lock:
+            if self._segments[-1].size_bytes:
+                self._roll()
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        places = self._places
+        if len(places) >= PLACES_MAX:
+            for old in list(places)[: PLACES_MAX // 2]:
+                del places[old]
+        places[offset] = (segment, position)
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Make everything appended so far durable; give the offset up to which it is. Blocks for the disk.
+
+        Raises:
+            DiskError: what is durable is unknown; `recover_flush` must follow before the next append.
+        """
+        with self._flushing:
+            return self._durable if self._closed else self._flush()
+
+    def _flush(self) -> int:
+        with self._lock:
+            target = self.next_offset
+            active = self._segments[-1]
+            rolled = list(self._unflushed)
+        try:
+            for segment in rolled:
+                segment.flush()
+            active.flush()
+        except OSError as error:
+            self._failed = True
+            raise disk_error(error, f"flush of {active.path}.log") from error
+        with self._lock:
+            self._durable = max(self._durable, target)
+            self._unflushed = [segment for segment in self._unflushed if segment not in rolled]
+            due = bool(rolled) or self._bytes_since_checkpoint >= self._settings.checkpoint_bytes
+        if due:
+            try:
+                self._save_checkpoint()
+            except (OSError, DiskError) as error:  # the records are durable; only the next start is slower
+                log.warning("%s: no checkpoint: %s", self._folder, error)
+        return target
+
+    def recover_flush(self, durable_offset: int = 0) -> None:
+        """After a failed flush: put what was appended from `durable_offset` on into a new segment and go on there.
+
+        What the system still gives back is checked and written again, since pages of a failed flush may be dropped
+        without a further word.
+
+        Raises:
+            StorageError: the disk refuses that too; call again later, appends are refused until then.
+        """
+        with self._lock:
+            durable_offset = max(durable_offset, self._durable, self.first_offset)
+            rescued: list[RecordBatch] = []
+            offset = durable_offset
+            while offset < self.next_offset:
+                chunk = self.read(offset, 2**31 - 1)
+                positions, _ = find_positions(chunk.data, 0, len(chunk.data))
+                columns = decode_columns(chunk.data, positions)
+                rescued.append(RecordBatch(chunk.data, positions, columns.timestamps, chunk.base_offset))
+                offset = chunk.next_offset
+            try:
+                self._cut(durable_offset)
+                if self._segments[-1].size_bytes:
+                    self._roll()
+                    self._unflushed.pop()
+                for batch in rescued:
+                    self._segments[-1].append(batch)
+                self._segments[-1].flush()
+            except OSError as error:
+                raise disk_error(error, f"recovery of {self._folder} after a failed flush") from error
+            self._durable = self.next_offset
+            self._failed = False
+            log.error("%s: a flush failed; %d records were written again into %s.log",
+                      self._folder, self.next_offset - durable_offset, self._segments[-1].path)  # fmt: skip
+
+    def checkpoint(self) -> None:
+        """Note durably how far the log is durable, so that a start need not read that part."""
+        self.flush()
+        if self._bytes_since_checkpoint:
+            self._save_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        with self._lock:
+            active = self._segments[-1]
+            blocks = active.index.full_blocks
+            if blocks == len(active.index):
+                position, offset = active.size_bytes, active.next_offset
+            else:
+                position = active.index.positions[blocks]
+                offset = active.base_offset + blocks * BLOCK_RECORDS
+            snapshot = self.producers.snapshot()
+            sealed = [segment for segment in self._segments[:-1] if segment.index_dirty]
+            self._bytes_since_checkpoint = 0
+        for segment in sealed:
+            segment.flush_index()
+        active.flush_index()
+        checkpoints.save(self._files, self._folder, Checkpoint(active.base_offset, position, offset, snapshot))
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
+        """Give stored records from the first one at or after `offset` on, as many as fit `bytes_max`, all checked.
+
+        Costs one `pread`, a checksum of what it brought, and at most one more block when nobody read up to `offset`.
+
+        Raises:
+            OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
+            CorruptRecordError: the record at `offset` is damaged.
+        """
+        with self._lock:
+            end = self.next_offset if end_offset is None else min(end_offset, self.next_offset)
+            if not self._bases[0] <= offset <= self.next_offset:
+                raise OffsetOutOfRangeError(offset, self._bases[0], self.next_offset)
+            if offset >= end:
+                return Chunk(b"", offset, offset)
+            segment = self._segments[bisect_right(self._bases, offset) - 1]
+            position, found = self._locate(segment, offset)
+            if found >= end:
+                return Chunk(b"", end, end)
+            stop = segment.size_bytes if end >= segment.next_offset else self._locate(segment, end)[0]
+            chunk = segment.read(position, found, bytes_max, stop)
+            if chunk.data:
+                self._remember(chunk.next_offset, segment, position + len(chunk.data))
+            return chunk
+
+    def _locate(self, segment: Segment, offset: int) -> tuple[int, int]:
+        """Give position and offset of the first record at or after `offset`, which the segment holds."""
+        place = self._places.get(offset)
+        if place is not None and place[0] is segment:
+            return place[1], offset
+        if segment.sealed:
+            self._touch(segment)
+        return segment.locate(offset)
+
+    def _touch(self, segment: Segment) -> None:
+        """Keep the files of the sealed segments that were read last open, and no others."""
+        if segment in self._open:
+            return
+        self._open.append(segment)
+        if len(self._open) > OPEN_SEGMENTS_MAX:
+            oldest = self._open.pop(0)
+            if oldest not in self._unflushed:
+                oldest.close()
+
+    def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
+        """Give the same records as numpy columns; the index helps to find them all at once."""
+        with self._lock:
+            chunk = self.read(offset, bytes_max, end_offset)
+            if not chunk.data:
+                return decode_columns(b"", find_positions(b"", 0, 0)[0])
+            segment = self._segments[bisect_right(self._bases, chunk.base_offset) - 1]
+            end = self._places[chunk.next_offset][1]
+            hints = segment.hints(end - len(chunk.data), end)
+        positions, _ = find_positions(chunk.data, 0, len(chunk.data), hints)
+        return decode_columns(chunk.data, positions)
+
+    def find_time(self, timestamp: int) -> int | None:
+        """Give the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        with self._lock:
+            for segment in self._segments:
+                if segment.index.greatest_timestamp >= timestamp:
+                    found = segment.find_time(timestamp)
+                    if found is not None:
+                        return found
+            return None
+
+    # -- removing ----------------------------------------------------------------------------------------------------
+
+    def truncate(self, next_offset: int) -> None:
+        """Remove the records from `next_offset` on, so that it is the next offset.
+
+        Raises:
+            OffsetOutOfRangeError: it is not between `first_offset` and `next_offset`.
+            DiskError: the disk refused; what was asked for may be half done, and asking again is right.
+        """
+        with self._lock:
+            if not self.first_offset <= next_offset <= self.next_offset:
+                raise OffsetOutOfRangeError(next_offset, self.first_offset, self.next_offset)
+            try:
+                self._cut(next_offset)
+                self._segments[-1].flush()
+            except OSError as error:
+                raise disk_error(error, f"truncation of {self._folder}") from error
+            self._durable = min(self._durable, next_offset)
+            self._save_checkpoint()
+
+    def _cut(self, next_offset: int) -> None:
+        """Remove the records from `next_offset` on; the caller flushes and writes a checkpoint."""
+        self._files.unlink(f"{self._folder}/{checkpoints.NAME}")  # it may vouch for what goes away
+        self._places.clear()
+        while len(self._segments) > 1 and self._bases[-1] >= next_offset:
+            self._drop_last()
+        active = self._segments[-1]
+        if next_offset < active.next_offset:
+            position, _ = active.locate(next_offset)
+            active.cut(position, next_offset)
+        elif active.sealed:
+            self._begin_segment(next_offset)
+        self.producers.forget_from(next_offset)
+
+    def _drop_last(self) -> None:
+        segment = self._segments.pop()
+        self._bases.pop()
+        self._unflushed = [other for other in self._unflushed if other is not segment]
+        segment.remove()
+
+    def clean(self, now_ms: int) -> int:
+        """Do what retention and compaction ask for; give how many bytes became free. May take long."""
+        return clean(self, self._settings, now_ms)
+
+    def sealed_segments(self) -> list[Segment]:
+        """Give the segments that nobody appends to any more (for the cleaner)."""
+        with self._lock:
+            return self._segments[:-1]
+
+    def open_segment(self) -> Segment:
+        """Give the segment that is appended to (for the cleaner)."""
+        return self._segments[-1]
+
+    def drop_first(self, segment: Segment) -> None:
+        """Remove the oldest segment, which is sealed (for the cleaner)."""
+        with self._lock:
+            assert self._segments[0] is segment and segment.sealed
+            self._unflushed = [other for other in self._unflushed if other is not segment]
+            self._open = [other for other in self._open if other is not segment]
+            del self._segments[0], self._bases[0]
+            self._places = {at: place for at, place in self._places.items() if place[0] is not segment}
+            segment.remove()
+
+    def write_file(self, path: str, content: bytes) -> None:
+        """Write a new file of the partition's folder, durably (for the cleaner).
+
+        Raises:
+            OSError: the disk refused; the next start removes what is there.
+        """
+        file = self._files.open(path, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(content, 0)
+            file.flush()
+        finally:
+            file.close()
+
+    def swap(self, segment: Segment, source: str) -> None:
+        """Put the file `source`, the same records without those that compaction removed, in a segment's place."""
+        with self._lock:
+            self._places = {at: place for at, place in self._places.items() if place[0] is not segment}
+            segment.swap(source)
+
+    def close(self) -> None:
+        """Flush, checkpoint and give the files back.
+
+        Raises:
+            DiskError: what was not flushed may be lost with the power; the files are given back all the same.
+        """
+        try:
+            if not self._failed and not self._closed:
+                self.checkpoint()
+        finally:
+            with self._flushing:
+                self._closed = True
+                for segment in self._segments:
+                    segment.close()

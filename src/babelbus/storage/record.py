@@ -1,0 +1,42 @@
+"""What is stored: a record, and a batch of them in the stored form."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Headers = tuple[tuple[bytes, bytes | None], ...]
+Positions = Sequence[int] | npt.NDArray[np.int64]
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record of a partition (specs/jebp.md, section 5.1).
+
+    `timestamp` is milliseconds since the epoch. A `payload` of `None` is a tombstone: compaction removes the records
+    of its key, and after a while the tombstone too. `offset` is -1 until the record is stored.
+    """
+
+    payload: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    timestamp: int = 0
+    attributes: int = 0
+    offset: int = -1
+
+
+class RecordBatch:
+    """Whole records in the stored form, one behind the other, with where each begins.
+
+    Invariant: `data` holds `count` records; `positions[i]` is the byte where record i begins and `timestamps[i]` its
+    time; the offsets inside `data` are `base_offset` and up, without gaps.
+    """
+
+    __slots__ = ("base_offset", "count", "data", "positions", "timestamps")
+
+    def __init__(self, data: bytes | bytearray | memoryview, positions: Positions, timestamps: Positions, base_offset: int) -> None:
+        self.data = data
+        self.positions = positions
+        self.timestamps = timestamps
+        self.count = len(positions)
+        self.base_offset = base_offset
