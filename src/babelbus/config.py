@@ -1,0 +1,246 @@
+"""Every setting: its unit, default and reason. How they are read from file, environment and flags is `settings.py`.
+
+One frozen struct per section; a field is the key `section.field` in babelbus.toml, `BABELBUS_SECTION_FIELD` in the
+environment. The texts here are the ones that `babelbus config`, `--help` and docs/operations.md show.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from babelbus import settings
+from babelbus.errors import ConfigError
+from babelbus.settings import Setting, of
+from babelbus.units import MIB, TIB
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Setting",
+    "TopicDefaults",
+    "describe",
+    "is_loopback",
+    "load",
+    "read_topic_changes",
+    "render",
+]
+
+Engine = Literal["disk", "memory"]
+Ack = Literal["accepted", "written", "flushed"]
+Cleanup = Literal["delete", "compact"]
+
+
+class DataSettings(msgspec.Struct, frozen=True):
+    """Where everything is kept."""
+
+    folder: Annotated[str, of("folder with topics, keys and access lists; relative to where the server starts")] = (
+        "data"
+    )
+
+
+class StorageSettings(msgspec.Struct, frozen=True):
+    """How logs are laid out on disk."""
+
+    segment_bytes: Annotated[
+        int,
+        of(
+            "a log rolls to a new segment at this size; retention and compaction work on whole ones",
+            "bytes",
+            ge=1024,
+            le=TIB,
+        ),
+    ] = 128 * MIB
+    checkpoint_bytes: Annotated[
+        int,
+        of("how much of each partition a start after a kill may have to read: smaller starts faster", "bytes", ge=4096),
+    ] = 64 * MIB
+    cleaner_interval_seconds: Annotated[
+        float, of("how often retention and compaction look for work", "seconds", gt=0)
+    ] = 60.0
+
+
+class TopicDefaults(msgspec.Struct, frozen=True):
+    """What a topic is made with, unless its creator says otherwise; each topic keeps its own copy."""
+
+    engine: Annotated[Engine, of("disk survives restarts, memory does not and is bounded by retention alone")] = "disk"
+    ack: Annotated[
+        Ack,
+        of("a publisher is answered when its record is accepted (in memory), written (survives a killed process) "
+           "or flushed (survives loss of power)"),
+    ] = "flushed"  # fmt: skip
+    partitions: Annotated[
+        int,
+        of("ordered logs of a topic; more let more readers share it; can grow, never shrink", "count", ge=1, le=1024),
+    ] = 1
+    retention_seconds: (
+        Annotated[float, of("segments whose newest record is older than this are removed", "seconds", gt=0)] | None
+    ) = None
+    retention_bytes: (
+        Annotated[int, of("oldest segments are removed while a partition is larger than this", "bytes", ge=1)] | None
+    ) = None
+    cleanup: Annotated[
+        Cleanup, of("delete removes old segments; compact keeps the last record of each key instead")
+    ] = "delete"
+    segment_bytes: (
+        Annotated[
+            int, of("size at which this topic's logs roll; none is storage.segment_bytes", "bytes", ge=1024, le=TIB)
+        ]
+        | None
+    ) = None
+    segment_seconds: (
+        Annotated[float, of("a segment also rolls at this age, so that retention by age can free it", "seconds", gt=0)]
+        | None
+    ) = None
+    tombstone_seconds: Annotated[
+        float,
+        of("how long a compacted topic still shows that a key was removed, for readers that lag", "seconds", ge=0),
+    ] = 86_400.0
+
+
+class JebpSettings(msgspec.Struct, frozen=True):
+    """The jebp listener (docs/protocols/jebp.md)."""
+
+    enabled: Annotated[bool, of("whether the server speaks jebp")] = True
+    host: Annotated[str, of("address to listen on; 0.0.0.0 is every IPv4 address of the machine")] = "127.0.0.1"
+    port: Annotated[int, of("TCP port; 0 lets the system choose", "port", ge=0, le=65535)] = 5320
+    status: Annotated[
+        Literal["command", "table"],
+        of("which of the document's two lists of status codes wins: the command's own or the general table"),
+    ] = "command"
+    bare_records: Annotated[
+        bool, of("also take create-record requests whose topic name has no length in front, found by checksum")
+    ] = False
+    bare_certificates: Annotated[
+        bool, of("also take certificates without proof of their key; they can be replayed by whoever saw them once")
+    ] = False
+    frame_bytes_max: Annotated[
+        int,
+        of("a longer message closes its connection before memory is reserved for it", "bytes", ge=1024, le=2**31 - 1),
+    ] = 16 * MIB
+    handshake_seconds: Annotated[
+        float, of("a handshake that takes longer is closed: dead connections must not pile up", "seconds", gt=0)
+    ] = 10.0
+    connections_max: Annotated[
+        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
+    ] = 10_000
+
+
+class AdminSettings(msgspec.Struct, frozen=True):
+    """The administration endpoint: metrics, health and the API of the command line."""
+
+    enabled: Annotated[bool, of("whether the endpoint is there; the command line needs it")] = True
+    host: Annotated[str, of("address to listen on; beyond loopback only with server.insecure: it is plain HTTP")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, of("TCP port; 0 lets the system choose", "port", ge=0, le=65535)] = 8600
+
+
+class ServerSettings(msgspec.Struct, frozen=True):
+    """What holds for all protocols."""
+
+    insecure: Annotated[bool, of("allow to listen beyond loopback where nothing controls access")] = False
+    drain_seconds: Annotated[
+        float, of("how long a stop waits for answers that are under way before it closes connections", "seconds", ge=0)
+    ] = 5.0
+    outbox_bytes_max: Annotated[
+        int, of("unsent answers of one connection; above it the server reads no more from that peer", "bytes", ge=65536)
+    ] = 8 * MIB
+    uvloop: Annotated[bool, of("use uvloop where it is installed; asyncio's own loop is slower")] = True
+
+
+class LogSettings(msgspec.Struct, frozen=True):
+    """What the server says to its operator, on standard error."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], of("the least important level that is shown")] = (
+        "info"
+    )
+    format: Annotated[Literal["text", "json"], of("text for people, json (one object a line) for collectors")] = "text"
+
+
+class Config(msgspec.Struct, frozen=True):
+    """The whole configuration of a server."""
+
+    data: DataSettings = DataSettings()
+    storage: StorageSettings = StorageSettings()
+    topics: TopicDefaults = TopicDefaults()
+    jebp: JebpSettings = JebpSettings()
+    admin: AdminSettings = AdminSettings()
+    server: ServerSettings = ServerSettings()
+    log: LogSettings = LogSettings()
+
+
+def load(
+    path: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> Config:
+    """Put the configuration together: defaults, then the file, then the environment, then the flags.
+
+    `path` is the file of `--config`; without it BABELBUS_CONFIG names one, or `babelbus.toml` in the current folder
+    is read if it is there. `environment` is what the command line passes from `os.environ`; `flags` are dotted keys,
+    and one that is None was not given.
+
+    Raises:
+        ConfigError: a key is unknown, a value is wrong, or two settings do not go together; key and source are named.
+    """
+    values = settings.collect(Config, path, environment or {}, flags or {})
+    config = settings.build(Config, values)
+    _refuse_open_doors(config, values)
+    return config
+
+
+def read_topic_changes(changes: Mapping[str, object], *, source: str = "the request") -> dict[str, object]:
+    """Check settings of one topic (keys of [topics], without the section) and give them as plain values.
+
+    Sizes and durations may be text with a unit ("7d"); None or "none" clears a setting that may be unset.
+
+    Raises:
+        ConfigError: a key is unknown or a value wrong; the key and `source` are named.
+    """
+    return settings.read(TopicDefaults, changes, source=source)
+
+
+def describe() -> list[Setting]:
+    """Give every setting, in the order of the sections: what documentation, help and `babelbus config` show."""
+    return settings.describe(Config)
+
+
+def render(config: Config, *, comments: bool = False) -> str:
+    """Write `config` as the babelbus.toml that gives it; with `comments`, the meaning of each key above it."""
+    return settings.render(config, comments=comments)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach what listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"  # any other name may be anybody's
+
+
+def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> None:
+    """Refuse what would let strangers in by mistake (design.md, section 6).
+
+    jebp proves identities by itself, except with bare certificates, which whoever saw one can show again. The admin
+    endpoint shows metrics without a token and takes its token unencrypted.
+    """
+    if config.server.insecure:
+        return
+    doors = [
+        (
+            "jebp.host",
+            config.jebp.host,
+            config.jebp.enabled and config.jebp.bare_certificates,
+            "with bare certificates",
+        ),
+        ("admin.host", config.admin.host, config.admin.enabled, "over plain HTTP"),
+    ]
+    for key, host, is_open, how in doors:
+        if is_open and not is_loopback(host):
+            source = values[key].source if key in values else "the default"
+            raise ConfigError(
+                f"{key} = {host!r} (from {source}) would be reachable from other machines {how}; "
+                f"set server.insecure = true if a firewall or proxy protects it"
+            )

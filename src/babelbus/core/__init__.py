@@ -1,0 +1,1 @@
+"""The broker: no word of any protocol."""

@@ -1,0 +1,46 @@
+"""Identities and grants: may this identity do this to this subject? (design.md, section 6)"""
+
+from enum import Enum
+
+import msgspec
+
+from babelbus.core.subject import EVERYTHING, Pattern
+from babelbus.errors import BabelbusError
+
+
+class AccessDeniedError(BabelbusError):
+    """An identity has no grant for what it asked."""
+
+
+class Action(Enum):
+    """What a grant allows."""
+
+    PUBLISH = "publish"
+    SUBSCRIBE = "subscribe"
+    ADMIN = "admin"
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """Leave to do something to the subjects of a pattern."""
+
+    action: Action
+    pattern: Pattern = EVERYTHING
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a connection speaks for, as its protocol proved it. `source` goes into `ce_source`: protocol and name."""
+
+    source: str
+    name: str
+    grants: tuple[Grant, ...] = ()
+
+    def may(self, action: Action, subject: str) -> bool:
+        """Say whether a grant covers this."""
+        return any(
+            grant.action is action and (grant.pattern is EVERYTHING or grant.pattern.matches(subject))
+            for grant in self.grants
+        )
+
+
+CLIENT_GRANTS = (Grant(Action.PUBLISH), Grant(Action.SUBSCRIBE))
+ADMIN_GRANTS = (*CLIENT_GRANTS, Grant(Action.ADMIN))

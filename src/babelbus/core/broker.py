@@ -1,0 +1,272 @@
+"""The one door for sessions: topics, publishing, reading and live subscriptions; a thin face that delegates."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.flusher import Flusher
+from babelbus.core.partition import Partition, TopicClosedError
+from babelbus.core.record import Event, Receipt
+from babelbus.core.router import Receiver, Router, Subscription
+from babelbus.core.settings import InvalidSettingError, TopicSettings, make_settings
+from babelbus.core.subject import Pattern, TopicTable, check_topic_name
+from babelbus.core.topic import Topic
+from babelbus.errors import BabelbusError, StorageError
+from babelbus.metrics import Metrics
+from babelbus.storage.disk import FolderStore
+
+log = logging.getLogger(__name__)
+
+PARTITIONS_MAX = 1024
+
+
+class TopicExistsError(BabelbusError):
+    """There is a topic of this name."""
+
+
+class UnknownTopicError(BabelbusError):
+    """There is no topic of this name."""
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What is kept of a topic beside its records."""
+
+    partitions: int
+    settings: TopicSettings
+
+
+class Broker:
+    """Topics over their stores. All calls come from the event loop that it was made in.
+
+    `stores` gives the store of each engine; the settings of all topics are kept in the one of engine `disk`.
+    `on_topics_changed` is called after a topic came, went or grew.
+    """
+
+    def __init__(
+        self,
+        stores: dict[str, FolderStore],
+        *,
+        defaults: TopicSettings,
+        checkpoint_bytes: int,
+        clock: Clock,
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._stores = stores
+        self._catalog = stores["disk"]
+        self._defaults = defaults
+        self._checkpoint_bytes = checkpoint_bytes
+        self._clock = clock
+        self._metrics = metrics
+        self._loop = loop
+        self._table = TopicTable()
+        self._erasing: set[asyncio.Future[None]] = set()
+        self.topics: dict[str, Topic] = {}
+        self.router = Router()
+        self.flusher = Flusher(loop, clock, metrics)
+        self.on_topics_changed: Callable[[], None] = lambda: None
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def open(self) -> dict[str, str]:
+        """Open every topic that is stored; finish removals that a crash cut short.
+
+        Gives the topics whose removal was finished: token -> name.
+
+        Raises:
+            StorageError: a log cannot be opened.
+        """
+        finished = {}
+        for token, name in self._catalog.removed().items():
+            self._catalog.erase(token)
+            finished[token] = name
+        for name in self._catalog.topics():
+            kept = self._load_settings(name)
+            stored = self._stores[kept.settings.engine].partition_count(name)
+            self.topics[name] = self._open_topic(name, kept.settings, max(kept.partitions, stored))
+        self._table.replace(set(self.topics))
+        return finished
+
+    def _load_settings(self, name: str) -> "_Kept":
+        content = self._catalog.load_settings(name)
+        if content is None:  # the folder came from elsewhere
+            return _Kept(1, self._defaults)
+        try:
+            return msgspec.json.decode(content, type=_Kept)
+        except msgspec.DecodeError as error:
+            raise StorageError(f"settings of topic {name!r}: {error}") from error
+
+    def _save_settings(self, name: str, partitions: int, settings: TopicSettings) -> None:
+        self._catalog.save_settings(name, msgspec.json.encode(_Kept(partitions, settings)))
+
+    def _open_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
+        opened = [self._open_partition(name, settings, number) for number in range(partitions)]
+        return Topic(name, settings, opened, self._clock, self._route, lambda: not self.router.empty)
+
+    def _open_partition(self, name: str, settings: TopicSettings, number: int) -> Partition:
+        store = self._stores[settings.engine]
+        opened = store.open_partition(name, number, settings.for_log(self._checkpoint_bytes))
+        self._metrics.recovered_bytes_cut_total.inc(opened.recovery.cut_bytes)
+        self._metrics.corrupt_records_total.inc(sum(bad.next_offset - bad.offset for _, bad in opened.recovery.bad))
+        return Partition(
+            number,
+            opened,
+            settings.ack,
+            self.flusher,
+            self._loop,
+            volatile=settings.engine == "memory",
+            flush_every_bytes=self._checkpoint_bytes // 2,
+        )
+
+    def create_topic(self, name: str, partitions: int = 1, settings: dict[str, Any] | None = None) -> Topic:
+        """Make a topic, durably. Blocks for some flushes of the disk, about 5 ms a partition.
+
+        Raises:
+            InvalidTopicNameError, InvalidSettingError: the name, the number of partitions or a setting is none.
+            TopicExistsError: there is one of this name.
+            StorageError: the disk refused.
+        """
+        check_topic_name(name)
+        if name in self.topics:
+            raise TopicExistsError(f"topic {name!r} exists")
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidSettingError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+        made = make_settings(self._defaults, settings or {})
+        try:
+            self._save_settings(name, partitions, made)
+            self.topics[name] = self._open_topic(name, made, partitions)
+        except OSError as error:
+            raise StorageError(f"topic {name!r} could not be made: {error.strerror}") from error
+        self._changed()
+        return self.topics[name]
+
+    def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
+        """Change settings of a topic while it is used; `partitions` may only grow.
+
+        Raises:
+            UnknownTopicError: there is none of this name.
+            InvalidSettingError: a setting is unknown, wrong, or cannot change; nothing was changed.
+            StorageError: the disk refused.
+        """
+        topic = self.topic(name)
+        changes = dict(changes)
+        partitions = changes.pop("partitions", len(topic.partitions))
+        if not isinstance(partitions, int) or not len(topic.partitions) <= partitions <= PARTITIONS_MAX:
+            raise InvalidSettingError(
+                f"partitions can grow from {len(topic.partitions)} up to {PARTITIONS_MAX}, not become {partitions}"
+            )
+        made = make_settings(topic.settings, changes)
+        if made.engine != topic.settings.engine:
+            raise InvalidSettingError("engine is fixed when a topic is made")
+        try:
+            self._save_settings(name, partitions, made)
+            for number in range(len(topic.partitions), partitions):
+                topic.partitions.append(self._open_partition(name, made, number))
+        except OSError as error:
+            raise StorageError(f"topic {name!r} could not be changed: {error.strerror}") from error
+        topic.settings = made
+        for partition in topic.partitions:
+            partition.set_ack(made.ack)
+            partition.log.configure(made.for_log(self._checkpoint_bytes))
+        self._changed()
+        return topic
+
+    def remove_topic(self, name: str) -> None:
+        """Remove a topic and its records: gone at once and durably, the space is given back in the background.
+
+        Raises:
+            UnknownTopicError: there is none of this name.
+            StorageError: the disk refused.
+        """
+        topic = self.topic(name)
+        del self.topics[name]
+        topic.close(TopicClosedError(f"topic {name!r} was removed"))
+        try:
+            token = self._catalog.hide(name)
+        except OSError as error:
+            self.topics[name] = self._open_topic(name, topic.settings, len(topic.partitions))
+            raise StorageError(f"topic {name!r} could not be removed: {error.strerror}") from error
+        if topic.settings.engine != "disk":
+            store = self._stores[topic.settings.engine]
+            store.erase(store.hide(name))
+        self._changed()
+        erasing = self._loop.run_in_executor(None, self._catalog.erase, token)
+        self._erasing.add(erasing)
+        erasing.add_done_callback(self._erased)
+
+    def _erased(self, erasing: "asyncio.Future[None]") -> None:
+        self._erasing.discard(erasing)
+        error = erasing.exception()
+        if error is not None:
+            log.warning("a removed topic could not be erased, the next start tries again: %s", error)
+
+    def _changed(self) -> None:
+        self._table.replace(set(self.topics))
+        self.on_topics_changed()
+
+    def topic(self, name: str) -> Topic:
+        """Give a topic.
+
+        Raises:
+            UnknownTopicError: there is none of this name.
+        """
+        try:
+            return self.topics[name]
+        except KeyError:
+            raise UnknownTopicError(f"there is no topic {name!r}") from None
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def publish(self, events: Sequence[Event]) -> list[Receipt]:
+        """Publish events under their subjects: recorded by the topics that cover them, shown to those who listen.
+
+        Gives the receipts of what was recorded; a subject that no topic covers is live only, and has none.
+        """
+        lanes: dict[str | None, list[Event]] = {}
+        for event in events:
+            lanes.setdefault(self._table.find(event.subject), []).append(event)
+        receipts: list[Receipt] = []
+        for name, lane in lanes.items():
+            if name is None:
+                self.router.route(lane)
+            else:
+                receipts += self.topics[name].publish(lane)
+        return receipts
+
+    def subscribe(self, pattern: Pattern, receiver: Receiver) -> Subscription:
+        """Let a receiver have the events that are published from now on under matching subjects."""
+        return self.router.add(pattern, receiver)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """End a live subscription."""
+        self.router.remove(subscription)
+
+    def _route(self, _topic: str, events: Sequence[Event]) -> None:
+        self.router.route(events)
+
+    # -- care --------------------------------------------------------------------------------------------------------
+
+    async def clean(self) -> int:
+        """Do what retention and compaction ask for, of all topics, in a thread; give how many bytes became free."""
+        freed = 0
+        for topic in list(self.topics.values()):
+            for partition in topic.partitions:
+                try:
+                    freed += await self._loop.run_in_executor(None, partition.log.clean, self._clock.now_ms())
+                except (StorageError, OSError) as error:
+                    log.warning("cleaning topic %r: %s", topic.name, error)
+        return freed
+
+    async def close(self) -> None:
+        """Flush and close everything; who still waits for an ack is answered."""
+        for topic in self.topics.values():
+            topic.close()
+        if self._erasing:
+            await asyncio.wait(self._erasing)
+        await self._loop.run_in_executor(None, self.flusher.stop)
+        for store in self._stores.values():
+            store.close()

@@ -1,0 +1,248 @@
+"""One partition in the broker: append with a receipt, read below the high watermark, wait for more."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from babelbus.core.flusher import Flusher
+from babelbus.core.record import Receipt
+from babelbus.core.settings import Ack
+from babelbus.errors import StorageError
+from babelbus.storage.contract import PartitionLog
+from babelbus.storage.files import DiskFullError, OffsetOutOfRangeError
+from babelbus.storage.record import RecordBatch
+from babelbus.storage.segment import Chunk
+
+log = logging.getLogger(__name__)
+
+DEFERRED_BYTES_MAX = 8 * 2**20
+"""Most that a topic with `ack = "accepted"` holds in memory before it is written."""
+
+
+class TopicClosedError(StorageError):
+    """The topic was removed, or the server stops, while something waited for it."""
+
+
+class Partition:
+    """A partition's log and what the broker knows of it. All calls come from the event loop.
+
+    Invariant: readers see the records below `high_watermark`, and what it says survives as the ack level promises.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        partition_log: PartitionLog,
+        ack: Ack,
+        flusher: Flusher,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        volatile: bool,
+        flush_every_bytes: int,
+    ) -> None:
+        self.number = number
+        self.log = partition_log
+        self.high_watermark = partition_log.next_offset
+        self.failing: StorageError | None = None
+        """Why the last append or flush failed; `None` when it did not."""
+        self._ack = ack
+        self._volatile = volatile
+        self._flusher = flusher
+        self._loop = loop
+        self._flush_every_bytes = flush_every_bytes
+        self._unflushed_bytes = 0
+        self._flush_requested = False
+        self._waiting: deque[tuple[int, Receipt]] = deque()
+        self._deferred: list[RecordBatch] = []
+        self._deferred_bytes = 0
+        self._watchers: list[tuple[int, int, Callable[[], None]]] = []
+        self._watch_count = 0
+        self._closed = False
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self.log.next_offset + sum(batch.count for batch in self._deferred)
+
+    def set_ack(self, ack: Ack) -> None:
+        """Answer the publishers that come from now on at another level."""
+        self._ack = ack
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, batch: RecordBatch) -> Receipt:
+        """Append a batch whose base offset is `next_offset`; the receipt is done when the ack level is reached.
+
+        Raises:
+            StorageError: nothing was appended.
+        """
+        if self._ack == "accepted" or self._deferred:
+            return self._defer(batch)
+        return self._write(batch)
+
+    def _write(self, batch: RecordBatch) -> Receipt:
+        try:
+            base_offset = self.log.append(batch)
+        except StorageError as error:
+            self._note_failure(error)
+            raise
+        self.failing = None
+        receipt = Receipt(self.number, base_offset, batch.count)
+        if self._ack == "flushed" and not self._volatile:
+            self._waiting.append((base_offset + batch.count, receipt))
+            self._request_flush()
+            return receipt
+        self._unflushed_bytes += len(batch.data)
+        if self._unflushed_bytes >= self._flush_every_bytes and not self._volatile:
+            self._request_flush()  # so that a start after a kill has little to read
+        self._advance(base_offset + batch.count)
+        receipt.resolve()
+        return receipt
+
+    def _note_failure(self, error: StorageError) -> None:
+        self.failing = error
+        if not isinstance(error, DiskFullError):
+            self._request_flush()  # which puts things right where they can be
+
+    def _defer(self, batch: RecordBatch) -> Receipt:
+        """Accept a batch in memory; what one turn of the event loop brings is written together."""
+        if self._deferred_bytes + len(batch.data) > DEFERRED_BYTES_MAX:
+            self._write_deferred()
+            if self._deferred:
+                raise self.failing or StorageError("too much waits to be written")
+        if not self._deferred:
+            self._loop.call_soon(self._write_deferred)
+        self._deferred.append(batch)
+        self._deferred_bytes += len(batch.data)
+        receipt = Receipt(self.number, batch.base_offset, batch.count)
+        receipt.resolve()
+        return receipt
+
+    def _write_deferred(self) -> None:
+        """Write what was accepted. What the disk refuses stays in memory, and the next append tries again."""
+        while self._deferred and not self._closed:
+            batch = self._deferred[0]
+            try:
+                self.log.append(batch)
+            except StorageError as error:
+                self._note_failure(error)
+                log.warning("accepted records wait in memory: %s", error)
+                return
+            self.failing = None
+            del self._deferred[0]
+            self._deferred_bytes -= len(batch.data)
+            self._unflushed_bytes += len(batch.data)
+            self._advance(batch.base_offset + batch.count)
+        if self._unflushed_bytes >= self._flush_every_bytes:
+            self._request_flush()
+
+    def receipt_for(self, base_offset: int, count: int) -> Receipt:
+        """Give a receipt for records that were appended before, done when their ack level is reached."""
+        receipt = Receipt(self.number, base_offset, count)
+        if base_offset + count <= self.high_watermark or self._ack != "flushed":
+            receipt.resolve()
+        else:
+            self._waiting.append((base_offset + count, receipt))
+            self._request_flush()
+        return receipt
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    def _request_flush(self) -> None:
+        if not self._flush_requested and not self._closed:
+            self._flush_requested = True
+            self._flusher.request(self)
+
+    def flush_log(self) -> int:
+        """Make the log durable (in the flusher's thread); after a failed flush, put things right first."""
+        self._flush_requested = False  # what is appended from here on asks again
+        if self.log.failed:
+            self.log.recover_flush()
+        try:
+            return self.log.flush()
+        except StorageError:
+            if self._closed:
+                raise
+            self.log.recover_flush()
+            raise
+
+    def flushed(self, durable_offset: int, error: StorageError | None) -> None:
+        """Take note of a flush: answer the publishers that it covers, and let readers see."""
+        if self._closed:
+            return
+        waiting = self._waiting
+        if error is not None:
+            self.failing = error
+            while waiting:
+                waiting.popleft()[1].resolve(error)
+            return
+        self.failing = None
+        self._unflushed_bytes = 0
+        self._advance(min(durable_offset, self.log.next_offset))
+        while waiting and waiting[0][0] <= durable_offset:
+            waiting.popleft()[1].resolve()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, bytes_max: int) -> Chunk:
+        """Give stored records from `offset` on that readers may see, as many as fit; see `PartitionLog.read`.
+
+        Raises:
+            OffsetOutOfRangeError: `offset` is below the first one or above the high watermark.
+            CorruptRecordError: the record there is damaged.
+        """
+        if offset > self.high_watermark:
+            raise OffsetOutOfRangeError(offset, self.log.first_offset, self.high_watermark)
+        return self.log.read(offset, bytes_max, self.high_watermark)
+
+    def find_time(self, timestamp: int) -> int | None:
+        """Give the offset of the first visible record whose timestamp (ms) is `timestamp` or later, or `None`."""
+        offset = self.log.find_time(timestamp)
+        return offset if offset is not None and offset < self.high_watermark else None
+
+    def watch(self, offset: int, callback: Callable[[], None]) -> None:
+        """Call back once, when the record `offset` can be read; at once if it can."""
+        if offset < self.high_watermark or self._closed:
+            callback()
+            return
+        self._watch_count += 1
+        heappush(self._watchers, (offset, self._watch_count, callback))
+
+    async def wait(self, offset: int) -> None:
+        """Return when the record `offset` can be read.
+
+        Raises:
+            TopicClosedError: the topic went away meanwhile.
+        """
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.watch(offset, lambda: None if future.done() else future.set_result(None))
+        await future
+        if self._closed:
+            raise TopicClosedError("the topic was removed or the server stops")
+
+    def _advance(self, high_watermark: int) -> None:
+        if high_watermark <= self.high_watermark:
+            return
+        self.high_watermark = high_watermark
+        watchers = self._watchers
+        while watchers and watchers[0][0] < high_watermark:
+            heappop(watchers)[2]()
+
+    def close(self, error: StorageError | None = None) -> None:
+        """Give the log back, flushed if the disk allows; who still waits is answered, with `error` if there is one."""
+        if self._closed:
+            return
+        self._write_deferred()
+        self._closed = True
+        try:
+            self.log.close()
+        except StorageError as failure:
+            error = error or failure
+            log.error("closing a partition: %s", failure)
+        while self._waiting:
+            self._waiting.popleft()[1].resolve(error)
+        watchers, self._watchers = self._watchers, []
+        for _, _, callback in watchers:
+            callback()

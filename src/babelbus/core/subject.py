@@ -1,0 +1,100 @@
+"""Subjects, topics' names and patterns over subjects.
+
+A subject is a path of elements separated by `/`. A pattern is compiled by the protocol whose language it is written in
+into the neutral form here: `Exact` elements, `ANY` for exactly one element, and whether more may follow.
+"""
+
+import re
+
+import msgspec
+
+from babelbus.errors import BabelbusError
+
+NAME_BYTES_MAX = 249
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f,]")
+
+
+class InvalidTopicNameError(BabelbusError):
+    """A topic cannot have this name."""
+
+
+def check_topic_name(name: str) -> None:
+    """See that a topic may have this name: 1 to 249 bytes of UTF-8, no comma, no control character.
+
+    Raises:
+        InvalidTopicNameError: it may not; the message says why.
+    """
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= NAME_BYTES_MAX:
+        raise InvalidTopicNameError(f"a topic name has 1 to {NAME_BYTES_MAX} bytes, this one has {size}")
+    found = _CONTROL.search(name)
+    if found:
+        raise InvalidTopicNameError(f"a topic name has no comma and no control character: {name!r}")
+    if not name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise InvalidTopicNameError("a topic name is valid UTF-8")
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """Which subjects a subscription wants: elements from the left, `None` for any; `rest` lets one or more follow."""
+
+    elements: tuple[str | None, ...]
+    rest: bool = False
+
+    @property
+    def literal(self) -> str | None:
+        """The one subject that matches, or `None` when there may be several."""
+        if self.rest or None in self.elements:
+            return None
+        return "/".join(element for element in self.elements if element is not None)
+
+    def matches(self, subject: str) -> bool:
+        """Say whether a subject is wanted."""
+        parts = subject.split("/")
+        count = len(self.elements)
+        if len(parts) <= count if self.rest else len(parts) != count:
+            return False
+        return all(element is None or element == part for element, part in zip(self.elements, parts, strict=False))
+
+
+EVERYTHING = Pattern((), rest=True)
+
+
+def exactly(subject: str) -> Pattern:
+    """Give the pattern of one subject."""
+    return Pattern(tuple(subject.split("/")))
+
+
+def below(subject: str) -> Pattern:
+    """Give the pattern of everything below a subject, without itself."""
+    return Pattern(tuple(subject.split("/")), rest=True)
+
+
+class TopicTable:
+    """Which topic records a subject: the one whose name is its longest prefix by elements (design.md, section 1)."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._cache: dict[str, str | None] = {}
+
+    def replace(self, names: set[str]) -> None:
+        """Take the names of the topics that there are now."""
+        self._names = set(names)
+        self._cache.clear()
+
+    def find(self, subject: str) -> str | None:
+        """Give the name of the topic that records a subject, or `None`. Costs a dictionary look-up as a rule."""
+        try:
+            return self._cache[subject]
+        except KeyError:
+            pass
+        name: str | None = subject
+        while name is not None and name not in self._names:
+            parent, slash, _ = name.rpartition("/")
+            name = parent if slash else None
+        if len(self._cache) >= CACHE_MAX:  # subjects are chosen by clients
+            self._cache.clear()
+        self._cache[subject] = name
+        return name
+
+
+CACHE_MAX = 65_536

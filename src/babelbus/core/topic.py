@@ -1,0 +1,231 @@
+"""A topic in the broker: its partitions, who gets which record, and resends that get the first answer again."""
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from babelbus.clock import Clock
+from babelbus.core.partition import Partition
+from babelbus.core.record import Event, Receipt
+from babelbus.core.settings import TopicSettings
+from babelbus.errors import StorageError
+from babelbus.storage.columns import decode_columns, iterate
+from babelbus.storage.format import (
+    InvalidRecordError,
+    encode_batch,
+    encode_payloads,
+    mark_producer,
+    public_headers,
+    rebase,
+)
+from babelbus.storage.record import Record, RecordBatch
+
+SUBJECT_HEADER = b"ce_subject"
+"""Holds the subject of an event whose subject is not the topic's name."""
+SERVER_CHOOSES = -1
+NO_PRODUCER = -1
+
+
+class SequenceGapError(StorageError):
+    """A producer's batch came before the ones in front of it: those must be sent again first."""
+
+
+class SequenceTooOldError(StorageError):
+    """A producer's batch is older than what is remembered; whether it was stored is unknown."""
+
+
+class UnknownPartitionError(StorageError):
+    """The topic has no partition of this number."""
+
+
+class Topic:
+    """One topic: settings and partitions. All calls come from the event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: TopicSettings,
+        partitions: list[Partition],
+        clock: Clock,
+        on_visible: Callable[[str, Sequence[Event]], None],
+        is_heard: Callable[[], bool],
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.partitions = partitions
+        self._clock = clock
+        self._on_visible = on_visible
+        self._is_heard = is_heard
+        self._turn = 0
+        self._last_ms = 0
+
+    def stamp(self) -> int:
+        """Give the server's time in ms; it never runs backwards within a topic, whatever the clock does."""
+        self._last_ms = max(self._clock.now_ms(), self._last_ms, 1)
+        return self._last_ms
+
+    def partition(self, number: int) -> Partition:
+        """Give a partition.
+
+        Raises:
+            UnknownPartitionError: there is none of this number.
+        """
+        if not 0 <= number < len(self.partitions):
+            raise UnknownPartitionError(
+                f"topic {self.name!r} has partitions 0 to {len(self.partitions) - 1}, not {number}"
+            )
+        return self.partitions[number]
+
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    def publish_payloads(self, payloads: Sequence[bytes], timestamps: list[int]) -> list[Receipt]:
+        """Append records that are a payload and a time alone, round robin over the partitions; 0 is the server's time.
+
+        Gives a receipt for each partition that got some; one for all when nothing could be stored (with its error).
+        """
+        if 0 in timestamps:
+            now = self.stamp()
+            timestamps = [timestamp or now for timestamp in timestamps]
+        count = len(self.partitions)
+        if count == 1:
+            return [self._append_payloads(self.partitions[0], payloads, timestamps)]
+        receipts = []
+        for lane in range(min(count, len(payloads))):
+            partition = self.partitions[(self._turn + lane) % count]
+            receipts.append(self._append_payloads(partition, payloads[lane::count], timestamps[lane::count]))
+        self._turn = (self._turn + len(payloads)) % count
+        return receipts
+
+    def _append_payloads(self, partition: Partition, payloads: Sequence[bytes], timestamps: list[int]) -> Receipt:
+        try:
+            receipt = partition.append(encode_payloads(payloads, timestamps, partition.next_offset))
+        except StorageError as error:
+            return Receipt.refused(error)
+        if self._is_heard():
+            events = [Event(self.name, data, None, (), at) for data, at in zip(payloads, timestamps, strict=True)]
+            self._show(receipt, events)
+        return receipt
+
+    def publish(self, events: Sequence[Event]) -> list[Receipt]:
+        """Append events: those with a key to the partition that the key chooses, the others round robin."""
+        now = self.stamp()
+        lanes: dict[int, list[Event]] = {}
+        for event in events:
+            lanes.setdefault(self._choose(event.key), []).append(event)
+        return [self._append_events(self.partitions[number], lane, now) for number, lane in lanes.items()]
+
+    def _append_events(self, partition: Partition, events: list[Event], now: int) -> Receipt:
+        records = [
+            Record(event.payload, event.key, self._headers_of(event), event.timestamp or now) for event in events
+        ]
+        try:
+            receipt = partition.append(encode_batch(records, partition.next_offset))
+        except StorageError as error:
+            return Receipt.refused(error)
+        if self._is_heard():
+            self._show(receipt, events)
+        return receipt
+
+    def _headers_of(self, event: Event) -> tuple[tuple[bytes, bytes | None], ...]:
+        headers = public_headers(event.headers) if event.headers else ()
+        if event.subject == self.name:
+            return headers
+        return (*(pair for pair in headers if pair[0] != SUBJECT_HEADER), (SUBJECT_HEADER, event.subject.encode()))
+
+    def _choose(self, key: bytes | None) -> int:
+        count = len(self.partitions)
+        if count == 1:
+            return 0
+        if key is not None:
+            return zlib.crc32(key) % count
+        self._turn = (self._turn + 1) % count
+        return self._turn
+
+    def publish_batch(
+        self,
+        batch: RecordBatch,
+        *,
+        partition: int = SERVER_CHOOSES,
+        producer_id: int = NO_PRODUCER,
+        first_sequence: int = 0,
+    ) -> Receipt:
+        """Append records that came in the stored form, checked by `records.parse_records`, to one partition.
+
+        With a `producer_id` a batch that was stored before is not stored again: the receipt says where it is.
+
+        Raises:
+            SequenceGapError, SequenceTooOldError, UnknownPartitionError, InvalidRecordError: see there.
+            StorageError: the disk refused; nothing was appended.
+        """
+        if partition != SERVER_CHOOSES:
+            self.partition(partition)
+        if producer_id != NO_PRODUCER:
+            known = self._find_batch(producer_id, first_sequence, batch.count)
+            if known is not None:
+                return known
+        if partition == SERVER_CHOOSES:
+            partition = self._turn
+            self._turn = (self._turn + 1) % len(self.partitions)
+        target = self.partitions[partition]
+        if producer_id != NO_PRODUCER:
+            batch = mark_producer(batch, producer_id, first_sequence)
+        batch = rebase(batch, target.next_offset)
+        receipt = target.append(batch)
+        if producer_id != NO_PRODUCER:
+            target.log.producers.add(producer_id, first_sequence, batch.count, batch.base_offset)
+        if self._is_heard():
+            self._show(receipt, self.decode(bytes(batch.data), batch.positions))
+        return receipt
+
+    def _find_batch(self, producer_id: int, first_sequence: int, count: int) -> Receipt | None:
+        """Give the receipt of a batch that was stored before, `None` for the next one in order."""
+        expected = -1
+        for partition in self.partitions:
+            for batch in partition.log.producers.batches(producer_id):
+                if batch.first_sequence == first_sequence and batch.count == count:
+                    return partition.receipt_for(batch.base_offset, count)
+                expected = max(expected, batch.first_sequence + batch.count)
+        if expected in (-1, first_sequence):
+            return None
+        if first_sequence > expected:
+            raise SequenceGapError(f"sequence {first_sequence} came, {expected} is next")
+        raise SequenceTooOldError(
+            f"sequence {first_sequence} with {count} records is not remembered, {expected} is next"
+        )
+
+    # -- live subscriptions ------------------------------------------------------------------------------------------
+
+    def _show(self, receipt: Receipt, events: Sequence[Event]) -> None:
+        """Hand events to the live subscriptions once their ack level is reached; never what was refused."""
+        receipt.when_done(lambda done: None if done.error else self._on_visible(self.name, events))
+
+    def decode(self, data: bytes, positions: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[Event]:
+        """Give stored records of this topic as events."""
+        columns = decode_columns(data, np.asarray(positions, np.int64))
+        return [event_of(self.name, record) for record in iterate(columns)]
+
+    def close(self, error: StorageError | None = None) -> None:
+        """Give the logs back; who waits for something is answered, with `error` if there is one."""
+        for partition in self.partitions:
+            partition.close(error)
+
+
+def event_of(topic: str, record: Record) -> Event:
+    """Give the event that a record of a topic is."""
+    subject, headers = topic, record.headers
+    if headers and any(key == SUBJECT_HEADER for key, _ in headers):
+        found = dict(headers)[SUBJECT_HEADER]
+        subject = found.decode("utf-8", "replace") if found is not None else topic
+        headers = tuple(pair for pair in headers if pair[0] != SUBJECT_HEADER)
+    return Event(subject, record.payload, record.key, headers, record.timestamp)
+
+
+__all__ = [
+    "InvalidRecordError",
+    "SequenceGapError",
+    "SequenceTooOldError",
+    "Topic",
+    "UnknownPartitionError",
+    "event_of",
+]

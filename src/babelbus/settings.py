@@ -1,0 +1,255 @@
+"""Settings of any shape: read from a TOML file, the environment and flags, checked, described and written as TOML.
+
+`config.py` says which settings there are. Every error names the key and where its value came from, for a wrong setting
+is searched for by a person who has three places to look at.
+"""
+
+import difflib
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+
+from babelbus.errors import ConfigError
+from babelbus.units import UnitError, format_duration, format_size, parse_duration, parse_size
+
+FILE_NAME = "babelbus.toml"
+PREFIX = "BABELBUS_"
+FILE_VARIABLE = "BABELBUS_CONFIG"
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting, as documentation shows it. `unit` is empty where there is none; `doc` is what it means and why."""
+
+    key: str
+    type: str
+    default: str
+    unit: str
+    doc: str
+
+
+class Value(NamedTuple):
+    """What somebody wrote for a key, and where. `is_text` if the place knows text only (environment, flags)."""
+
+    raw: object
+    source: str
+    is_text: bool
+
+
+class Field(NamedTuple):
+    """One field of a struct of settings. `base` is its type without range and None."""
+
+    name: str
+    type: Any
+    base: Any
+    default: object
+    is_optional: bool
+    unit: str
+    doc: str
+
+
+def of(
+    doc: str, unit: str = "", *, ge: float | None = None, gt: float | None = None, le: float | None = None
+) -> msgspec.Meta:
+    """Describe a setting where it is declared: `Annotated[int, of("what it is for", "bytes", ge=1)]`."""
+    extra = {"unit": unit}
+    if gt is not None:
+        return msgspec.Meta(description=doc, extra=extra, gt=gt, le=le)
+    return msgspec.Meta(description=doc, extra=extra, ge=ge, le=le)
+
+
+def fields_of(section: type[msgspec.Struct]) -> dict[str, Field]:
+    """Give the settings of one section by name, in order."""
+    return {field.name: _field(field) for field in msgspec.structs.fields(section)}
+
+
+def collect(
+    config: type[msgspec.Struct], path: str | None, environment: Mapping[str, str], flags: Mapping[str, object]
+) -> dict[str, Value]:
+    """Give what file, environment and flags say about each dotted key; the later place wins.
+
+    Raises:
+        ConfigError: the file is missing or no TOML, or a key is unknown.
+    """
+    known = {f"{section}.{name}" for section, type_ in _sections(config) for name in fields_of(type_)}
+    values = dict(_from_file(path or environment.get(FILE_VARIABLE), known))
+    values.update(_from_environment(environment, known))
+    for key, raw in flags.items():
+        _require_known(key, known, "the command line")
+        if raw is not None:
+            values[key] = Value(raw, "the command line", isinstance(raw, str))
+    return values
+
+
+def build(config: type[S], values: Mapping[str, Value]) -> S:
+    """Make the configuration of `values`, with the default for every key that is not there.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of its range.
+    """
+    sections: dict[str, msgspec.Struct] = {}
+    for section, type_ in _sections(config):
+        given = {
+            name: _read(f"{section}.{name}", field, values[f"{section}.{name}"])
+            for name, field in fields_of(type_).items()
+            if f"{section}.{name}" in values
+        }
+        sections[section] = type_(**given)
+    return config(**sections)
+
+
+def read(section: type[msgspec.Struct], changes: Mapping[str, object], *, source: str) -> dict[str, object]:
+    """Check values of fields of one section, by name, and give them with text like "7d" read.
+
+    Raises:
+        ConfigError: a key is unknown or a value wrong; key and `source` are named.
+    """
+    fields = fields_of(section)
+    for name in changes:
+        _require_known(name, set(fields), source)
+    return {name: _read(name, fields[name], Value(raw, source, False)) for name, raw in changes.items()}
+
+
+def describe(config: type[msgspec.Struct]) -> list[Setting]:
+    """Give every setting in order."""
+    return [
+        Setting(
+            f"{section}.{name}",
+            _type_text(field),
+            _value_text(field.default, field.unit),
+            field.unit,
+            field.doc,
+        )
+        for section, type_ in _sections(config)
+        for name, field in fields_of(type_).items()
+    ]
+
+
+def render(config: msgspec.Struct, *, comments: bool = False) -> str:
+    """Write `config` as TOML that `collect` reads back to the same; with `comments`, what each key means above it."""
+    lines: list[str] = []
+    for section, type_ in _sections(type(config)):
+        lines += ["", f"[{section}]"]
+        for name, field in fields_of(type_).items():
+            value = getattr(getattr(config, section), name)
+            if comments:
+                lines.append(f"# {field.doc}" + (f" ({field.unit})" if field.unit else ""))
+            # TOML has no null, so an unset setting is the word none. JSON's text is TOML's except for DEL.
+            written = "none" if value is None else value
+            lines.append(f"{name} = {json.dumps(written)}".replace("\x7f", "\\u007f"))
+    return "\n".join(lines[1:]) + "\n"
+
+
+def variable_of(key: str) -> str:
+    """Give the environment variable of a dotted key: `jebp.port` is BABELBUS_JEBP_PORT."""
+    return PREFIX + key.upper().replace(".", "_")
+
+
+def _from_file(path: str | None, known: set[str]) -> Iterator[tuple[str, Value]]:
+    if path is None:
+        if not os.path.exists(FILE_NAME):
+            return
+        path = FILE_NAME
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    for section, table in document.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{section} in {path} stands outside of any section; write it below a [section] line")
+        for name, raw in table.items():
+            key = f"{section}.{name}"
+            _require_known(key, known, path)
+            yield key, Value(raw, path, False)
+
+
+def _from_environment(environment: Mapping[str, str], known: set[str]) -> Iterator[tuple[str, Value]]:
+    by_variable = {variable_of(key): key for key in known}
+    sections = {key.partition(".")[0].upper() for key in known}
+    for variable, raw in environment.items():
+        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
+            continue
+        if variable in by_variable:
+            yield by_variable[variable], Value(raw, f"the environment variable {variable}", True)
+            continue
+        # Kubernetes puts BABELBUS_PORT_5320_TCP and its like beside a service of our name, so not every unknown one
+        # is a mistake: one in a section of ours is, and so is a near miss.
+        near = difflib.get_close_matches(variable, by_variable, n=1, cutoff=0.9)
+        if near or variable.removeprefix(PREFIX).partition("_")[0] in sections:
+            hint = near or difflib.get_close_matches(variable, by_variable, n=1)
+            raise ConfigError(
+                f"the environment variable {variable} is no setting" + (f"; did you mean {hint[0]}?" if hint else "")
+            )
+
+
+def _require_known(key: str, known: set[str], source: str) -> None:
+    if key in known:
+        return
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    raise ConfigError(f"{key} (from {source}) is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _read(key: str, field: Field, value: Value) -> object:
+    """Turn what was written into the field's type, and check its range."""
+    raw = value.raw
+    try:
+        if isinstance(raw, str) and field.is_optional and raw.strip().lower() == "none":
+            raw = None
+        elif isinstance(raw, str) and field.unit == "bytes":
+            raw = parse_size(raw)
+        elif isinstance(raw, str) and field.unit == "seconds":
+            raw = parse_duration(raw)
+        elif isinstance(raw, str) and value.is_text:
+            raw = raw.strip()
+        # A shell knows text only, so "true" and "5320" are read there; in a file `port = "5320"` is a mistake.
+        result = msgspec.convert(raw, field.type, strict=not value.is_text)
+        if isinstance(result, float) and not math.isfinite(result):
+            raise UnitError("it must be a finite number")
+    except (msgspec.ValidationError, UnitError) as error:
+        raise ConfigError(
+            f"{key} = {value.raw!r} (from {value.source}): {error}; expected {_type_text(field)}"
+        ) from error
+    return result
+
+
+def _sections(config: type[msgspec.Struct]) -> list[tuple[str, type[msgspec.Struct]]]:
+    return [(field.name, field.type) for field in msgspec.structs.fields(config)]
+
+
+def _field(info: msgspec.structs.FieldInfo) -> Field:
+    is_optional = type(None) in get_args(info.type)
+    annotated = get_args(info.type)[0] if is_optional else info.type  # Annotated[T, of(...)] | None
+    base, meta = get_args(annotated)
+    assert isinstance(meta, msgspec.Meta), f"{info.name} is declared without of(...)"
+    assert meta.extra is not None
+    assert meta.description is not None
+    return Field(info.name, info.type, base, info.default, is_optional, meta.extra["unit"], meta.description)
+
+
+def _type_text(field: Field) -> str:
+    if get_origin(field.base) is Literal:
+        return " or ".join(get_args(field.base))
+    names = {int: "integer", float: "number", bool: "true or false", str: "text"}
+    text = {"bytes": "size", "seconds": "duration"}.get(field.unit) or names[field.base]
+    return text + (" or none" if field.is_optional else "")
+
+
+def _value_text(value: object, unit: str) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if unit == "bytes" and isinstance(value, int):
+        return format_size(value)
+    if unit == "seconds" and isinstance(value, float | int):
+        return format_duration(value)
+    return str(value)
