@@ -1,0 +1,137 @@
+"""The shape that every stream protocol has: bytes in, a session between, one write out."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from babelbus.core.record import Receipt
+
+Encode = Callable[[], bytes | bytearray]
+
+
+class Transport(Protocol):
+    """What an outbox needs of a socket."""
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Send, or keep until the peer takes it."""
+
+    def get_write_buffer_size(self) -> int:
+        """Give how many bytes the peer has not taken yet."""
+
+
+class Session(Protocol):
+    """What the bytes of one connection mean. Every call comes from the event loop and may not block."""
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what one read brought, and do all that it asks for.
+
+        Raises:
+            RemoteProtocolError: the peer broke the protocol; close the connection.
+        """
+
+    def resume(self) -> None:
+        """Go on with what was put off while the outbox was full."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are put off."""
+
+    @property
+    def established(self) -> bool:
+        """Whether the peer has proved who it is; one that does not within the time limit loses its connection."""
+
+    def close(self) -> None:
+        """The connection is gone: give up what the session holds."""
+
+
+class _Answer:
+    __slots__ = ("encode", "left", "weight")
+
+    def __init__(self, encode: Encode, left: int, weight: int) -> None:
+        self.encode = encode
+        self.left = left
+        self.weight = weight
+
+
+class Outbox:
+    """What one connection sends, in the order of its requests, with one write for all that is ready.
+
+    `bytes_max` bounds what waits: answers that are not ready yet by the `weight` they were given, and those that the
+    peer does not take. Above it `full` is true: the session puts its work off, and the connection stops reading.
+    """
+
+    def __init__(self, transport: Transport, bytes_max: int) -> None:
+        self._transport = transport
+        self._answers: deque[_Answer] = deque()
+        self._weight = 0
+        self._holding = False
+        self.bytes_max = bytes_max
+        self.closed = False
+        self.on_drained: Callable[[], None] = lambda: None
+        """Called when answers were written outside of `hold` and `release`."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no more should be asked of this connection for now."""
+        return self.size_bytes >= self.bytes_max
+
+    @property
+    def size_bytes(self) -> int:
+        """What waits: answers that are not ready, and what the peer has not taken."""
+        return 0 if self.closed else self._weight + self._transport.get_write_buffer_size()
+
+    @property
+    def waiting(self) -> int:
+        """Answers that are not written yet."""
+        return len(self._answers)
+
+    def hold(self) -> None:
+        """Collect what becomes ready until `release`, so that one chunk's answers are one write."""
+        self._holding = True
+
+    def release(self) -> None:
+        """Write what became ready."""
+        self._holding = False
+        self._drain()
+
+    def answer(self, encode: Encode, weight: int = 0) -> None:
+        """Send what `encode` gives, behind all answers that were promised before."""
+        self._answers.append(_Answer(encode, 0, weight))
+        self._weight += weight
+        if not self._holding:
+            self._drain()
+
+    def answer_when(self, receipts: Sequence[Receipt], encode: Encode, weight: int = 0) -> None:
+        """Send what `encode` gives once all receipts are done, behind all answers that were promised before.
+
+        `encode` is called when its turn to be written has come, not earlier.
+        """
+        answer = _Answer(encode, len(receipts), weight)
+        self._answers.append(answer)
+        self._weight += weight
+
+        def done(_receipt: Receipt) -> None:
+            answer.left -= 1
+            if not answer.left and not self._holding:
+                self._drain()
+                self.on_drained()
+
+        for receipt in receipts:
+            receipt.when_done(done)
+
+    def _drain(self) -> None:
+        answers = self._answers
+        ready: list[bytes | bytearray] = []
+        while answers and not answers[0].left:
+            answer = answers.popleft()
+            self._weight -= answer.weight
+            if not self.closed:
+                ready.append(answer.encode())
+        if ready:
+            self._transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
+
+    def close(self) -> None:
+        """Send nothing more: the peer is gone."""
+        self.closed = True
+        self._answers.clear()
+        self._weight = 0

@@ -1,0 +1,327 @@
+"""Requests and responses of jebp <-> the content of their frames (specification, section 4; docs/protocols/jebp.md).
+
+request  := command: u8, parameters
+response := status: u8, repetition: u8, content
+Integers are big-endian. Sealing and frames are `box` and `frames`; whole chunks of requests are `decoder`.
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Final, assert_never
+
+from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.jebp.messages import (
+    ANY_PARTITION,
+    CREATE_RECORD,
+    CREATE_RECORDS,
+    CREATE_TOPIC,
+    FETCH,
+    FROM_OFFSET,
+    FROM_TIMESTAMP,
+    NO_PRODUCER,
+    NO_SEQUENCE,
+    REMOVE_TOPIC,
+    SUBSCRIBE,
+    Batch,
+    CreateRecord,
+    CreateRecords,
+    CreateTopic,
+    Data,
+    Fetch,
+    Malformed,
+    RecordsCreated,
+    RemoveTopic,
+    Request,
+    Response,
+    Subscribe,
+)
+from babelbus.protocols.jebp.names import (
+    NAME_BYTES_MAX,
+    encode_name,
+    encode_name_field,
+    find_name_field,
+    read_name,
+)
+from babelbus.protocols.jebp.status import REPEAT_NO, REPEAT_YES, Outcome
+
+TopicExists = Callable[[str], bool]
+
+RECORD_FIELDS: Final = struct.Struct(">Iq")  # checksum, timestamp
+_BATCH_FIELDS: Final = struct.Struct(">iqq")  # partition, producer id, first sequence
+_FETCH_FIELDS: Final = struct.Struct(">BBqi")  # command, start type, start, bytes_max
+_PLACE_FIELDS: Final = struct.Struct(">ii")  # partition, size
+_CREATED_FIELDS: Final = struct.Struct(">iq")  # partition, base offset
+_START: Final = struct.Struct(">q")
+
+_EMPTY: Final = Malformed(None, Outcome.UNKNOWN_COMMAND)
+_RECORD_REFUSED: Final = Malformed(CREATE_RECORD, Outcome.CREATE_RECORD_REFUSED)
+_RECORD_CHECKSUM: Final = Malformed(CREATE_RECORD, Outcome.CREATE_RECORD_CHECKSUM)
+_BATCH_REFUSED: Final = Malformed(CREATE_RECORDS, Outcome.CREATE_RECORDS_REFUSED)
+_FETCH_REFUSED: Final = Malformed(FETCH, Outcome.FETCH_REFUSED)
+_SUBSCRIBE_REFUSED: Final = Malformed(SUBSCRIBE, Outcome.SUBSCRIBE_REFUSED)
+_NAME_REFUSED: Final = {
+    CREATE_TOPIC: Malformed(CREATE_TOPIC, Outcome.CREATE_TOPIC_BAD_NAME),
+    REMOVE_TOPIC: Malformed(REMOVE_TOPIC, Outcome.REMOVE_TOPIC_REFUSED),
+}
+_NAME_END: Final = re.compile(rb"[,\x00-\x1f\x7f]")
+
+
+def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Request:
+    """Read one request; what cannot be carried out becomes a `Malformed` with its answer, for the connection stays.
+
+    Args:
+        content: the opened content of a frame. Records of a `CreateRecords` are a part of it if it is writable
+            (the caller gives it away then), and a copy otherwise.
+        topic_exists: given with the option `jebp_bare_records` only: says which topics there are (DECISION 19).
+    """
+    if not content:
+        return _EMPTY
+    command = content[0]
+    if command == CREATE_RECORD:
+        return _read_record(content, topic_exists)
+    if command == CREATE_RECORDS:
+        return _read_records(content)
+    if command == FETCH:
+        return _read_fetch(content)
+    if command == SUBSCRIBE:
+        return _read_subscribe(content)
+    if command in (CREATE_TOPIC, REMOVE_TOPIC):
+        topic = read_name(content[1:])
+        if topic is None:
+            return _NAME_REFUSED[command]
+        return CreateTopic(topic) if command == CREATE_TOPIC else RemoveTopic(topic)
+    return Malformed(command, Outcome.UNKNOWN_COMMAND)
+
+
+def _read_record(content: Data, topic_exists: TopicExists | None) -> Request:
+    if topic_exists is not None and len(content) > 1 and content[1] > 8:  # no name starts with a byte up to 08
+        return _read_bare_record(content, topic_exists)
+    field = find_name_field(content, 1)
+    if field is None:
+        return _RECORD_REFUSED
+    start, end = field
+    topic = read_name(content[start:end])
+    fields_end = end + RECORD_FIELDS.size
+    if topic is None or fields_end > len(content):
+        return _RECORD_REFUSED
+    checksum, timestamp = RECORD_FIELDS.unpack_from(content, end)
+    if timestamp < 0:
+        return _RECORD_REFUSED
+    payload = bytes(content[fields_end:])
+    return CreateRecord(topic, timestamp, payload, zlib.crc32(payload) == checksum)
+
+
+def _read_bare_record(content: Data, topic_exists: TopicExists) -> Request:
+    """Find where the name ends: the longest existing topic that leaves a rest with the right checksum."""
+    name_bytes_max = len(content) - 1 - RECORD_FIELDS.size
+    if name_bytes_max < 1:
+        return _RECORD_REFUSED
+    # No name goes past a comma or a control character, and the timestamp mostly starts with zeros: few are tried.
+    head = bytes(content[1 : 1 + min(name_bytes_max, NAME_BYTES_MAX)])
+    limit = _NAME_END.search(head)
+    for name_bytes in range(limit.start() if limit else len(head), 0, -1):
+        topic = read_name(head[:name_bytes])
+        if topic is None or not topic_exists(topic):
+            continue
+        checksum, timestamp = RECORD_FIELDS.unpack_from(content, 1 + name_bytes)
+        payload = bytes(content[1 + name_bytes + RECORD_FIELDS.size :])
+        if zlib.crc32(payload) == checksum:
+            return CreateRecord(topic, timestamp, payload) if timestamp >= 0 else _RECORD_REFUSED
+    return _RECORD_CHECKSUM
+
+
+def _read_records(content: Data) -> Request:
+    field = find_name_field(content, 1)
+    if field is None:
+        return _BATCH_REFUSED
+    start, end = field
+    topic = read_name(content[start:end])
+    fields_end = end + _BATCH_FIELDS.size
+    if topic is None or fields_end >= len(content):
+        return _BATCH_REFUSED
+    partition, producer_id, first_sequence = _BATCH_FIELDS.unpack_from(content, end)
+    if partition < ANY_PARTITION or producer_id < NO_PRODUCER or first_sequence < NO_SEQUENCE:
+        return _BATCH_REFUSED
+    if (producer_id == NO_PRODUCER) != (first_sequence == NO_SEQUENCE):
+        return _BATCH_REFUSED
+    if isinstance(content, bytes):  # small: the copy is what makes it writable
+        records = memoryview(bytearray(content[fields_end:]))
+    else:
+        records = memoryview(content)[fields_end:]
+    return CreateRecords(topic, partition, producer_id, first_sequence, records)
+
+
+def _read_fetch(content: Data) -> Request:
+    if len(content) != _FETCH_FIELDS.size:
+        return _FETCH_REFUSED
+    _, start_type, start, bytes_max = _FETCH_FIELDS.unpack(content)
+    if start_type not in (FROM_TIMESTAMP, FROM_OFFSET) or start < 0 or bytes_max < 0:
+        return _FETCH_REFUSED
+    return Fetch(start_type, start, bytes_max)
+
+
+def _read_subscribe(content: Data) -> Request:
+    if len(content) == 1:
+        return Subscribe(())
+    topics: dict[str, None] = {}
+    for encoded in bytes(content[1:]).split(b","):
+        topic = read_name(encoded)
+        if topic is None:
+            return _SUBSCRIBE_REFUSED
+        topics[topic] = None
+    return Subscribe(tuple(topics))
+
+
+def encode_request(request: Request, *, bare_records: bool = False) -> bytes:
+    """Give the content of one request; for a `CreateRecords` of megabytes, `request_parts` saves the copy.
+
+    Raises:
+        LocalProtocolError: a name or number is one that the protocol cannot carry, or the request is a `Malformed`.
+    """
+    match request:
+        case CreateRecord(topic=topic, timestamp=timestamp, payload=payload, checksum_valid=valid):
+            if timestamp < 0:
+                raise LocalProtocolError(f"timestamp {timestamp} is negative")
+            checksum = zlib.crc32(payload) ^ (not valid)
+            name = encode_name(topic) if bare_records else encode_name_field(topic)
+            return b"\x12" + name + RECORD_FIELDS.pack(checksum, timestamp) + payload
+        case CreateRecords():
+            return b"".join(request_parts(request))
+        case Fetch(start_type=start_type, start=start, bytes_max=bytes_max):
+            return _FETCH_FIELDS.pack(FETCH, start_type, start, bytes_max)
+        case Subscribe(topics=topics):
+            return b"\x21" + b",".join(map(encode_name, topics))
+        case CreateTopic(topic=topic):
+            return b"\x11" + encode_name(topic)
+        case RemoveTopic(topic=topic):
+            return b"\x31" + encode_name(topic)
+        case Malformed():
+            raise LocalProtocolError("a malformed request is for reading only")
+        case _:
+            assert_never(request)
+
+
+def request_parts(request: CreateRecords) -> tuple[bytes, Data]:
+    """Give a batch request in two parts, for `Sealer.seal_parts`.
+
+    Raises:
+        LocalProtocolError: as `encode_request`.
+    """
+    if not len(request.records):
+        raise LocalProtocolError("a batch without records")
+    if (request.producer_id == NO_PRODUCER) != (request.first_sequence == NO_SEQUENCE):
+        raise LocalProtocolError("a producer id and a first sequence go together")
+    fields = _BATCH_FIELDS.pack(request.partition, request.producer_id, request.first_sequence)
+    return b"\x13" + encode_name_field(request.topic) + fields, request.records
+
+
+def encode_response(response: Response) -> bytes:
+    """Give the content of one response."""
+    head = bytes((response.status, REPEAT_YES if response.repeat else REPEAT_NO))
+    return head + response.content if response.content else head
+
+
+def decode_response(content: bytes | memoryview) -> Response:
+    """Read one response; its content is a part of `content`.
+
+    Raises:
+        RemoteProtocolError: it is too short, no success (`a`) and no failure (`b`), or the repetition is neither
+            `30` nor `31`.
+    """
+    if len(content) < 2:
+        raise RemoteProtocolError(f"response of {len(content)} bytes, at least 2")
+    status, repetition = content[0], content[1]
+    if status >> 4 not in (0xA, 0xB) or repetition not in (REPEAT_NO, REPEAT_YES):
+        raise RemoteProtocolError(f"response starts with {status:02x} {repetition:02x}")
+    return Response(status, repetition == REPEAT_YES, content[2:])
+
+
+def batch_head(topic: str, partition: int, size: int) -> bytes:
+    """Give what stands before `size` bytes of stored records in the answer to a fetch (DECISION 27)."""
+    return encode_name_field(topic) + _PLACE_FIELDS.pack(partition, size)
+
+
+def batches_parts(batches: Iterable[Batch]) -> list[Data]:
+    """Give the content of a successful fetch in parts, without a copy of the records; for `Sealer.seal_parts`."""
+    parts: list[Data] = []
+    for batch in batches:
+        parts.append(batch_head(batch.topic, batch.partition, len(batch.records)))
+        parts.append(batch.records)
+    return parts
+
+
+def decode_batches(content: bytes | memoryview) -> list[Batch]:
+    """Read the content of a successful fetch; the records are parts of `content`, not copies.
+
+    Raises:
+        RemoteProtocolError: a batch is not whole, or a name or number is impossible.
+    """
+    batches = []
+    position = 0
+    while position < len(content):
+        field = find_name_field(content, position)
+        topic = read_name(content[field[0] : field[1]]) if field else None
+        if field is None or topic is None or field[1] + _PLACE_FIELDS.size > len(content):
+            raise RemoteProtocolError(f"batch at byte {position} of the fetched content has no head")
+        partition, size = _PLACE_FIELDS.unpack_from(content, field[1])
+        start = field[1] + _PLACE_FIELDS.size
+        position = start + size
+        if partition < 0 or size < 0 or position > len(content):
+            raise RemoteProtocolError(f"batch of {topic!r}: partition {partition}, {size} bytes")
+        batches.append(Batch(topic, partition, content[start:position]))
+    return batches
+
+
+def encode_records_created(created: RecordsCreated) -> bytes:
+    """Give the content of a successful answer to `CreateRecords`, after the two status bytes."""
+    return _CREATED_FIELDS.pack(created.partition, created.base_offset)
+
+
+def decode_records_created(content: bytes | memoryview) -> RecordsCreated:
+    """Read the content of a successful answer to `CreateRecords`.
+
+    Raises:
+        RemoteProtocolError: it does not have 12 bytes, or a number is negative.
+    """
+    if len(content) != _CREATED_FIELDS.size:
+        raise RemoteProtocolError(f"answer to create records of {len(content)} bytes, not {_CREATED_FIELDS.size}")
+    partition, base_offset = _CREATED_FIELDS.unpack(content)
+    if partition < 0 or base_offset < 0:
+        raise RemoteProtocolError(f"records created in partition {partition} at offset {base_offset}")
+    return RecordsCreated(partition, base_offset)
+
+
+def encode_missing_topics(topics: Iterable[str]) -> bytes:
+    """Give the content of `b1` to a subscribe: the topics that do not exist, in the order of the request."""
+    return b",".join(map(encode_name, topics))
+
+
+def decode_missing_topics(content: bytes | memoryview) -> tuple[str, ...]:
+    """Read the content of `b1` to a subscribe.
+
+    Raises:
+        RemoteProtocolError: there is no name, or an impossible one.
+    """
+    topics = tuple(map(read_name, bytes(content).split(b",")))
+    named = tuple(topic for topic in topics if topic is not None)
+    if len(named) != len(topics):
+        raise RemoteProtocolError("the list of missing topics has a name that no topic can have")
+    return named
+
+
+def encode_missing_offset(start: int) -> bytes:
+    """Give the content of `b1` to a fetch: the START of the request (DECISION 29)."""
+    return _START.pack(start)
+
+
+def decode_missing_offset(content: bytes | memoryview) -> int:
+    """Read the content of `b1` to a fetch.
+
+    Raises:
+        RemoteProtocolError: it does not have 8 bytes.
+    """
+    if len(content) != _START.size:
+        raise RemoteProtocolError(f"missing offset of {len(content)} bytes, not {_START.size}")
+    return int(_START.unpack(content)[0])

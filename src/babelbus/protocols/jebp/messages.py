@@ -1,0 +1,116 @@
+"""What can be said in jebp: the requests of a client and the responses of a server (docs/protocols/jebp.md).
+
+Timestamps are milliseconds since the epoch; offsets, sequences and sizes are what their names say.
+"""
+
+from typing import Final
+
+import msgspec
+
+from babelbus.protocols.jebp.status import Outcome
+
+CREATE_TOPIC: Final = 0x11
+CREATE_RECORD: Final = 0x12
+CREATE_RECORDS: Final = 0x13  # since jebp/1.1
+SUBSCRIBE: Final = 0x21
+FETCH: Final = 0x22
+REMOVE_TOPIC: Final = 0x31
+
+FROM_TIMESTAMP: Final = 0xC0
+FROM_OFFSET: Final = 0xC1
+
+ANY_PARTITION: Final = -1
+NO_PRODUCER: Final = -1
+NO_SEQUENCE: Final = -1
+
+Data = bytes | bytearray | memoryview
+
+
+class CreateTopic(msgspec.Struct, frozen=True, gc=False):
+    """`11`: make a topic; needs administrative rights."""
+
+    topic: str
+
+
+class CreateRecord(msgspec.Struct, frozen=True, gc=False):
+    """`12`: append one record. `timestamp` 0 asks for the server's time; it is never negative.
+
+    `checksum_valid` is False when the CRC that the client sent is not the one of `payload`: answer it, store nothing.
+    """
+
+    topic: str
+    timestamp: int
+    payload: bytes
+    checksum_valid: bool = True
+
+
+class CreateRecords(msgspec.Struct, frozen=True, gc=False):
+    """`13`: append a batch of records that have the stored form already (extension jebp/1.1).
+
+    `records` are not looked at here, and there is at least one byte of them. From a decoder they are a writable
+    memoryview of a buffer that nobody else holds: whoever stores them may patch the offsets in place.
+    With a producer id, `first_sequence` is the number of the first record, otherwise it is -1.
+    """
+
+    topic: str
+    partition: int
+    producer_id: int
+    first_sequence: int
+    records: Data
+
+
+class Subscribe(msgspec.Struct, frozen=True):
+    """`21`: set what `Fetch` reads on this connection; no name twice, and no name at all clears it (DECISION 23)."""
+
+    topics: tuple[str, ...]
+
+
+class Fetch(msgspec.Struct, frozen=True, gc=False):
+    """`22`: read records from a timestamp (`FROM_TIMESTAMP`) or an offset (`FROM_OFFSET`) on, at most `bytes_max`."""
+
+    start_type: int
+    start: int
+    bytes_max: int
+
+
+class RemoveTopic(msgspec.Struct, frozen=True, gc=False):
+    """`31`: remove a topic with all its records; needs administrative rights."""
+
+    topic: str
+
+
+class Malformed(msgspec.Struct, frozen=True, gc=False):
+    """A request that cannot be carried out as it stands; `outcome` is its answer (`status.answers`).
+
+    `command` is None for an empty request. Commands that need rights are checked for them first: who may not create
+    topics is told that, not that the name is bad (section 4.2).
+    """
+
+    command: int | None
+    outcome: Outcome
+
+
+Request = CreateTopic | CreateRecord | CreateRecords | Subscribe | Fetch | RemoveTopic | Malformed
+
+
+class Response(msgspec.Struct, frozen=True, gc=False):
+    """The answer to one request; `repeat` says that the client should try again, `content` depends on the command."""
+
+    status: int
+    repeat: bool
+    content: bytes | memoryview = b""
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """Stored records of one partition, whole and in order, as a fetch response carries them (DECISION 27)."""
+
+    topic: str
+    partition: int
+    records: bytes | memoryview
+
+
+class RecordsCreated(msgspec.Struct, frozen=True, gc=False):
+    """The content of a successful answer to `CreateRecords`: where the first record of the batch is."""
+
+    partition: int
+    base_offset: int
