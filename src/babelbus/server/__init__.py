@@ -1,0 +1,1 @@
+"""Sockets and lifecycle: the server that builds every part from a `Config`."""

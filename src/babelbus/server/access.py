@@ -1,0 +1,162 @@
+"""The lists of clients and topics that an operator may edit by hand (specs/jebp.md, section 3).
+
+Three text files in `<data>/conf`, one entry a line, blank lines and lines that begin with `#` ignored: who may connect
+(`client_fingerprints`), who may administer (`client_admin_rights`), and which topics there are (`topics`).
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from babelbus.core.access import ADMIN_GRANTS, CLIENT_GRANTS, Identity
+from babelbus.errors import ConfigError
+from babelbus.storage.files import FileSystem
+
+log = logging.getLogger(__name__)
+
+FINGERPRINTS_NAME = "client_fingerprints"
+ADMINS_NAME = "client_admin_rights"
+TOPICS_NAME = "topics"
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+class ClientEntry(msgspec.Struct, frozen=True):
+    """One client that may connect."""
+
+    fingerprint: str
+    name: str
+    admin: bool
+
+
+class AccessLists:
+    """The three files of one data folder. Reading them again replaces what was known, or changes nothing."""
+
+    def __init__(self, files: FileSystem, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+        self.clients: dict[str, ClientEntry] = {}
+
+    def reload(self) -> None:
+        """Read who may connect. A missing file counts as empty: nobody.
+
+        Raises:
+            ConfigError: a line is none; file and line are named, and what was known before still holds.
+        """
+        names: dict[str, str] = {}
+        for number, line in self._lines(FINGERPRINTS_NAME):
+            fingerprint, _, name = line.partition(" ")
+            names[self._check(FINGERPRINTS_NAME, number, fingerprint)] = name.strip() or fingerprint[:16]
+        admins = {self._check(ADMINS_NAME, number, line) for number, line in self._lines(ADMINS_NAME)}
+        for fingerprint in admins - set(names):
+            log.warning("%s has %s, which is not in %s: ignored", ADMINS_NAME, fingerprint, FINGERPRINTS_NAME)
+        self.clients = {
+            fingerprint: ClientEntry(fingerprint, name, fingerprint in admins) for fingerprint, name in names.items()
+        }
+
+    def authorise(self, fingerprint: str) -> Identity | None:
+        """Give who a proven certificate stands for and what he may do; `None`: nobody we know."""
+        entry = self.clients.get(fingerprint)
+        if entry is None:
+            return None
+        return Identity(f"jebp:{entry.name}", entry.name, ADMIN_GRANTS if entry.admin else CLIENT_GRANTS)
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def put(self, entry: ClientEntry) -> None:
+        """Add a client, or change the name and rights of one that is there; durable when this returns.
+
+        Raises:
+            ConfigError: the fingerprint or the name is none.
+        """
+        self._check(FINGERPRINTS_NAME, 0, entry.fingerprint)
+        if not entry.name.isprintable() or not entry.name.strip():
+            raise ConfigError(f"a client's name is one line of text, not {entry.name!r}")
+        self._rewrite(FINGERPRINTS_NAME, entry.fingerprint, f"{entry.fingerprint} {entry.name.strip()}")
+        self._rewrite(ADMINS_NAME, entry.fingerprint, entry.fingerprint if entry.admin else None)
+        self.reload()
+
+    def remove(self, fingerprint: str) -> None:
+        """Take a client out of both lists; its connections are closed at the next reload."""
+        self._rewrite(ADMINS_NAME, fingerprint, None)
+        self._rewrite(FINGERPRINTS_NAME, fingerprint, None)
+        self.reload()
+
+    def _rewrite(self, name: str, fingerprint: str, line: str | None) -> None:
+        """Put `line` in the place of the one of this fingerprint; comments and order stay."""
+        lines, placed = [], line is None
+        for old in self._read(name).splitlines():
+            if old.strip().partition(" ")[0] != fingerprint:
+                lines.append(old)
+            elif not placed and line is not None:
+                lines.append(line)
+                placed = True
+        if not placed and line is not None:
+            lines.append(line)
+        self._write(name, lines)
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def read_topics(self) -> dict[str, int]:
+        """Give the topics of the list and how many partitions each has.
+
+        Raises:
+            ConfigError: a line is none; file and line are named.
+        """
+        topics = {}
+        for number, line in self._lines(TOPICS_NAME):
+            name, _, count = line.rpartition(" ")
+            if not name or not count.isdecimal():
+                name, count = line, "1"
+            if int(count) < 1:
+                raise ConfigError(f"{self._path(TOPICS_NAME)}, line {number}: a topic has at least one partition")
+            topics[_decode_name(name.strip())] = int(count)
+        return topics
+
+    def write_topics(self, topics: Iterable[tuple[str, int]]) -> None:
+        """Write the list of topics."""
+        self._write(TOPICS_NAME, [f"{_encode_name(name)} {count}" for name, count in sorted(topics)])
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)
+
+    def _read(self, name: str) -> str:
+        try:
+            return self._files.read_file(self._path(name)).decode()
+        except FileNotFoundError:
+            return ""
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self._path(name)} is not UTF-8: {error}") from error
+
+    def _lines(self, name: str) -> list[tuple[int, str]]:
+        lines = [(number, line.strip()) for number, line in enumerate(self._read(name).splitlines(), 1)]
+        return [(number, line) for number, line in lines if line and not line.startswith("#")]
+
+    def _write(self, name: str, lines: list[str]) -> None:
+        self._files.make_folder(self._folder)
+        self._files.replace_file(self._path(name), "".join(f"{line}\n" for line in lines).encode())
+
+    def _check(self, name: str, number: int, fingerprint: str) -> str:
+        if not _FINGERPRINT.fullmatch(fingerprint):
+            raise ConfigError(
+                f"{self._path(name)}, line {number}: {fingerprint!r} is no fingerprint (64 lower-case hex digits)"
+            )
+        return fingerprint
+
+
+def _encode_name(name: str) -> str:
+    """Write a topic's name so that a line of the list gives it back: no comment, no blank at an end."""
+    name = name.replace("%", "%25")
+    if name.startswith("#"):
+        name = f"%23{name[1:]}"
+    stripped = name.strip()
+    start = name.index(stripped) if stripped else len(name)
+    return "%20" * start + stripped + "%20" * (len(name) - start - len(stripped))
+
+
+def _decode_name(name: str) -> str:
+    return name.replace("%20", " ").replace("%23", "#").replace("%25", "%")

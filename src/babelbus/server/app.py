@@ -1,0 +1,319 @@
+"""The server: builds every part from the configuration, hands each what it needs, and takes all down in order."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from babelbus.clock import Clock, SystemClock
+from babelbus.config import Config
+from babelbus.core.broker import Broker
+from babelbus.core.settings import TopicSettings
+from babelbus.errors import BabelbusError, ConfigError
+from babelbus.metrics import Metrics
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.jebp.identity import Identity
+from babelbus.protocols.jebp.session import PROTOCOL as JEBP
+from babelbus.protocols.jebp.session import Options as JebpOptions
+from babelbus.protocols.jebp.session import Session as JebpSession
+from babelbus.server.access import AccessLists, ClientEntry
+from babelbus.server.administration import Administrator
+from babelbus.server.connection import Connection
+from babelbus.storage.disk import FolderStore
+from babelbus.storage.files import File, LocalFiles
+from babelbus.storage.memory import MemoryFiles
+from babelbus.web.admin import AdminServer
+from babelbus.web.token import ensure_token
+
+log = logging.getLogger(__name__)
+
+LOCK_NAME = "lock"
+CONF_NAME = "conf"
+SERVER_KEY_NAME = "server_key"
+ADMIN_KEY_NAME = "admin_key"
+DRAIN_STEP_SECONDS = 0.01
+GC_FIRST_THRESHOLD = 50_000
+"""Objects between two looks of the cycle collector: batches are thousands of objects without a cycle among them."""
+SWITCH_SECONDS = 0.001
+"""How long the interpreter lets one thread run while another waits: the flusher must not wait the usual 5 ms."""
+
+
+class Server:
+    """One server on one data folder. `start` in an event loop, `stop` in the same; or `run` for both."""
+
+    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.metrics = Metrics()
+        self.folder = os.path.abspath(config.data.folder)
+        self.addresses: dict[str, str] = {}
+        self.started_at = self.clock.monotonic()
+        self.stopping = False
+        self._files = LocalFiles()
+        self._lists = AccessLists(self._files, os.path.join(self.folder, CONF_NAME))
+        self._connections: set[Connection] = set()
+        self._sessions: set[JebpSession] = set()
+        self._listeners: list[asyncio.Server] = []
+        self._lock: File | None = None
+        self._admin: AdminServer | None = None
+        self._cleaner: asyncio.Task[None] | None = None
+        self._watched: set[str] = set()
+        self.broker: Broker
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the data folder, open the topics, listen.
+
+        Raises:
+            BabelbusError: the folder is in use, a file of it or a setting is wrong.
+            OSError: an address is taken, or the disk refused.
+        """
+        self._files.make_folder(self.folder)
+        self._lock = self._files.lock(os.path.join(self.folder, LOCK_NAME))
+        try:
+            identity = self._prepare()
+            self._open_broker()
+            await self._listen(identity)
+        except BaseException:
+            await self.stop()
+            raise
+        self._cleaner = asyncio.get_running_loop().create_task(self._clean())
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_FIRST_THRESHOLD)
+
+    def _prepare(self) -> Identity:
+        """Give the server's identity; make it, and an administrator's, at the first start."""
+        folder = os.path.join(self.folder, CONF_NAME)
+        self._files.make_folder(folder)
+        key_path = os.path.join(folder, SERVER_KEY_NAME)
+        self._lists.reload()
+        if not os.path.exists(key_path):
+            admin_path = os.path.join(folder, ADMIN_KEY_NAME)
+            if not os.path.exists(admin_path):
+                Identity.generate().save(admin_path, name="admin")
+            self._lists.put(ClientEntry(Identity.load(admin_path).fingerprint, "admin", admin=True))
+            identity = Identity.generate()
+            identity.save(key_path, name="server")  # last: it says that the rest is done
+            log.warning("first start: made the server certificate %s (%s) and an administrator's identity (%s)",
+                        identity.fingerprint, key_path, admin_path)  # fmt: skip
+        return Identity.load(key_path)
+
+    def _open_broker(self) -> None:
+        topics = self.config.topics
+        defaults = TopicSettings(
+            engine=topics.engine,
+            ack=topics.ack,
+            retention_seconds=topics.retention_seconds,
+            retention_bytes=topics.retention_bytes,
+            cleanup=topics.cleanup,
+            segment_bytes=topics.segment_bytes or self.config.storage.segment_bytes,
+            segment_seconds=topics.segment_seconds,
+            tombstone_seconds=topics.tombstone_seconds,
+        )
+        self.broker = Broker(
+            {
+                "disk": FolderStore(self._files, self.folder, self.clock),
+                "memory": FolderStore(MemoryFiles(), "memory", self.clock),
+            },
+            defaults=defaults,
+            checkpoint_bytes=self.config.storage.checkpoint_bytes,
+            clock=self.clock,
+            metrics=self.metrics,
+            loop=asyncio.get_running_loop(),
+        )
+        removed = set(self.broker.open().values())
+        self._reconcile_topics(removed)
+        self.broker.on_topics_changed = self._note_topics
+        self._note_topics()
+
+    def _reconcile_topics(self, removed: set[str]) -> None:
+        """Make what the list of topics has and the store has not; what the store has is kept in any case."""
+        listed = self._lists.read_topics()
+        for name, partitions in listed.items():
+            topic = self.broker.topics.get(name)
+            if topic is None:
+                if name not in removed:  # else a crash came between the folder and the list
+                    self.broker.create_topic(name, partitions)
+            elif partitions > len(topic.partitions):
+                self.broker.alter_topic(name, {"partitions": partitions})
+            elif partitions < len(topic.partitions):
+                log.warning("the list of topics gives %r %d partitions, it has %d and keeps them",
+                            name, partitions, len(topic.partitions))  # fmt: skip
+        for name in sorted(set(self.broker.topics) - set(listed)):
+            log.warning("topic %r is not in the list of topics; it is kept ('babelbus topics remove' removes it)", name)
+
+    def _note_topics(self) -> None:
+        """Write the list of topics, and show the right ones in the metrics."""
+        topics = self.broker.topics
+        try:
+            self._lists.write_topics((name, len(topic.partitions)) for name, topic in topics.items())
+        except OSError as error:
+            log.error("the list of topics could not be written; the topics themselves are safe: %s", error)
+        self._watch_metrics()
+
+    def _watch_metrics(self) -> None:
+        for name in self._watched - set(self.broker.topics):
+            self.metrics.forget_topic(name)
+        self._watched = set(self.broker.topics)
+        for name, topic in self.broker.topics.items():
+            partitions = topic.partitions
+            self.metrics.watch_topic(
+                name,
+                segments=lambda partitions=partitions: sum(one.log.segment_count for one in partitions),  # type: ignore[misc]
+                log_bytes=lambda partitions=partitions: sum(one.log.size_bytes for one in partitions),  # type: ignore[misc]
+            )
+
+    async def _listen(self, identity: Identity) -> None:
+        loop = asyncio.get_running_loop()
+        jebp, server = self.config.jebp, self.config.server
+        self.metrics.connections_max.labels(JEBP).set(jebp.connections_max)
+        self.metrics.outbox_bytes_max.labels(JEBP).set(server.outbox_bytes_max)
+        self.metrics.outbox_bytes.labels(JEBP).set_function(lambda: sum(one.outbox_bytes for one in self._connections))
+        if jebp.bare_certificates:
+            log.warning("jebp.bare_certificates is on: who saw a certificate once can show it again")
+        options = JebpOptions(jebp.status, jebp.bare_records, jebp.bare_certificates, jebp.frame_bytes_max)
+
+        def make_session(outbox: Outbox, close: Callable[[], None]) -> JebpSession:
+            session = JebpSession(
+                self.broker,
+                outbox,
+                close,
+                identity=identity,
+                authorise=self._lists.authorise,
+                options=options,
+                metrics=self.metrics,
+            )
+            self._sessions.add(session)
+            session.on_close = lambda: self._sessions.discard(session)
+            return session
+
+        if jebp.enabled:
+            listener = await loop.create_server(
+                lambda: Connection(
+                    JEBP,
+                    make_session,
+                    self.metrics,
+                    self._connections,
+                    bytes_max=server.outbox_bytes_max,
+                    handshake_seconds=jebp.handshake_seconds,
+                    connections_max=jebp.connections_max,
+                ),
+                jebp.host,
+                jebp.port,
+                backlog=1024,
+            )
+            self._listeners.append(listener)
+            host, port = listener.sockets[0].getsockname()[:2]
+            self.addresses[JEBP] = f"{host}:{port}"
+            log.info("jebp listens on %s:%d, certificate %s", host, port, identity.fingerprint)
+        if self.config.admin.enabled:
+            self._admin = AdminServer(
+                Administrator(self),
+                self.metrics,
+                token=ensure_token(self.folder),
+                host=self.config.admin.host,
+                port=self.config.admin.port,
+            )
+            await self._admin.start()
+            self.addresses["admin"] = "{}:{}".format(*self._admin.address)
+            log.info("admin listens on %s", self.addresses["admin"])
+
+    def reload(self) -> None:
+        """Read the lists of clients and topics again; clients that are not in it any more lose their connection.
+
+        Raises:
+            ConfigError: a line of a list is wrong; what was known before still holds.
+        """
+        self._lists.reload()
+        self._reconcile_topics(set())
+        for session in list(self._sessions):
+            session.reauthorise()
+        log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
+
+    async def _clean(self) -> None:
+        """Look after retention and compaction, now and then."""
+        while True:
+            await asyncio.sleep(self.config.storage.cleaner_interval_seconds)
+            try:
+                freed = await self.broker.clean()
+            except Exception:
+                log.exception("cleaning failed")
+                continue
+            if freed:
+                log.info("cleaning freed %d bytes", freed)
+
+    async def stop(self) -> None:
+        """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
+        self.stopping = True
+        for listener in self._listeners:
+            listener.close()
+        if self._cleaner is not None:
+            self._cleaner.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._cleaner
+        for connection in self._connections:
+            connection.stop_reading()
+        deadline = self.clock.monotonic() + self.config.server.drain_seconds
+        while any(one.busy for one in self._connections) and self.clock.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_STEP_SECONDS)
+        for connection in list(self._connections):
+            connection.close()
+        if hasattr(self, "broker"):
+            await self.broker.close()
+        for connection in list(self._connections):
+            connection.abort()
+        if self._admin is not None:
+            await self._admin.stop()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
+    server = Server(config)
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+
+    def reload() -> None:
+        try:
+            server.reload()
+        except (BabelbusError, OSError) as error:
+            log.error("reload: %s", error)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await server.start()
+    ready(server)
+    await asked.wait()
+    log.info("stopping")
+    await server.stop()
+    log.info("stopped")
+
+
+def run(config: Config, ready: Callable[[Server], None] = lambda server: None) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the lists of clients again. `ready` is called once it listens.
+
+    Raises:
+        BabelbusError, OSError: it could not start.
+    """
+    sys.setswitchinterval(SWITCH_SECONDS)
+    factory = None
+    if config.server.uvloop:
+        try:
+            import uvloop
+        except ImportError:
+            log.info("uvloop is not installed; asyncio's own loop is slower")
+        else:
+            factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(_serve(config, ready))
+
+
+__all__ = ["ConfigError", "Server", "run"]

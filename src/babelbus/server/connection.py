@@ -1,0 +1,152 @@
+"""A socket and its session: written once, for all stream protocols (design.md, section 3)."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from babelbus.errors import RemoteProtocolError
+from babelbus.metrics import Metrics
+from babelbus.protocols.contract import Outbox, Session
+
+log = logging.getLogger(__name__)
+
+MakeSession = Callable[[Outbox, Callable[[], None]], Session]
+"""Makes the session of a new connection from its outbox and a way to close the connection."""
+
+
+class Connection(asyncio.Protocol):
+    """Bytes of one peer -> session -> outbox; no task and no await per message.
+
+    Reading stops while the outbox is full and goes on when the peer has taken enough, so that what one peer can make
+    the server hold is bounded. A peer that breaks the protocol loses this connection and nothing else.
+    """
+
+    def __init__(
+        self,
+        protocol: str,
+        make_session: MakeSession,
+        metrics: Metrics,
+        connections: set["Connection"],
+        *,
+        bytes_max: int,
+        handshake_seconds: float,
+        connections_max: int,
+    ) -> None:
+        self._protocol = protocol
+        self._make_session = make_session
+        self._metrics = metrics
+        self._connections = connections
+        self._bytes_max = bytes_max
+        self._paused = False
+        self._eof = False
+        self._handshake_seconds = handshake_seconds
+        self._connections_max = connections_max
+        self._session: Session | None = None
+        self.peer = "?"
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin: the session may send first."""
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+        # resume_writing comes when half of the bound is taken, not when all of it is.
+        self._transport.set_write_buffer_limits(high=self._bytes_max // 2, low=self._bytes_max // 4)
+        self._outbox = Outbox(self._transport, self._bytes_max)
+        self._outbox.on_drained = self.room
+        if len(self._connections) >= self._connections_max:
+            log.warning("%s %s: refused, %d connections are open", self._protocol, self.peer, self._connections_max)
+            self._metrics.connections_refused_total.labels(self._protocol, "limit").inc()
+            self._transport.abort()
+            return
+        self._connections.add(self)
+        self._metrics.connections.labels(self._protocol).inc()
+        self._metrics.connections_total.labels(self._protocol).inc()
+        self._deadline = asyncio.get_running_loop().call_later(self._handshake_seconds, self._check_handshake)
+        self._session = self._make_session(self._outbox, self.close)
+
+    def _check_handshake(self) -> None:
+        if self._session is not None and not self._session.established:
+            log.info("%s %s: closing: no handshake within %g s", self._protocol, self.peer, self._handshake_seconds)
+            self._metrics.connections_refused_total.labels(self._protocol, "handshake").inc()
+            self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle one chunk as one batch."""
+        session = self._session
+        if session is not None:
+            self._run(lambda: session.receive_data(data))
+
+    def _run(self, step: Callable[[], None]) -> None:
+        outbox = self._outbox
+        outbox.hold()
+        try:
+            step()
+        except RemoteProtocolError as error:
+            log.info("%s %s: closing: %s", self._protocol, self.peer, error)
+            self._metrics.protocol_errors_total.labels(self._protocol).inc()
+            outbox.release()
+            self.close()
+            return
+        except Exception:
+            log.exception("%s %s: internal error, closing", self._protocol, self.peer)
+            self.abort()
+            return
+        outbox.release()
+        if outbox.full and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def room(self) -> None:
+        """The outbox may have room again: go on with what was put off, then read on."""
+        session = self._session
+        if session is not None and self._paused and not self._outbox.full and not self._outbox.closed:
+            self._paused = False
+            self._run(session.resume)
+            if not self._paused and not self._eof and not self._transport.is_closing():
+                self._transport.resume_reading()
+        if self._eof and not self.busy:
+            self.close()
+
+    def resume_writing(self) -> None:
+        """The peer took what was sent."""
+        self.room()
+
+    def eof_received(self) -> bool:
+        """The peer sends nothing more; requests that came whole are still answered."""
+        self._eof = True
+        return self.busy
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is gone."""
+        if self._session is None:
+            return
+        self._deadline.cancel()
+        self._outbox.close()
+        self._session.close()
+        self._connections.discard(self)
+        self._metrics.connections.labels(self._protocol).dec()
+        log.debug("%s %s: closed%s", self._protocol, self.peer, f": {error}" if error else "")
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are put off or answers outstanding."""
+        return self._session is not None and (self._session.busy or self._outbox.waiting > 0)
+
+    @property
+    def outbox_bytes(self) -> int:
+        """Bytes of answers that wait to be sent."""
+        return self._outbox.size_bytes
+
+    def stop_reading(self) -> None:
+        """Take no more requests; those that came are answered."""
+        self._eof = True
+        self._transport.pause_reading()
+
+    def close(self) -> None:
+        """Close once what was written is sent."""
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()

@@ -1,0 +1,1 @@
+"""The face of the server on HTTP: administration, metrics and health."""

@@ -1,0 +1,213 @@
+"""The administration endpoint (docs/operations.md): metrics and health for machines, a JSON API for the command line.
+
+`/metrics`, `/health` and `/ready` are open to who can connect. Everything below `/api` needs the token in its
+`Authorization` header. A web page of somebody else cannot set that header without our consent, which we never give
+(no CORS), also when its name is bound to this address, so neither CSRF nor DNS rebinding gets further than that.
+"""
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from aiohttp import hdrs, web
+from prometheus_client.exposition import choose_encoder
+
+from babelbus.config import read_topic_changes
+from babelbus.core.broker import TopicExistsError, UnknownTopicError
+from babelbus.core.settings import InvalidSettingError
+from babelbus.core.subject import InvalidTopicNameError
+from babelbus.errors import BabelbusError, ConfigError, StorageError
+from babelbus.metrics import Metrics
+from babelbus.storage.files import DiskFullError
+from babelbus.web.contract import Administration, Health, PartitionInfo, ServerInfo, TopicInfo
+
+__all__ = ["AdminServer", "Administration", "Health", "PartitionInfo", "ServerInfo", "TopicInfo"]
+
+log = logging.getLogger(__name__)
+
+BODY_BYTES_MAX = 2**20
+STOP_SECONDS = 2.0
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# The first line that fits decides: HTTP status, and the code that a program looks at.
+ERRORS: list[tuple[type[BabelbusError], int, str]] = [
+    (UnknownTopicError, 404, "unknown_topic"),
+    (TopicExistsError, 409, "topic_exists"),
+    (InvalidTopicNameError, 400, "invalid_topic_name"),
+    (InvalidSettingError, 400, "invalid_setting"),
+    (ConfigError, 400, "invalid_setting"),
+    (DiskFullError, 507, "disk_full"),
+    (StorageError, 503, "storage"),
+    (BabelbusError, 500, "failed"),
+]
+CODES = {
+    400: "bad_request",
+    401: "unauthorized",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+}
+
+
+class CreateTopic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /api/topics."""
+
+    name: str
+    partitions: int | None = None
+    settings: dict[str, object] = {}
+
+
+class AdminServer:
+    """The listening endpoint. `start` it on the event loop that serves the bus; `stop` it before that ends."""
+
+    def __init__(
+        self, administration: Administration, metrics: Metrics, *, token: str, host: str = "127.0.0.1", port: int = 8600
+    ) -> None:
+        assert token, "an empty token would let everybody in"
+        self._bus = administration
+        self._metrics = metrics
+        self._expected = f"Bearer {token}".encode()
+        self._host, self._port = host, port
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens: host and port, the one that the system chose if 0 was asked for."""
+        assert self._runner is not None, "not started"
+        host, port = self._runner.addresses[0][:2]
+        return host, port
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address is taken or not ours.
+        """
+        runner = web.AppRunner(
+            self._application(), access_log=None, handle_signals=False, shutdown_timeout=STOP_SECONDS
+        )
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._host, self._port).start()
+        except OSError:
+            await runner.cleanup()
+            raise
+        self._runner = runner
+
+    async def stop(self) -> None:
+        """Close the listener, and the connections once their requests are answered, or after two seconds."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[answer_errors], client_max_size=BODY_BYTES_MAX)
+        router = application.router
+        router.add_get("/metrics", self._get_metrics)
+        router.add_get("/health", self._get_health)
+        router.add_get("/ready", self._get_ready)
+        # `{name}` is one segment of the path as it was sent: the slash in `plant%2Fline1` stays inside the name.
+        for method, path, handler in (
+            ("GET", "/api/topics", self._list_topics),
+            ("POST", "/api/topics", self._create_topic),
+            ("GET", "/api/topics/{name}", self._show_topic),
+            ("PATCH", "/api/topics/{name}", self._alter_topic),
+            ("DELETE", "/api/topics/{name}", self._remove_topic),
+            ("GET", "/api/server", self._show_server),
+            ("POST", "/api/reload", self._reload),
+        ):
+            router.add_route(method, path, self._with_token(handler))
+        return application
+
+    def _with_token(self, handler: Handler) -> Handler:
+        async def check(request: web.Request) -> web.StreamResponse:
+            given = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
+            # In constant time: how long a wrong guess takes must not tell how much of it was right.
+            if not hmac.compare_digest(given, self._expected):
+                raise web.HTTPUnauthorized(
+                    text="the admin token is missing or wrong", headers={"WWW-Authenticate": "Bearer"}
+                )
+            return await handler(request)
+
+        return check
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
+        return web.Response(body=encode(self._metrics.registry), headers={hdrs.CONTENT_TYPE: content_type})
+
+    async def _get_health(self, request: web.Request) -> web.Response:
+        """200 as long as the process lives: a supervisor restarts on anything else, which mends no full disk."""
+        reasons = self._bus.health().reasons
+        return answer({"status": "degraded" if reasons else "ok", "reasons": reasons})
+
+    async def _get_ready(self, request: web.Request) -> web.Response:
+        health = self._bus.health()
+        return answer({"ready": health.ready, "reasons": health.reasons}, status=200 if health.ready else 503)
+
+    async def _list_topics(self, request: web.Request) -> web.Response:
+        return answer({"topics": self._bus.list_topics()})
+
+    async def _show_topic(self, request: web.Request) -> web.Response:
+        return answer(self._bus.topic(request.match_info["name"]))
+
+    async def _create_topic(self, request: web.Request) -> web.Response:
+        wanted = await read_body(request, CreateTopic)
+        count = {} if wanted.partitions is None else {"partitions": wanted.partitions}
+        settings = read_topic_changes(wanted.settings | count)
+        partitions = settings.pop("partitions", None)
+        assert partitions is None or isinstance(partitions, int)  # read_topic_changes has checked it
+        return answer(self._bus.create_topic(wanted.name, partitions, settings), status=201)
+
+    async def _alter_topic(self, request: web.Request) -> web.Response:
+        changes = read_topic_changes(await read_body(request, dict[str, object]))
+        return answer(self._bus.alter_topic(request.match_info["name"], changes))
+
+    async def _remove_topic(self, request: web.Request) -> web.Response:
+        await self._bus.remove_topic(request.match_info["name"])
+        return answer({"removed": request.match_info["name"]})
+
+    async def _show_server(self, request: web.Request) -> web.Response:
+        return answer(self._bus.info())
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        self._bus.reload()
+        return answer({"reloaded": True})
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every failure as {"error": text, "code": word}; what we did not foresee is logged and not shown."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        headers = {name: value for name, value in error.headers.items() if name in (hdrs.ALLOW, hdrs.WWW_AUTHENTICATE)}
+        text = error.text if error.status in (400, 401) else error.reason
+        return answer({"error": text, "code": CODES.get(error.status, "failed")}, status=error.status, headers=headers)
+    except BabelbusError as error:
+        status, code = next((status, code) for type_, status, code in ERRORS if isinstance(error, type_))
+        return answer({"error": str(error), "code": code}, status=status)
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return answer({"error": "the server failed; its log says more", "code": "internal"}, status=500)
+
+
+async def read_body(request: web.Request, type_: type[T]) -> T:
+    """Read a JSON body of this type; the error of a wrong one names the key."""
+    try:
+        return msgspec.json.decode(await request.read(), type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise web.HTTPBadRequest(text=f"the body is wrong: {error}") from error
+
+
+def answer(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """Answer with JSON that no cache keeps and no browser takes for anything else."""
+    return web.Response(
+        body=msgspec.json.encode(body),
+        status=status,
+        content_type="application/json",
+        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"} | (headers or {}),
+    )

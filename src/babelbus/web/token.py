@@ -1,0 +1,69 @@
+"""The administration token: a secret in the data folder, so that who may read the data may administer the server."""
+
+import os
+import secrets
+
+from babelbus.errors import BabelbusError
+
+
+class TokenError(BabelbusError):
+    """The token file cannot be read or made, or others than its owner may read it."""
+
+
+def token_path(data_folder: str) -> str:
+    """Give where the token of the server with this data folder is."""
+    return os.path.join(data_folder, "conf", "admin_token")
+
+
+def read_token(data_folder: str) -> str:
+    """Give the token of the server with this data folder: what the command line on the same machine does.
+
+    Raises:
+        TokenError: there is none yet, it is empty, or it cannot be read.
+    """
+    path = token_path(data_folder)
+    try:
+        with open(path, encoding="ascii") as file:
+            token = file.read().strip()
+    except FileNotFoundError:
+        raise TokenError(f"there is no {path}; the server makes it at its first start") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenError(f"cannot read {path}: {error}") from error
+    if not token:
+        raise TokenError(f"{path} is empty; remove it, and the next start of the server makes a new one")
+    return token
+
+
+def ensure_token(data_folder: str) -> str:
+    """Give the token, made at the first start: 256 random bits in a file that only its owner may read.
+
+    Raises:
+        TokenError: the file cannot be made or read, or it is open to others.
+    """
+    path = token_path(data_folder)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not os.path.exists(path):
+            _write(path, secrets.token_urlsafe(32))
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise TokenError(f"cannot make {path}: {error.strerror}") from error
+    # Whoever has read it may go on using it, so tightening the mode in silence would help nobody.
+    if mode & 0o077:
+        raise TokenError(
+            f"{path} may be read by others (mode {mode & 0o777:o}); remove it, and the next start makes one"
+        )
+    return read_token(data_folder)
+
+
+def _write(path: str, token: str) -> None:
+    """Write the file under another name first: a crash must not leave an empty token behind."""
+    temporary = f"{path}.new"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)  # a leftover of an earlier crash keeps its own mode otherwise
+        os.write(descriptor, f"{token}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
