@@ -1,0 +1,1 @@
+"""Figures: how fast Babelbus is, each beside its peers in the same run. `python -m bench --help`."""
