@@ -43,6 +43,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._published: dict[tuple[str, str], Traffic] = {}
+        self._fetched: dict[tuple[str, str], Traffic] = {}
         ProcessCollector(registry=registry)  # memory, processor time, descriptors
 
         def counter(name: str, doc: str, *labels: str) -> Counter:
@@ -89,16 +91,22 @@ class Metrics:
         self.outbox_bytes_max = gauge("outbox_bytes_max", "Limit of outbox_bytes for one connection", "protocol")
 
     def topic_published(self, protocol: str, topic: str) -> Traffic:
-        """Give the counters of what is published to `topic` through `protocol`; hot paths keep the object."""
-        return Traffic(
-            self.records_published_total.labels(protocol, topic), self.bytes_published_total.labels(protocol, topic)
-        )
+        """Give the counters of what is published to `topic` through `protocol`; a dictionary look-up."""
+        found = self._published.get((protocol, topic))
+        if found is None:
+            found = self._published[protocol, topic] = Traffic(
+                self.records_published_total.labels(protocol, topic), self.bytes_published_total.labels(protocol, topic)
+            )
+        return found
 
     def topic_fetched(self, protocol: str, topic: str) -> Traffic:
-        """Give the counters of what is read from `topic` through `protocol`; hot paths keep the object."""
-        return Traffic(
-            self.records_fetched_total.labels(protocol, topic), self.bytes_fetched_total.labels(protocol, topic)
-        )
+        """Give the counters of what is read from `topic` through `protocol`; a dictionary look-up."""
+        found = self._fetched.get((protocol, topic))
+        if found is None:
+            found = self._fetched[protocol, topic] = Traffic(
+                self.records_fetched_total.labels(protocol, topic), self.bytes_fetched_total.labels(protocol, topic)
+            )
+        return found
 
     def watch_topic(self, topic: str, *, segments: Callable[[], float], log_bytes: Callable[[], float]) -> None:
         """Ask these two for the gauges of `topic` whenever the metrics are read, in the thread that reads them."""
@@ -115,6 +123,9 @@ class Metrics:
             self.segments,
             self.log_bytes,
         ]
+        for kept in (self._published, self._fetched):
+            for known in [known for known in kept if known[1] == topic]:
+                del kept[known]
         for metric in by_topic:
             metric.remove_by_labels({"topic": topic})
 

