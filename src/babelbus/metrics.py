@@ -4,11 +4,12 @@ The exposition's names have `babelbus_` in front. Labels are few and bounded: th
 short list; never a client, a key or a subject. Counting is done once per chunk, not once per record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 # From a page into a battery-backed cache to a disk that is dying; an fdatasync takes 0.2 ms on a common SSD.
 FLUSH_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -24,18 +25,43 @@ class MetricInfo(msgspec.Struct, frozen=True):
 
 
 class Traffic:
-    """Two counters that go up together: the records and the bytes of one protocol and topic."""
+    """Two counters that go up together: the records and the bytes of one protocol and topic.
 
-    __slots__ = ("_bytes", "_records")
+    They are plain numbers until somebody reads the metrics: a lock for each chunk would cost more than its look-up.
+    Only the event loop counts and reads.
+    """
+
+    __slots__ = ("_bytes", "_records", "bytes", "records")
 
     def __init__(self, records: Counter, bytes_: Counter) -> None:
-        self._records = records.inc
-        self._bytes = bytes_.inc
+        self._records = records
+        self._bytes = bytes_
+        self.records = 0
+        self.bytes = 0
 
     def inc(self, records: int, size_bytes: int) -> None:
         """Count one chunk."""
-        self._records(records)
-        self._bytes(size_bytes)
+        self.records += records
+        self.bytes += size_bytes
+
+    def settle(self) -> None:
+        """Hand what was counted to Prometheus."""
+        self._records.inc(self.records)
+        self._bytes.inc(self.bytes)
+        self.records = self.bytes = 0
+
+
+class _Settler(Collector):
+    """Stands first in the registry, so that the counters are up to date when their turn comes to be read."""
+
+    def __init__(self, *kept: dict[tuple[str, str], Traffic]) -> None:
+        self._kept = kept
+
+    def collect(self) -> Iterable[Metric]:
+        for kept in self._kept:
+            for traffic in kept.values():
+                traffic.settle()
+        return ()
 
 
 class Metrics:
@@ -45,6 +71,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._published: dict[tuple[str, str], Traffic] = {}
         self._fetched: dict[tuple[str, str], Traffic] = {}
+        registry.register(_Settler(self._published, self._fetched))
         ProcessCollector(registry=registry)  # memory, processor time, descriptors
 
         def counter(name: str, doc: str, *labels: str) -> Counter:

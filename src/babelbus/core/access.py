@@ -36,10 +36,10 @@ class Identity(msgspec.Struct, frozen=True):
 
     def may(self, action: Action, subject: str) -> bool:
         """Say whether a grant covers this."""
-        return any(
-            grant.action is action and (grant.pattern is EVERYTHING or grant.pattern.matches(subject))
-            for grant in self.grants
-        )
+        for grant in self.grants:
+            if grant.action is action and (grant.pattern is EVERYTHING or grant.pattern.matches(subject)):
+                return True
+        return False
 
 
 CLIENT_GRANTS = (Grant(Action.PUBLISH), Grant(Action.SUBSCRIBE))

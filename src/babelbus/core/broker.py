@@ -105,7 +105,9 @@ class Broker:
 
     def _open_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
         opened = [self._open_partition(name, settings, number) for number in range(partitions)]
-        return Topic(name, settings, opened, self._clock, self._route, lambda: not self.router.empty)
+        return Topic(
+            name, settings, opened, self._clock, self._route, lambda: not self.router.empty, self._loop.call_soon
+        )
 
     def _open_partition(self, name: str, settings: TopicSettings, number: int) -> Partition:
         store = self._stores[settings.engine]
@@ -153,6 +155,7 @@ class Broker:
             StorageError: the disk refused.
         """
         topic = self.topic(name)
+        topic.commit()
         changes = dict(changes)
         partitions = changes.pop("partitions", len(topic.partitions))
         if not isinstance(partitions, int) or not len(topic.partitions) <= partitions <= PARTITIONS_MAX:

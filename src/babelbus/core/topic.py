@@ -25,6 +25,8 @@ SUBJECT_HEADER = b"ce_subject"
 """Holds the subject of an event whose subject is not the topic's name."""
 SERVER_CHOOSES = -1
 NO_PRODUCER = -1
+GATHER_RECORDS_MAX = 64
+"""So many records at once are a batch by themselves."""
 
 
 class SequenceGapError(StorageError):
@@ -50,6 +52,7 @@ class Topic:
         clock: Clock,
         on_visible: Callable[[str, Sequence[Event]], None],
         is_heard: Callable[[], bool],
+        later: Callable[[Callable[[], None]], object],
     ) -> None:
         self.name = name
         self.settings = settings
@@ -57,8 +60,12 @@ class Topic:
         self._clock = clock
         self._on_visible = on_visible
         self._is_heard = is_heard
+        self._later = later
         self._turn = 0
         self._last_ms = 0
+        self._gathered: Receipt | None = None
+        self._payloads: list[bytes] = []
+        self._timestamps: list[int] = []
 
     def stamp(self) -> int:
         """Give the server's time in ms; it never runs backwards within a topic, whatever the clock does."""
@@ -83,13 +90,21 @@ class Topic:
         """Append records that are a payload and a time alone, round robin over the partitions; 0 is the server's time.
 
         Gives a receipt for each partition that got some; one for all when nothing could be stored (with its error).
+        Few records wait for the end of this turn of the event loop, so that what many connections publish at once is
+        one write (`commit`) with one receipt, which does not know their offsets.
         """
-        if 0 in timestamps:
-            now = self.stamp()
-            timestamps = [timestamp or now for timestamp in timestamps]
         count = len(self.partitions)
         if count == 1:
-            return [self._append_payloads(self.partitions[0], payloads, timestamps)]
+            if len(payloads) >= GATHER_RECORDS_MAX:
+                self.commit()
+                return [self._append_payloads(self.partitions[0], payloads, timestamps)]
+            receipt = self._gathered
+            if receipt is None:
+                receipt = self._gathered = Receipt(-1, -1, 0)
+                self._later(self.commit)
+            self._payloads += payloads
+            self._timestamps += timestamps
+            return [receipt]
         receipts = []
         for lane in range(min(count, len(payloads))):
             partition = self.partitions[(self._turn + lane) % count]
@@ -97,7 +112,20 @@ class Topic:
         self._turn = (self._turn + len(payloads)) % count
         return receipts
 
+    def commit(self) -> None:
+        """Append what `publish_payloads` gathered; who reads or appends in another way calls this first."""
+        receipt = self._gathered
+        if receipt is None:
+            return
+        payloads, timestamps = self._payloads, self._timestamps
+        self._gathered, self._payloads, self._timestamps = None, [], []
+        made = self._append_payloads(self.partitions[0], payloads, timestamps)
+        made.when_done(lambda made: receipt.resolve(made.error))
+
     def _append_payloads(self, partition: Partition, payloads: Sequence[bytes], timestamps: list[int]) -> Receipt:
+        if 0 in timestamps:
+            now = self.stamp()
+            timestamps = [timestamp or now for timestamp in timestamps]
         try:
             receipt = partition.append(encode_payloads(payloads, timestamps, partition.next_offset))
         except StorageError as error:
@@ -109,6 +137,7 @@ class Topic:
 
     def publish(self, events: Sequence[Event]) -> list[Receipt]:
         """Append events: those with a key to the partition that the key chooses, the others round robin."""
+        self.commit()
         now = self.stamp()
         lanes: dict[int, list[Event]] = {}
         for event in events:
@@ -158,6 +187,7 @@ class Topic:
             SequenceGapError, SequenceTooOldError, UnknownPartitionError, InvalidRecordError: see there.
             StorageError: the disk refused; nothing was appended.
         """
+        self.commit()
         if partition != SERVER_CHOOSES:
             self.partition(partition)
         if producer_id != NO_PRODUCER:
@@ -207,6 +237,7 @@ class Topic:
 
     def close(self, error: StorageError | None = None) -> None:
         """Give the logs back; who waits for something is answered, with `error` if there is one."""
+        self.commit()
         for partition in self.partitions:
             partition.close(error)
 

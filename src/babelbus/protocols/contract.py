@@ -45,12 +45,19 @@ class Session(Protocol):
 
 
 class _Answer:
-    __slots__ = ("encode", "left", "weight")
+    __slots__ = ("encode", "left", "outbox", "weight")
 
-    def __init__(self, encode: Encode, left: int, weight: int) -> None:
+    def __init__(self, outbox: "Outbox", encode: Encode, left: int, weight: int) -> None:
+        self.outbox = outbox
         self.encode = encode
         self.left = left
         self.weight = weight
+
+    def arrive(self, _receipt: Receipt) -> None:
+        """One of the receipts is done."""
+        self.left -= 1
+        if not self.left:
+            self.outbox.push()
 
 
 class Outbox:
@@ -64,7 +71,8 @@ class Outbox:
         self._transport = transport
         self._answers: deque[_Answer] = deque()
         self._weight = 0
-        self._holding = False
+        self.holding = False
+        """While set, what becomes ready is collected until `release`, so that one chunk's answers are one write."""
         self.bytes_max = bytes_max
         self.closed = False
         self.on_drained: Callable[[], None] = lambda: None
@@ -85,20 +93,17 @@ class Outbox:
         """Answers that are not written yet."""
         return len(self._answers)
 
-    def hold(self) -> None:
-        """Collect what becomes ready until `release`, so that one chunk's answers are one write."""
-        self._holding = True
-
     def release(self) -> None:
         """Write what became ready."""
-        self._holding = False
-        self._drain()
+        self.holding = False
+        if self._answers:
+            self._drain()
 
     def answer(self, encode: Encode, weight: int = 0) -> None:
         """Send what `encode` gives, behind all answers that were promised before."""
-        self._answers.append(_Answer(encode, 0, weight))
+        self._answers.append(_Answer(self, encode, 0, weight))
         self._weight += weight
-        if not self._holding:
+        if not self.holding:
             self._drain()
 
     def answer_when(self, receipts: Sequence[Receipt], encode: Encode, weight: int = 0) -> None:
@@ -106,18 +111,17 @@ class Outbox:
 
         `encode` is called when its turn to be written has come, not earlier.
         """
-        answer = _Answer(encode, len(receipts), weight)
+        answer = _Answer(self, encode, len(receipts), weight)
         self._answers.append(answer)
         self._weight += weight
-
-        def done(_receipt: Receipt) -> None:
-            answer.left -= 1
-            if not answer.left and not self._holding:
-                self._drain()
-                self.on_drained()
-
         for receipt in receipts:
-            receipt.when_done(done)
+            receipt.when_done(answer.arrive)
+
+    def push(self) -> None:
+        """Write what became ready, unless it is collected."""
+        if not self.holding:
+            self._drain()
+            self.on_drained()
 
     def _drain(self) -> None:
         answers = self._answers

@@ -75,13 +75,13 @@ class Connection(asyncio.Protocol):
         """Handle one chunk as one batch."""
         session = self._session
         if session is not None:
-            self._run(lambda: session.receive_data(data))
+            self._run(session.receive_data, data)
 
-    def _run(self, step: Callable[[], None]) -> None:
+    def _run(self, step: Callable[..., None], *arguments: bytes) -> None:
         outbox = self._outbox
-        outbox.hold()
+        outbox.holding = True
         try:
-            step()
+            step(*arguments)
         except RemoteProtocolError as error:
             log.info("%s %s: closing: %s", self._protocol, self.peer, error)
             self._metrics.protocol_errors_total.labels(self._protocol).inc()
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         outbox.release()
-        if outbox.full and not self._paused:
+        if not self._paused and outbox.full:
             self._paused = True
             self._transport.pause_reading()
 
