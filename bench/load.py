@@ -1,0 +1,86 @@
+"""A jebp client that is only a load: connections that create one record each, wait for its ack, and do it again."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import uvloop
+
+from babelbus.protocols.jebp.codec import encode_request
+from babelbus.protocols.jebp.decoder import ClientDecoder
+from babelbus.protocols.jebp.handshake import ClientHandshake
+from babelbus.protocols.jebp.identity import Identity
+from babelbus.protocols.jebp.messages import CreateRecord
+
+
+class OneAtATime(asyncio.Protocol):
+    """One connection: a record, its ack, the next record. `latencies` are seconds from write to ack."""
+
+    def __init__(self, identity: Identity, topic: str, payload: bytes, on_ready: Callable[[], None]) -> None:
+        self._handshake = ClientHandshake(identity, trust=lambda _fingerprint: True)
+        self._request = encode_request(CreateRecord(topic, 0, payload))
+        self._on_ready = on_ready
+        self._decoder: ClientDecoder | None = None
+        self._sent_at = 0.0
+        self.running = False
+        self.latencies: list[float] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is none by type
+        self._transport.write(self._handshake.begin())
+
+    def data_received(self, data: bytes) -> None:
+        if self._decoder is None:
+            self._transport.write(self._handshake.receive_data(data))
+            established = self._handshake.established
+            if established is not None:
+                self._sealer, self._decoder = established.sealer, ClientDecoder(established.opener)
+                self._on_ready()
+            return
+        self._decoder.receive_data(data)
+        for response in self._decoder.events():
+            assert response.status == 0xA1, response
+            self.latencies.append(time.perf_counter() - self._sent_at)
+            if self.running:
+                self.send()
+
+    def send(self) -> None:
+        self._sent_at = time.perf_counter()
+        self._transport.write(self._sealer.seal_many([self._request]))
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+async def _run(
+    port: int, identity: Identity, topic: str, payload: bytes, clients: int, seconds: float
+) -> tuple[float, list[float]]:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Semaphore(0)
+    protocols = []
+    for _ in range(clients):
+        _, protocol = await loop.create_connection(
+            lambda: OneAtATime(identity, topic, payload, ready.release), "127.0.0.1", port
+        )
+        protocols.append(protocol)
+    for _ in range(clients):
+        await ready.acquire()
+    begun = time.perf_counter()
+    for protocol in protocols:
+        protocol.running = True
+        protocol.send()
+    await asyncio.sleep(seconds)
+    passed = time.perf_counter() - begun
+    latencies = []
+    for protocol in protocols:
+        protocol.running = False
+        latencies += protocol.latencies
+        protocol.close()
+    return len(latencies) / passed, latencies
+
+
+def one_at_a_time(
+    port: int, identity: Identity, topic: str, payload: bytes, *, clients: int, seconds: float
+) -> tuple[float, list[float]]:
+    """Give acknowledged records a second over all connections, and the latency of each in seconds."""
+    return uvloop.run(_run(port, identity, topic, payload, clients, seconds))
