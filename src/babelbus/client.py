@@ -1,0 +1,71 @@
+"""The public client: everything that a program needs to publish to the bus and to read from it.
+
+    from babelbus.client import BlockingClient, Identity
+
+    with BlockingClient(identity=Identity.load("data/conf/admin_key")) as client:
+        client.publish("plant", b"21.5")
+
+`Client` is the same for asyncio. Every error is a `BabelbusError`; those of connection and server are `ClientError`s.
+"""
+
+from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.protocols.jebp.batching import Flushed
+from babelbus.protocols.jebp.blocking import BlockingClient
+from babelbus.protocols.jebp.client import Client, Position
+from babelbus.protocols.jebp.client_errors import (
+    ClientClosedError,
+    ClientError,
+    ConnectionLostError,
+    NoRightsError,
+    NotAuthorisedError,
+    OffsetOutOfRangeError,
+    OutcomeUnknownError,
+    PartitionOutOfReachError,
+    RecordTooLargeError,
+    RequestError,
+    RequestTimeoutError,
+    TopicExistsError,
+    UnknownTopicError,
+    UnsupportedByServerError,
+    UntrustedServerError,
+)
+from babelbus.protocols.jebp.identity import Identity, IdentityError
+from babelbus.protocols.jebp.producer import Published
+from babelbus.protocols.jebp.reader import Fetched, FetchedBatch
+from babelbus.storage.columns import Columns
+from babelbus.storage.format import CorruptRecordError, InvalidRecordError
+from babelbus.storage.record import Headers, Record
+
+__all__ = [
+    "BabelbusError",
+    "BlockingClient",
+    "Client",
+    "ClientClosedError",
+    "ClientError",
+    "Columns",
+    "ConnectionLostError",
+    "CorruptRecordError",
+    "Fetched",
+    "FetchedBatch",
+    "Flushed",
+    "Headers",
+    "Identity",
+    "IdentityError",
+    "InvalidRecordError",
+    "LocalProtocolError",
+    "NoRightsError",
+    "NotAuthorisedError",
+    "OffsetOutOfRangeError",
+    "OutcomeUnknownError",
+    "PartitionOutOfReachError",
+    "Position",
+    "Published",
+    "Record",
+    "RecordTooLargeError",
+    "RequestError",
+    "RequestTimeoutError",
+    "TopicExistsError",
+    "UnknownTopicError",
+    "UnsupportedByServerError",
+    "UntrustedServerError",
+]

@@ -1,0 +1,284 @@
+"""Records -> batches: what `send` collects until a batch is full or old enough, and whole lists cut into batches."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.protocols.jebp.producer import BATCH_RECORDS_MAX, Batch, Producer, Published
+from babelbus.storage.format import (
+    HEADERS_MAX,
+    RECORD_BYTES_MIN,
+    RESERVED_HEADER_PREFIX,
+    InvalidRecordError,
+    encode_batch,
+    encode_payloads,
+)
+from babelbus.storage.record import Headers, Record, RecordBatch
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    """What was acknowledged of `send` since the last flush."""
+
+    records: int
+    batches: int
+
+
+class _Open:
+    """A batch that is still collected."""
+
+    __slots__ = ("bytes", "now_ms", "records")
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.records: list[Record] = []
+        self.bytes = 0
+
+
+class Batcher:
+    """Collects what is sent one by one, a batch for each topic and partition, with one timer for them all."""
+
+    def __init__(self, producer: Producer, clock: Clock, *, linger_seconds: float, batch_bytes_max: int) -> None:
+        self._producer = producer
+        self._clock = clock
+        self._linger_seconds = linger_seconds
+        self._batch_bytes_max = batch_bytes_max
+        self._open: dict[tuple[str, int], _Open] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._outstanding: dict[Batch, None] = {}
+        self._error: BabelbusError | None = None
+        self._records = self._batches = 0
+
+    def add(
+        self, topic: str, payload: bytes | None, key: bytes | None, headers: Headers, timestamp: int, partition: int
+    ) -> None:
+        """Put one record into the batch of its topic and partition; about 1 us.
+
+        Raises:
+            InvalidRecordError, ClientError: it cannot be sent.
+        """
+        if self._producer.closed is not None:
+            raise self._producer.closed
+        if timestamp < 0:
+            raise InvalidRecordError(f"a record's time is {timestamp} ms, it must not be negative")
+        place = (topic, partition)
+        found = self._open.get(place)
+        if found is None:
+            found = self._open[place] = _Open(self._clock.now_ms())
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(self._linger_seconds, self._linger_over)
+        if headers:
+            check_headers(headers)
+        # All records without a time get that of their batch's beginning: a batch of one time is encoded faster.
+        found.records.append(Record(payload, key, headers, timestamp or found.now_ms))
+        found.bytes += record_bytes(payload, key, headers)
+        if found.bytes >= self._batch_bytes_max or len(found.records) >= BATCH_RECORDS_MAX:
+            self.close_batch(topic, partition)
+
+    def _linger_over(self) -> None:
+        self._timer = None
+        self.close_all()
+
+    def close_all(self) -> None:
+        """Submit everything that is collected."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for topic, partition in list(self._open):
+            self.close_batch(topic, partition)
+
+    def close_batch(self, topic: str, partition: int) -> None:
+        """Submit what is collected for this place; what cannot be is told by the next `flush`."""
+        found = self._open.pop((topic, partition), None)
+        if found is None:
+            return
+        submitted: list[Batch] = []
+
+        def done(published: Published | None, error: BabelbusError | None) -> None:
+            if submitted:
+                del self._outstanding[submitted[0]]
+            self._error = self._error or error
+            if published is not None:
+                self._records += published.count
+                self._batches += 1
+
+        try:
+            data = encode_batch(found.records).data
+            batch = self._producer.submit(topic, partition, data, len(found.records), done)
+        except BabelbusError as error:
+            self._error = self._error or error
+            return
+        self._outstanding[batch] = None
+        submitted.append(batch)
+
+    async def flush(self) -> Flushed:
+        """Send what is collected and return when everything sent so far is answered.
+
+        Raises:
+            BabelbusError: the first error of a batch since the last flush; other batches may be stored.
+        """
+        self.close_all()
+        if self._outstanding:
+            await _wait_for(list(self._outstanding))
+        flushed = Flushed(self._records, self._batches)
+        self._records = self._batches = 0
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return flushed
+
+
+async def _wait_for(batches: Sequence[Batch]) -> None:
+    left = len(batches)
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(_published: Published | None, _error: BabelbusError | None) -> None:
+        nonlocal left
+        left -= 1
+        if not left and not future.done():
+            future.set_result(None)
+
+    for batch in batches:
+        batch.on_done.append(done)
+    await future
+
+
+async def publish_batches(
+    producer: Producer, topic: str, partition: int, batches: Iterator[RecordBatch]
+) -> list[Published]:
+    """Submit batches as there is room for them; return when all are answered, with their places in order.
+
+    Raises:
+        BabelbusError: the first error; nothing more was submitted after it, and what was is answered.
+    """
+    results: list[Published | None] = []
+    errors: list[BabelbusError] = []
+    left = 0
+    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def expect() -> Callable[[Published | None, BabelbusError | None], None]:
+        nonlocal left
+        index = len(results)
+        results.append(None)
+        left += 1
+
+        def done(published: Published | None, error: BabelbusError | None) -> None:
+            nonlocal left
+            left -= 1
+            results[index] = published
+            if error is not None:
+                errors.append(error)
+            if not left and not finished.done():
+                finished.set_result(None)
+
+        return done
+
+    all_submitted = expect()  # so that `finished` waits for the last batch
+    try:
+        for batch in batches:
+            if producer.full:
+                await producer.room()
+            if errors:
+                break
+            done = expect()
+            try:
+                producer.submit(topic, partition, batch.data, batch.count, done)
+            except BabelbusError as error:
+                done(None, error)
+            # The loop sends what is written and reads answers while the next batch is still to be made.
+            await asyncio.sleep(0)
+    except BabelbusError as error:  # of a record that cannot be stored
+        errors.append(error)
+    all_submitted(None, None)
+    await finished
+    if errors:
+        raise errors[0]
+    return [published for published in results if published is not None]
+
+
+def cut_batches(
+    payloads: Sequence[bytes] | Sequence[Record],
+    timestamps: Sequence[int] | None,
+    *,
+    now_ms: Callable[[], int],
+    batch_records: int,
+    batch_bytes_max: int,
+) -> Iterator[RecordBatch]:
+    """Yield payloads or records as batches of at most `batch_records`, and `batch_bytes_max` unless one alone is larger.
+
+    Raises:
+        InvalidRecordError: a record cannot be stored.
+        LocalProtocolError: there is not a time for each payload.
+    """
+    if timestamps is not None and len(timestamps) != len(payloads):
+        raise LocalProtocolError(f"{len(timestamps)} timestamps for {len(payloads)} records")
+    for at in range(0, len(payloads), batch_records):
+        part = payloads[at : at + batch_records]
+        times = None if timestamps is None else list(timestamps[at : at + len(part)])
+        for start, stop in _cut_by_bytes(part, batch_bytes_max):
+            piece = part if stop - start == len(part) else part[start:stop]
+            yield _encode(piece, None if times is None else times[start:stop], now_ms())
+
+
+def _cut_by_bytes(part: Sequence[bytes] | Sequence[Record], bytes_max: int) -> Iterator[tuple[int, int]]:
+    if not isinstance(part[0], Record):
+        total = sum(map(len, part)) + RECORD_BYTES_MIN * len(part)  # type: ignore[arg-type]  # bytes, as the first is
+        if total <= bytes_max:
+            yield 0, len(part)
+            return
+    sizes = [
+        record_bytes(one.payload, one.key, one.headers) if isinstance(one, Record) else RECORD_BYTES_MIN + len(one)
+        for one in part
+    ]
+    start = before = 0
+    for stop, total in enumerate(accumulate(sizes)):
+        if total - before > bytes_max and stop > start:
+            yield start, stop
+            start, before = stop, total - sizes[stop]
+    yield start, len(part)
+
+
+def _encode(part: Sequence[bytes] | Sequence[Record], timestamps: list[int] | None, now_ms: int) -> RecordBatch:
+    if isinstance(part[0], Record):
+        records: Sequence[Record] = part  # type: ignore[assignment]  # records, as the first is
+        if timestamps is not None:
+            records = [
+                msgspec.structs.replace(one, timestamp=at or one.timestamp)
+                for one, at in zip(records, timestamps, strict=True)
+            ]
+        if not all([one.timestamp for one in records]):  # noqa: C419  # a list is faster
+            records = [one if one.timestamp else msgspec.structs.replace(one, timestamp=now_ms) for one in records]
+        for one in records:
+            if one.headers:
+                check_headers(one.headers)
+        return encode_batch(records)
+    payloads: Sequence[bytes] = part  # type: ignore[assignment]  # the same
+    if timestamps is None:
+        timestamps = [now_ms] * len(payloads)
+    elif 0 in timestamps:
+        timestamps = [at or now_ms for at in timestamps]
+    return encode_payloads(payloads, timestamps)
+
+
+def record_bytes(payload: bytes | None, key: bytes | None, headers: Headers) -> int:
+    """Give how many bytes the stored form of a record has."""
+    size = RECORD_BYTES_MIN + len(payload or b"") + len(key or b"")
+    for name, value in headers:
+        size += 8 + len(name) + len(value or b"")
+    return size
+
+
+def check_headers(headers: Headers) -> None:
+    """Refuse headers that the server would refuse the whole batch for.
+
+    Raises:
+        InvalidRecordError: there are more than 126 (the server adds one), or a key is the server's own.
+    """
+    if len(headers) >= HEADERS_MAX:
+        raise InvalidRecordError(f"a record has {len(headers)} headers, the most are {HEADERS_MAX - 1}")
+    for name, _ in headers:
+        if name.startswith(RESERVED_HEADER_PREFIX):
+            raise InvalidRecordError(f"header {name!r}: keys that begin with '$' are the server's own")

@@ -1,0 +1,481 @@
+"""The client of jebp: publish, fetch and follow over one encrypted connection that is made anew when it is lost.
+
+    async with Client("127.0.0.1:5320", identity=Identity.load("admin_key")) as client:
+        await client.create_topic("plant")
+        await client.publish("plant", b"21.5", key=b"line1/temp")
+        async for record in client.follow("plant", until_end=True):
+            print(record.offset, record.payload)
+
+Everything runs in one event loop; the calls may come from any number of its tasks. `blocking` has the same for threads.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+
+import msgspec
+
+from babelbus.clock import Clock, SystemClock
+from babelbus.errors import LocalProtocolError
+from babelbus.protocols.jebp.batching import Batcher, Flushed, cut_batches, publish_batches
+from babelbus.protocols.jebp.client_errors import (
+    ConnectionLostError,
+    NoRightsError,
+    OutcomeUnknownError,
+    RequestError,
+    RequestTimeoutError,
+    TopicExistsError,
+    UnknownTopicError,
+    UnsupportedByServerError,
+)
+from babelbus.protocols.jebp.codec import encode_request
+from babelbus.protocols.jebp.handshake import MINOR_WITH_CREATE_RECORDS
+from babelbus.protocols.jebp.identity import Identity
+from babelbus.protocols.jebp.keeper import Keeper
+from babelbus.protocols.jebp.messages import ANY_PARTITION, CreateTopic, RemoveTopic, Response
+from babelbus.protocols.jebp.plain import PlainRun
+from babelbus.protocols.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
+from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, Reader, start_of
+from babelbus.protocols.jebp.status import is_success
+from babelbus.storage.record import Headers, Record
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where one record was stored; both numbers are -1 when the server speaks jebp/1.0, which does not say."""
+
+    partition: int
+    offset: int
+
+
+class Client:
+    """A connection to one server, under one identity. Use it with `async with`; it cannot be entered twice.
+
+    Args:
+        address: `host:port` of the server's jebp listener.
+        identity: the key that the server knows us by.
+        server_fingerprint: the server's, 64 hex digits. Without it the first server that answers is believed, and on
+            reconnects only that one: right on loopback, a risk beyond.
+        linger_seconds: how long `send` waits for company before a batch goes out.
+        batch_bytes_max: a batch of `send` or `publish_many` goes out at this size.
+        in_flight_bytes_max: bytes of records that wait for their acknowledgement before publishers have to wait.
+        request_timeout_seconds: how long one request may go without an answer, reconnects and retries included.
+        reconnect: whether a lost connection is made again, and requests that cannot do harm are sent again.
+        reconnect_seconds_max: longest pause between two attempts; the first is 50 ms, each one doubles.
+        bare_certificates: the server has the option `jebp_bare_certificates`.
+        clock: where records without a time get theirs from.
+
+    A lost connection: publishing (command 13, by sequence numbers: stored once), fetching and following go on when the
+    server is back. Creating and removing topics and `create_records_plain` raise `OutcomeUnknownError`.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:5320",
+        *,
+        identity: Identity,
+        server_fingerprint: str | None = None,
+        linger_seconds: float = 0.002,
+        batch_bytes_max: int = 256 * 1024,
+        in_flight_bytes_max: int = 8 * 2**20,
+        request_timeout_seconds: float = 30.0,
+        reconnect: bool = True,
+        reconnect_seconds_max: float = 5.0,
+        bare_certificates: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self._timeout_seconds = request_timeout_seconds
+        self._batch_bytes_max = batch_bytes_max
+        self._in_flight_bytes_max = in_flight_bytes_max
+        self._clock = clock or SystemClock()
+        self._producer = Producer(
+            self._clock.monotonic,
+            in_flight_bytes_max=in_flight_bytes_max,
+            timeout_seconds=request_timeout_seconds,
+        )
+        self._keeper = Keeper(
+            address,
+            identity,
+            self._producer,
+            fingerprint=server_fingerprint,
+            bare_certificates=bare_certificates,
+            timeout_seconds=request_timeout_seconds,
+            reconnect=reconnect,
+            reconnect_seconds_max=reconnect_seconds_max,
+        )
+        self._batcher = Batcher(
+            self._producer, self._clock, linger_seconds=linger_seconds, batch_bytes_max=batch_bytes_max
+        )
+        self._reader = Reader(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
+
+    # -- connection --------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> "Client":
+        """Connect, within 10 seconds.
+
+        Raises:
+            ConnectionLostError: nobody answers there, or not as a jebp server does.
+            NotAuthorisedError: the server does not know our fingerprint.
+            UntrustedServerError: the server's fingerprint is not the expected one.
+        """
+        await self._keeper.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Flush what was sent, unless an error is on its way already, and disconnect."""
+        try:
+            if error is None:
+                await self.flush()
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Disconnect without a flush; requests without an answer raise `ClientClosedError`."""
+        await self._keeper.close()
+
+    @property
+    def server_fingerprint(self) -> str:
+        """The fingerprint of the server's certificate; empty before the first connection."""
+        return self._keeper.fingerprint or ""
+
+    @property
+    def server_minor(self) -> int:
+        """The minor version of jebp that the server speaks."""
+        return self._keeper.minor
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._keeper.link is not None
+
+    @property
+    def acknowledged(self) -> int:
+        """How many records of `publish`, `publish_many` and `send` the server has acknowledged."""
+        return self._producer.acknowledged
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str) -> None:
+        """Make a topic with the server's default settings. Needs administrative rights.
+
+        Raises:
+            TopicExistsError: there is one of this name.
+            NoRightsError: we may not.
+            RequestError: the server refused for another reason; its `repeat` tells whether to try again.
+            OutcomeUnknownError: the connection was lost before the answer.
+            LocalProtocolError: jebp has no such name.
+        """
+        response = await self._call_once(encode_request(CreateTopic(name)), f"create topic {name!r}")
+        if is_success(response.status):
+            return
+        status, repeat = response.status, response.repeat
+        if status == 0xB6:
+            raise TopicExistsError(f"topic {name!r} exists", status, repeat)
+        if status in (0xB5, 0xB7):
+            raise NoRightsError(f"no administrative rights to create topic {name!r}", status, repeat)
+        # With `jebp_status=table` the server says b4 for a topic that exists, and we cannot know its reading.
+        raise RequestError(f"the server could not create topic {name!r}, or it exists", status, repeat)
+
+    async def remove_topic(self, name: str) -> None:
+        """Remove a topic with all its records. Needs administrative rights.
+
+        Raises:
+            UnknownTopicError: there is none of this name.
+            NoRightsError: we may not, or the server could not: jebp has one status for both.
+            RequestError, OutcomeUnknownError, LocalProtocolError: as `create_topic`.
+        """
+        response = await self._call_once(encode_request(RemoveTopic(name)), f"remove topic {name!r}")
+        if is_success(response.status):
+            return
+        status, repeat = response.status, response.repeat
+        if status == 0xB7:
+            raise UnknownTopicError(f"there is no topic {name!r}", status, repeat)
+        if status == 0xB8:
+            raise NoRightsError(f"no administrative rights to remove topic {name!r}", status, repeat)
+        raise RequestError(f"the server could not remove topic {name!r}", status, repeat)
+
+    async def _call_once(self, content: bytes, what: str) -> Response:
+        link = await self._keeper.get(self._timeout_seconds)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                (response,) = await link.call(content)
+        except TimeoutError:
+            raise RequestTimeoutError(f"{what}: no answer for {self._timeout_seconds:g} s") from None
+        except ConnectionLostError as error:
+            raise OutcomeUnknownError(f"{what}: {error}; it may be done or not") from error
+        return response
+
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp: int = 0,
+        partition: int = ANY_PARTITION,
+    ) -> Position:
+        """Publish one record and return where it is, once it is as safe as its topic promises (a round trip).
+
+        Args:
+            topic: an existing topic.
+            payload: the bytes; `None` is a tombstone, which removes the key from a compacted topic.
+            key: what compaction keeps the last record of.
+            headers: pairs of a key and a value or `None`; 126 at the most, no key begins with `$`.
+            timestamp: milliseconds since the epoch; 0 is this machine's time.
+            partition: where it goes; -1 lets the server choose, and it does not look at the key then. Who wants all
+                records of a key in one partition gives `zlib.crc32(key) % partitions`, as the server does for others.
+
+        Raises:
+            RequestError: the server refused it, or could not store it for `request_timeout_seconds`.
+            RequestTimeoutError: no answer came; the record may be stored or not.
+            InvalidRecordError, LocalProtocolError: it is no record that can be stored.
+            ClientError: there is no connection any more.
+        """
+        record = Record(payload, key, headers, timestamp)
+        if self._keeper.minor < MINOR_WITH_CREATE_RECORDS:
+            await self._publish_plain(topic, [record], partition)
+            return Position(-1, -1)
+        self._batcher.close_batch(topic, partition)  # what was sent before goes before
+        (published,) = await self.publish_many(topic, [record], partition=partition)
+        return Position(published.partition, published.base_offset)
+
+    async def publish_many(
+        self,
+        topic: str,
+        payloads: Sequence[bytes] | Sequence[Record],
+        *,
+        timestamps: Sequence[int] | None = None,
+        partition: int = ANY_PARTITION,
+        batch_records: int = 1_000,
+    ) -> list[Published]:
+        """Publish a list in batches, several on the way at once; return where each batch is when all are safe.
+
+        With `partition` -1 the server chooses a partition for each batch; give one to keep the order of a topic with
+        several. A batch of 1,000 payloads of 100 bytes costs this side about 1 ms. Others of this client's tasks
+        may have batches stored in between.
+
+        Args:
+            topic: an existing topic.
+            payloads: all `bytes`, or all `Record` (their `offset` is ignored).
+            timestamps: milliseconds since the epoch for each; 0 or no list is this machine's time, or the record's own.
+            partition: as in `publish`.
+            batch_records: most records of a batch; `batch_bytes_max` bounds it too.
+
+        Raises:
+            BabelbusError: as `publish`, the first one there was. Batches before and behind it may be stored.
+        """
+        if not 1 <= batch_records <= BATCH_RECORDS_MAX:
+            raise LocalProtocolError(f"batches of {batch_records} records, 1 to {BATCH_RECORDS_MAX} are possible")
+        if self._keeper.minor < MINOR_WITH_CREATE_RECORDS and self._producer.closed is None:
+            await self._publish_plain(topic, payloads, partition, timestamps)
+            return [Published(-1, -1, len(payloads))] if payloads else []
+        batches = cut_batches(
+            payloads,
+            timestamps,
+            now_ms=self._clock.now_ms,
+            batch_records=batch_records,
+            batch_bytes_max=self._batch_bytes_max,
+        )
+        return await publish_batches(self._producer, topic, partition, batches)
+
+    async def _publish_plain(
+        self,
+        topic: str,
+        records: Sequence[bytes] | Sequence[Record],
+        partition: int,
+        timestamps: Sequence[int] | None = None,
+    ) -> None:
+        """Do with command 12 what it can do."""
+        payloads, times = [], list(timestamps or [0] * len(records))
+        for number, record in enumerate(records):
+            if isinstance(record, Record):
+                if record.key is not None or record.headers or record.payload is None:
+                    raise UnsupportedByServerError("the server speaks jebp/1.0: no keys, headers or tombstones")
+                payloads.append(record.payload)
+                times[number] = times[number] or record.timestamp
+            else:
+                payloads.append(record)
+        if partition != ANY_PARTITION:
+            raise UnsupportedByServerError("the server speaks jebp/1.0: it chooses the partition itself")
+        await self.create_records_plain(topic, payloads, times)
+
+    async def create_records_plain(
+        self, topic: str, payloads: Sequence[bytes], timestamps: Sequence[int] | None = None
+    ) -> int:
+        """Publish with command 12, a request for each record, up to 4,096 of them on the way; return how many.
+
+        For servers of jebp/1.0; `publish_many` is several times as fast and stores each record once. Costs about 2 us
+        a record. `timestamps` 0 or none is the server's time.
+
+        Raises:
+            RequestError: the server refused a record; nothing was sent after that was known.
+            OutcomeUnknownError: the connection was lost; the message says how many records it is about.
+            LocalProtocolError: a payload is over the frame limit or a time impossible.
+        """
+        link = await self._keeper.get(self._timeout_seconds)
+        run = PlainRun(link, topic, in_flight_bytes_max=self._in_flight_bytes_max)
+        await run.send(payloads, timestamps)
+        return run.stored
+
+    def send(
+        self,
+        topic: str,
+        payload: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp: int = 0,
+        partition: int = ANY_PARTITION,
+    ) -> None:
+        """Put a record (as in `publish`) into the batch of its topic and partition, and return at once; about 1 us.
+
+        A batch goes out when it has `batch_bytes_max` bytes or is `linger_seconds` old. With `partition` -1 the server
+        chooses one for the whole batch. What becomes of it is told by `flush`. Nothing here waits: who sends without
+        end looks at `full`:
+
+            client.send(topic, payload)
+            if client.full:
+                await client.drain()
+
+        Raises:
+            InvalidRecordError: it is no record that can be stored.
+            ClientError: the client is closed, or the server speaks jebp/1.0.
+        """
+        if self._keeper.minor < MINOR_WITH_CREATE_RECORDS and self._producer.closed is None:
+            raise UnsupportedByServerError("the server speaks jebp/1.0: use publish_many")
+        self._batcher.add(topic, payload, key, headers, timestamp, partition)
+
+    @property
+    def full(self) -> bool:
+        """Whether `in_flight_bytes_max` bytes wait for their acknowledgement: time for `drain`."""
+        return self._producer.full
+
+    async def drain(self) -> None:
+        """Return when there is room below `in_flight_bytes_max`. Errors wait for `flush`."""
+        await self._producer.room()
+
+    async def flush(self) -> Flushed:
+        """Send what `send` has collected, and return when everything sent so far is acknowledged.
+
+        Raises:
+            BabelbusError: the first error of a batch since the last flush; the others may be stored all the same.
+        """
+        return await self._batcher.flush()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self, topic: str, *, offset: int | None = None, timestamp: int | None = None, bytes_max: int = 2**20
+    ) -> Fetched:
+        """Fetch stored records from an offset, or from the first one with a time (ms) at or after `timestamp`.
+
+        With neither, from the first record there is. Each partition begins at the same start, the first partitions come
+        first, and one that does not have the offset is left out (DECISION 26). No batches: nothing there yet.
+
+        Raises:
+            OffsetOutOfRangeError: no partition has the offset.
+            RecordTooLargeError: the first record alone is over `bytes_max` bytes, head included.
+            UnknownTopicError: there is no such topic.
+            RequestError, RequestTimeoutError, ClientError: the server or the connection failed.
+        """
+        start_type, start = start_of(offset, timestamp)
+        return Fetched(await self._reader.fetch(topic, start_type, start, bytes_max))
+
+    async def first_offset(self, topic: str) -> int:
+        """Give the offset of the oldest record that there is (0 if there is none), of the first partition with one."""
+        return await self._reader.find_first(topic)
+
+    async def end_offset(self, topic: str) -> int:
+        """Give the offset that the next record gets, of the longest partition; some 40 small requests for a million.
+
+        Raises:
+            OffsetOutOfRangeError: retention removed every record, so there is nothing to search from.
+            UnknownTopicError, ClientError: as `fetch`.
+        """
+        return await self._reader.find_end(topic, await self._reader.find_first(topic))
+
+    async def follow(
+        self,
+        topic: str,
+        *,
+        offset: int | None = None,
+        timestamp: int | None = None,
+        partition: int = 0,
+        until_end: bool = False,
+        poll_seconds_max: float = 0.25,
+    ) -> AsyncGenerator[Record, None]:
+        """Yield the records of one partition from an offset, a time (ms) or the first one on, then new ones.
+
+        It asks again when there is nothing: after 5 ms at first, then after `poll_seconds_max` seconds at the most, for
+        jebp has no push. A lost connection is waited for, as long as it takes. Costs about 1.5 us a record.
+
+        A topic of several partitions: jebp gives the records of all of them from the same start, and this throws away
+        those of the others, so it is for topics with few partitions.
+
+        Args:
+            topic: an existing topic.
+            offset: where to begin; compaction may have removed it, retention may not.
+            timestamp: or the time to begin at.
+            partition: which one to follow.
+            until_end: stop at the end that was visible at the beginning.
+            poll_seconds_max: longest pause between two questions.
+
+        Raises:
+            OffsetOutOfRangeError, UnknownTopicError, RequestError, ClientError: as `fetch`.
+            PartitionOutOfReachError: the partitions in front leave no room for this one in an answer.
+            CorruptRecordError: a record is not what was written.
+        """
+        start = self.follow_chunks(topic, offset, timestamp, partition, until_end, poll_seconds_max, 2**20)
+        async with contextlib.aclosing(start) as batches:
+            async for batch, end in batches:
+                for record in batch.records():
+                    if end is not None and record.offset >= end:
+                        return
+                    yield record
+
+    async def follow_batches(
+        self,
+        topic: str,
+        *,
+        offset: int | None = None,
+        timestamp: int | None = None,
+        partition: int = 0,
+        until_end: bool = False,
+        poll_seconds_max: float = 0.25,
+        bytes_max: int = 2**20,
+    ) -> AsyncGenerator[FetchedBatch, None]:
+        """Yield what `follow` yields a chunk at a time, for bulk readers: `batch.columns()` or `batch.records()`.
+
+        The next chunk, of `bytes_max` bytes at the most unless one record is larger, is fetched while the caller works
+        on the last one. With `until_end` the last batch may reach a little beyond the end.
+        """
+        start = self.follow_chunks(topic, offset, timestamp, partition, until_end, poll_seconds_max, bytes_max)
+        async with contextlib.aclosing(start) as batches:
+            async for batch, _ in batches:
+                yield batch
+
+    def follow_chunks(
+        self,
+        topic: str,
+        offset: int | None,
+        timestamp: int | None,
+        partition: int,
+        until_end: bool,
+        poll_seconds_max: float,
+        bytes_max: int,
+    ) -> AsyncGenerator[tuple[FetchedBatch, int | None], None]:
+        """Yield what `follow_batches` yields, each batch with the offset to stop at if there is one."""
+        return self._reader.follow(
+            topic,
+            offset=offset,
+            timestamp=timestamp,
+            partition=partition,
+            until_end=until_end,
+            poll_seconds_max=poll_seconds_max,
+            bytes_max=bytes_max,
+        )

@@ -1,0 +1,100 @@
+"""What can go wrong for a client of jebp: every error that `client.Client` raises on purpose, beside those of records.
+
+Not reaching the server, being refused by it, and not knowing what it did are different things to a caller: the first
+may be tried again, the second not, and the third needs a decision.
+"""
+
+from babelbus.errors import BabelbusError
+
+
+class ClientError(BabelbusError):
+    """The root of what a client raises because of its server or its connection."""
+
+
+class ConnectionLostError(ClientError):
+    """There is no connection, and the request was not carried out or may be sent again without harm."""
+
+
+class OutcomeUnknownError(ClientError):
+    """The connection ended before the answer came, and asking again could do it twice; look before you repeat it."""
+
+
+class RequestTimeoutError(OutcomeUnknownError):
+    """The server gave no answer within `request_timeout_seconds`; a record of the request may or may not be stored."""
+
+
+class ClientClosedError(ClientError):
+    """The client was closed, or never entered."""
+
+
+class NotAuthorisedError(ClientError):
+    """The server ended the connection right after the handshake, as it does with clients that it does not know."""
+
+    def __init__(self, fingerprint: str) -> None:
+        super().__init__(
+            f"the server closed the connection after it saw our certificate {fingerprint}: add this fingerprint "
+            f"on the server with 'babelbus clients add'"
+        )
+        self.fingerprint = fingerprint
+
+
+class UntrustedServerError(ClientError):
+    """The server proved to be another one than expected; nothing about the client was shown to it."""
+
+    def __init__(self, fingerprint: str, expected: str) -> None:
+        super().__init__(f"the server's fingerprint is {fingerprint}, expected was {expected}")
+        self.fingerprint, self.expected = fingerprint, expected
+
+
+class UnsupportedByServerError(ClientError):
+    """The server speaks jebp/1.0, which has no words for this."""
+
+
+class RequestError(ClientError):
+    """The server refused a request. `repeat` is its advice: True when sending it again later may help.
+
+    `status` is the status byte (specification, section 4.1).
+    """
+
+    def __init__(self, message: str, status: int, repeat: bool) -> None:
+        super().__init__(f"{message} (status {status:02x} {0x31 if repeat else 0x30:02x})")
+        self.status, self.repeat = status, repeat
+
+
+class TopicExistsError(RequestError):
+    """There is a topic of this name already."""
+
+
+class UnknownTopicError(RequestError):
+    """There is no topic of this name, or this client may not read it."""
+
+
+class NoRightsError(RequestError):
+    """The client has no administrative rights."""
+
+
+class OffsetOutOfRangeError(RequestError):
+    """Retention removed the records at this offset, or nobody has written so far."""
+
+    def __init__(self, offset: int, status: int) -> None:
+        super().__init__(f"offset {offset} does not exist", status, repeat=False)
+        self.offset = offset
+
+
+class RecordTooLargeError(RequestError):
+    """The next record does not fit into `bytes_max`, or the server found it damaged: its log says which."""
+
+    def __init__(self, bytes_max: int, status: int) -> None:
+        super().__init__(
+            f"the next record does not fit into {bytes_max} bytes, or it is damaged (see the server's log)",
+            status,
+            repeat=False,
+        )
+        self.bytes_max = bytes_max
+
+
+class PartitionOutOfReachError(ClientError):
+    """The partitions in front fill a fetch of the greatest size, so that none of this one's records is in it.
+
+    jebp's fetch names no partition and begins with the first (DECISION 26).
+    """

@@ -1,0 +1,195 @@
+"""Keeps a client connected: the first connection, a new one whenever it is lost, and who waits for it meanwhile."""
+
+import asyncio
+import contextlib
+import random
+from typing import Protocol
+
+from babelbus.protocols.jebp.client_errors import (
+    ClientClosedError,
+    ClientError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    UntrustedServerError,
+)
+from babelbus.protocols.jebp.handshake import TIMEOUT_SECONDS
+from babelbus.protocols.jebp.identity import Identity
+from babelbus.protocols.jebp.link import Link, connect
+
+RECONNECT_SECONDS_MIN = 0.05
+_WATCH_SECONDS_MAX = 1.0
+
+
+class Listener(Protocol):
+    """Who is told about the connection: the producer, whose batches outlive it."""
+
+    def open(self) -> None:
+        """The first connection is there."""
+
+    def connected(self, link: Link) -> None:
+        """There is a connection."""
+
+    def disconnected(self) -> None:
+        """It is gone, and another one may come."""
+
+    def expire(self) -> None:
+        """Some time has passed."""
+
+    def close(self, error: ClientError) -> None:
+        """There will be no connection any more."""
+
+
+class Keeper:
+    """The connection of one client, and the one task that makes it again.
+
+    Attributes:
+        link: the connection, `None` while there is none.
+        fingerprint: of the server that is trusted; after the first connection always the one that answered there.
+        minor: the minor version that the server spoke last.
+        dead: why there will be no connection any more.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        listener: Listener,
+        *,
+        fingerprint: str | None,
+        bare_certificates: bool,
+        timeout_seconds: float,
+        reconnect: bool,
+        reconnect_seconds_max: float,
+    ) -> None:
+        self.link: Link | None = None
+        self.fingerprint = fingerprint
+        self.minor = 0
+        self.dead: ClientError | None = None
+        self._address = address
+        self._identity = identity
+        self._listener = listener
+        self._bare_certificates = bare_certificates
+        self._timeout_seconds = timeout_seconds
+        self._reconnect = reconnect
+        self._reconnect_seconds_max = reconnect_seconds_max
+        self._lost: ClientError | None = None  # why there is no connection now
+        self._entered = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._watch_timer: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        """Connect for the first time; see `Client.__aenter__` for the errors."""
+        if self._entered:
+            raise ClientClosedError("a client can be entered once")
+        self._entered = True
+        link = await self._connect()
+        self._listener.open()
+        self._connected(link)
+        self._watch()
+
+    async def close(self) -> None:
+        """Disconnect; who waits for something gets a `ClientClosedError`."""
+        self._die(ClientClosedError("the client was closed"))
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reconnecting
+        await asyncio.sleep(0)  # the transport closes in the loop's next turn
+
+    async def get(self, timeout_seconds: float | None) -> Link:
+        """Give the connection; wait for a new one this long (`None`: as long as it takes) if it is lost just now.
+
+        Raises:
+            ClientError: there will be none, or there was none within this time.
+        """
+        if self.link is not None:
+            return self.link
+        if self.dead is None and self._lost is None:
+            raise ClientClosedError("the client is not connected: use 'async with'")
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self.link is None and self.dead is None:
+                    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.append(future)
+                    await future
+        except TimeoutError:
+            raise ConnectionLostError(f"no connection to {self._address}: {self._lost}") from self._lost
+        if self.link is None:
+            assert self.dead is not None
+            raise self.dead
+        return self.link
+
+    async def _connect(self) -> Link:
+        return await connect(
+            self._address,
+            self._identity,
+            self.fingerprint,
+            bare_certificates=self._bare_certificates,
+            timeout_seconds=TIMEOUT_SECONDS,
+            on_lost=self._disconnected,
+        )
+
+    def _connected(self, link: Link) -> None:
+        self.fingerprint, self.minor = link.fingerprint, link.minor
+        self.link = link
+        if link.lost_error is not None:  # in the moment between
+            self._disconnected(link, link.lost_error)
+            return
+        self._wake_waiting()
+        self._listener.connected(link)
+
+    def _disconnected(self, link: Link, error: ClientError) -> None:
+        if link is not self.link:
+            return
+        self.link, self._lost = None, error
+        self._listener.disconnected()
+        if self._reconnect and self.dead is None:
+            self._reconnecting = asyncio.get_running_loop().create_task(self._try_again())
+        else:
+            self._die(error)
+
+    async def _try_again(self) -> None:
+        pause = RECONNECT_SECONDS_MIN
+        while self.dead is None:
+            try:
+                link = await self._connect()
+            except UntrustedServerError as error:
+                self._die(error)
+                return
+            except ClientError as error:
+                # Also one that does not know us: a server that stops closes connections in the same way.
+                self._lost = error
+            else:
+                self._connected(link)
+                return
+            await asyncio.sleep(pause * random.uniform(0.75, 1.0))  # noqa: S311  # spreads clients, keeps no secret
+            pause = min(2 * pause, self._reconnect_seconds_max)
+
+    def _die(self, error: ClientError) -> None:
+        """There will be no connection any more: tell everybody who waits for one."""
+        self.dead = self.dead or error
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+        link, self.link = self.link, None
+        if link is not None:
+            link.close(error)
+        self._listener.close(self.dead)
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _watch(self) -> None:
+        """Look now and then whether the server still answers; the only timer besides the one of `send`."""
+        if self.dead is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._watch_timer = loop.call_later(min(self._timeout_seconds / 4, _WATCH_SECONDS_MAX), self._watch)
+        link, seconds = self.link, self._timeout_seconds
+        if link is not None and link.outstanding and loop.time() - link.stalled_since >= seconds:
+            link.abort(RequestTimeoutError(f"the server gave no answer for {seconds:g} s"))
+        self._listener.expire()

@@ -1,0 +1,270 @@
+"""One connection of a client: handshake, then requests that are answered in order, any number on the way at once.
+
+No task, future or await per message: what one read brings is decoded together and handed out in runs.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.jebp.box import Sealer
+from babelbus.protocols.jebp.client_errors import (
+    ClientError,
+    ConnectionLostError,
+    NotAuthorisedError,
+    UntrustedServerError,
+)
+from babelbus.protocols.jebp.codec import encode_request
+from babelbus.protocols.jebp.decoder import ClientDecoder
+from babelbus.protocols.jebp.handshake import ClientHandshake, UntrustedPeerError
+from babelbus.protocols.jebp.identity import Identity
+from babelbus.protocols.jebp.messages import Data, Response, Subscribe
+
+_PROBE = encode_request(Subscribe(()))
+
+
+class Pending(Protocol):
+    """Who waits for the answers of one or more requests that were sent together."""
+
+    def answered(self, responses: Sequence[Response]) -> None:
+        """Take the next answers, in order; at least one, and perhaps not all that are still to come."""
+
+    def lost(self, error: ClientError) -> None:
+        """The connection ended before all answers came."""
+
+
+class Call:
+    """A `Pending` with one future for all its answers."""
+
+    __slots__ = ("_count", "_responses", "future")
+
+    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[list[Response]] = loop.create_future()
+        # Who asked may have gone away meanwhile; the loop must not complain then.
+        self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._count = count
+        self._responses: list[Response] = []
+
+    def answered(self, responses: Sequence[Response]) -> None:
+        """Collect, and wake the caller with the last one."""
+        self._responses += responses
+        if len(self._responses) == self._count and not self.future.done():
+            self.future.set_result(self._responses)
+
+    def lost(self, error: ClientError) -> None:
+        """Wake the caller with the reason."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Link(asyncio.Protocol):
+    """A connection; made by `connect`, spent once it is lost. All calls come from its event loop.
+
+    The handshake ends with an empty subscribe, which every server answers: a server that does not know us only closes
+    (DECISION 12), and without the answer nobody could tell that from success.
+
+    Attributes:
+        fingerprint: the server's, from the handshake on.
+        minor: the server's minor version.
+        lost_error: why it ended; `None` while it lives.
+        outstanding: answers that are still to come.
+        stalled_since: when (loop time, seconds) the server was last heard of, or was first asked after that.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        expected_fingerprint: str | None,
+        *,
+        bare_certificates: bool,
+        on_lost: Callable[["Link", ClientError], None],
+    ) -> None:
+        self.fingerprint = ""
+        self.minor = 0
+        self.lost_error: ClientError | None = None
+        self.outstanding = 0
+        self.stalled_since = 0.0
+        self.sealer: Sealer
+        self._loop = asyncio.get_running_loop()
+        self._identity = identity
+        self._expected = expected_fingerprint
+        self._on_lost = on_lost
+        self._handshake = ClientHandshake(identity, self._trusts, bare_certificates=bare_certificates)
+        self._decoder: ClientDecoder | None = None
+        self._transport: asyncio.Transport
+        self._pending: deque[list[Any]] = deque()  # [answers still to come, Pending]
+        self._probe = Call(1, self._loop)
+
+    def _trusts(self, fingerprint: str) -> bool:
+        self.fingerprint = fingerprint
+        return self._expected is None or fingerprint == self._expected
+
+    async def ready(self) -> None:
+        """Return when the server has answered for the first time.
+
+        Raises:
+            ClientError: it did not let us in, or is not the one that we expect.
+        """
+        await self._probe.future
+
+    def send(self, frames: bytes | bytearray, count: int, pending: Pending) -> None:
+        """Write sealed requests (by `sealer`, in its order); `pending` gets their `count` answers, or the loss."""
+        if self.lost_error is not None:
+            pending.lost(self.lost_error)
+            return
+        if not self.outstanding:
+            self.stalled_since = self._loop.time()
+        self.outstanding += count
+        self._pending.append([count, pending])
+        self._transport.write(frames)
+
+    def call(self, *contents: Data) -> "asyncio.Future[list[Response]]":
+        """Send requests with one write; the future has their answers.
+
+        Raises:
+            LocalProtocolError: a request is over the frame limit; none was sent.
+            ClientError: (from the future) the connection was lost.
+        """
+        call = Call(len(contents), self._loop)
+        if self.lost_error is not None:
+            call.lost(self.lost_error)
+        else:
+            self.send(self.sealer.seal_many(contents), len(contents), call)
+        return call.future
+
+    def abort(self, error: ClientError) -> None:
+        """End the connection at once, for this reason."""
+        self._end(error)
+        self._transport.abort()
+
+    def close(self, error: ClientError) -> None:
+        """End the connection; what was written is still sent."""
+        self._end(error)
+        self._transport.close()
+
+    # -- asyncio.Protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; the server speaks first."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Handle one chunk as one batch."""
+        if self.lost_error is not None:
+            return
+        self.stalled_since = self._loop.time()
+        try:
+            decoder = self._decoder
+            if decoder is None:
+                decoder = self._shake(data)
+                if decoder is None:
+                    return
+            else:
+                decoder.receive_data(data)
+            self._hand_out(decoder.events())
+            if decoder.error is not None:
+                raise decoder.error
+        except UntrustedPeerError as error:
+            self.abort(UntrustedServerError(error.fingerprint, self._expected or ""))
+        except RemoteProtocolError as error:
+            lost = ConnectionLostError(f"the server broke the protocol: {error}")
+            lost.__cause__ = error
+            self.abort(lost)
+
+    def _shake(self, data: bytes) -> ClientDecoder | None:
+        out = self._handshake.receive_data(data)
+        established = self._handshake.established
+        if established is None:
+            if out:
+                self._transport.write(out)
+            return None
+        self.fingerprint, self.minor = established.fingerprint, established.minor
+        self.sealer = established.sealer
+        self._decoder = ClientDecoder(established.opener)
+        self._decoder.receive_data(established.surplus)
+        self.send(out + self.sealer.seal_many([_PROBE]), 1, self._probe)
+        return self._decoder
+
+    def _hand_out(self, responses: list[Response]) -> None:
+        pending, count, at = self._pending, len(responses), 0
+        self.outstanding -= count
+        while at < count:
+            if not pending:
+                raise RemoteProtocolError("the server answered more than it was asked")
+            first = pending[0]
+            take = min(first[0], count - at)
+            first[0] -= take
+            if not first[0]:
+                pending.popleft()
+            first[1].answered(responses if take == count else responses[at : at + take])
+            at += take
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is gone."""
+        if self.lost_error is not None:
+            return
+        lost: ClientError
+        if self._decoder is None:
+            lost = ConnectionLostError(f"the server ended the connection during the handshake: {error or 'closed'}")
+        elif not self._probe.future.done():
+            lost = NotAuthorisedError(self._identity.fingerprint)
+        else:
+            lost = ConnectionLostError(f"the connection was lost: {error or 'the server closed it'}")
+        lost.__cause__ = error
+        self._end(lost)
+
+    def _end(self, error: ClientError) -> None:
+        if self.lost_error is not None:
+            return
+        self.lost_error = error
+        self.outstanding = 0
+        waiting, self._pending = self._pending, deque()
+        for _, pending in waiting:
+            pending.lost(error)
+        entered = self._probe.future.done() and self._probe.future.exception() is None
+        self._probe.lost(error)
+        if entered:  # otherwise whoever awaits `ready` knows
+            self._on_lost(self, error)
+
+
+async def connect(
+    address: str,
+    identity: Identity,
+    expected_fingerprint: str | None,
+    *,
+    bare_certificates: bool,
+    timeout_seconds: float,
+    on_lost: Callable[[Link, ClientError], None],
+) -> Link:
+    """Connect to `host:port` (an IPv6 address in brackets) and go through the handshake.
+
+    Raises:
+        ConnectionLostError: nobody is there, it is no jebp server, or it took longer than `timeout_seconds`.
+        NotAuthorisedError: the server does not know `identity`.
+        UntrustedServerError: its fingerprint is not `expected_fingerprint`.
+        ValueError: the address is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or not host:
+        raise ValueError(f"address {address!r} is not host:port")
+    link = Link(identity, expected_fingerprint, bare_certificates=bare_certificates, on_lost=on_lost)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await loop.create_connection(lambda: link, host.strip("[]"), int(port))
+            await link.ready()
+    except TimeoutError:
+        error = ConnectionLostError(f"no handshake with {address} within {timeout_seconds:g} s")
+        if hasattr(link, "_transport"):
+            link.abort(error)
+        raise error from None
+    except OSError as failure:
+        raise ConnectionLostError(f"cannot connect to {address}: {failure.strerror or failure}") from failure
+    except asyncio.CancelledError:
+        if hasattr(link, "_transport"):
+            link.abort(ConnectionLostError("connecting was given up"))
+        raise
+    return link

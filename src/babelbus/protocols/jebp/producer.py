@@ -1,0 +1,324 @@
+"""Publishing with command 13: batches in the stored form, several on the way, each stored once however often sent.
+
+A topic's batches go through its `Lane` in order. The server remembers the last batches of a producer id by their
+sequence numbers, so that a resend after a lost connection gets the first answer again (docs/protocols/jebp.md).
+"""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.protocols.jebp.client_errors import ClientClosedError, ClientError, RequestError, RequestTimeoutError
+from babelbus.protocols.jebp.codec import decode_records_created, request_parts
+from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
+from babelbus.protocols.jebp.link import Link
+from babelbus.protocols.jebp.messages import CreateRecords, Data, Response
+from babelbus.protocols.jebp.names import encode_name
+from babelbus.protocols.jebp.status import is_success
+
+BATCHES_IN_FLIGHT_MAX = 32
+"""Batches of a topic on the way: fewer than the 64 that the server remembers, or a resend could be a stranger to it."""
+BATCH_RECORDS_MAX = 2**16
+RETRY_SECONDS_MIN = 0.02
+RETRY_SECONDS_MAX = 1.0
+_HEAD_BYTES_MAX = 300  # command, name, partition, producer and sequence, tag
+
+
+class Published(msgspec.Struct, frozen=True):
+    """Where a batch was stored: `count` records of one partition, the first at `base_offset`.
+
+    `base_offset` and `partition` are -1 when the server speaks jebp/1.0, which does not say.
+    """
+
+    partition: int
+    base_offset: int
+    count: int
+
+
+Done = Callable[[Published | None, BabelbusError | None], None]
+
+
+class Batch:
+    """Some records of one topic and partition from `submit` until their answer; it is the `Pending` of a link."""
+
+    __slots__ = ("count", "data", "lane", "on_done", "partition", "repeated_since", "sent_at", "sequence")
+
+    def __init__(self, lane: "Lane", partition: int, data: Data, count: int, on_done: Done) -> None:
+        self.lane = lane
+        self.partition = partition
+        self.data = data
+        self.count = count
+        self.on_done = [on_done]
+        self.sequence = -1
+        self.sent_at = 0.0
+        self.repeated_since = 0.0
+
+    def answered(self, responses: Sequence[Response]) -> None:
+        """Take the one answer."""
+        self.lane.answered(self, responses[0])
+
+    def lost(self, error: ClientError) -> None:
+        """Nothing: `Producer.disconnected` puts the batches of a lost connection back in order."""
+
+
+class Lane:
+    """The batches of one topic, in the order in which they are to be stored.
+
+    Two rules keep the order and store each batch once. After a batch was not stored nothing more is sent until all that
+    is on the way is answered, then everything is sent again from there. And as long as the server has stored nothing of
+    a producer id, one batch at a time is on the way: from a producer that it does not know it takes any first sequence
+    number, so a second batch could slip in before a first that it refused.
+    """
+
+    def __init__(self, producer: "Producer", topic: str, producer_id: int) -> None:
+        self.topic = topic
+        self._producer = producer
+        self._producer_id = producer_id
+        self._next_sequence = 0
+        self._known = False  # the server has stored something of this producer id
+        self._hole = False  # a batch was given up, so the numbers behind it would never be taken
+        self._stopped = False
+        self._pause_seconds = 0.0
+        self._queue: deque[Batch] = deque()
+        self._in_flight: deque[Batch] = deque()
+        self._again: list[Batch] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not (self._queue or self._in_flight or self._again)
+
+    def outstanding(self) -> list[Batch]:
+        """Give all batches that are not answered, in order."""
+        return [*self._again, *self._in_flight, *self._queue]
+
+    def submit(self, batch: Batch) -> None:
+        """Take one more batch."""
+        self._queue.append(batch)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send as many batches as may be on the way."""
+        link = self._producer.link
+        while self._queue and link is not None and not self._stopped:
+            if len(self._in_flight) >= (BATCHES_IN_FLIGHT_MAX if self._known else 1):
+                return
+            self._send(self._queue.popleft(), link)
+
+    def _send(self, batch: Batch, link: Link) -> None:
+        if batch.sequence < 0:
+            batch.sequence = self._next_sequence
+            self._next_sequence += batch.count
+        batch.sent_at = batch.sent_at or self._producer.now()
+        request = CreateRecords(self.topic, batch.partition, self._producer_id, batch.sequence, batch.data)
+        self._in_flight.append(batch)
+        link.send(link.sealer.seal_parts(request_parts(request)), 1, batch)
+
+    def answered(self, batch: Batch, response: Response) -> None:
+        """Take the answer of the batch that was sent first."""
+        assert self._in_flight[0] is batch, "answers come in the order of the requests"
+        # Read first: a broken answer ends the connection, and the batch must then still be among those on the way.
+        place = decode_records_created(response.content) if is_success(response.status) else None
+        self._in_flight.popleft()
+        if place is not None:
+            self._known, self._hole = True, False
+            self._pause_seconds = 0.0
+            self._producer.finish(batch, Published(place.partition, place.base_offset, batch.count), None)
+        elif response.repeat:
+            self._put_back(batch, response)
+        else:
+            self._give_up(batch, _refusal(self.topic, response))
+        if self._stopped and not self._in_flight:
+            self._restart()
+        else:
+            self.pump()
+
+    def _put_back(self, batch: Batch, response: Response) -> None:
+        now = self._producer.now()
+        batch.repeated_since = batch.repeated_since or now
+        batch.sent_at = now  # the server answers, so this is no silence
+        if now - batch.repeated_since >= self._producer.timeout_seconds:
+            self._give_up(batch, _refusal(self.topic, response))
+            return
+        self._again.append(batch)
+        self._stopped = True
+
+    def _give_up(self, batch: Batch, error: BabelbusError) -> None:
+        self._hole = self._stopped = True
+        self._producer.finish(batch, None, error)
+
+    def _restart(self) -> None:
+        """All is answered: send what was not stored again, at once or after a pause, under numbers without a hole."""
+        self._queue.extendleft(reversed(self._again))
+        if self._hole:
+            self._producer_id, self._next_sequence, self._known, self._hole = _new_producer_id(), 0, False, False
+            for batch in self._queue:
+                batch.sequence = -1
+            self._again.clear()
+            self._go_on()
+            return
+        self._again.clear()
+        self._pause_seconds = min(max(2 * self._pause_seconds, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX)
+        self._producer.call_later(self._pause_seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._in_flight:
+            self._stopped = False
+            self.pump()
+
+    def disconnected(self) -> None:
+        """Put what was on the way back in front: it is sent again under the same numbers."""
+        self._queue.extendleft(reversed([*self._again, *self._in_flight]))
+        self._again.clear()
+        self._in_flight.clear()
+        self._stopped = False
+
+    def fail_late(self, before: float, error: BabelbusError) -> None:
+        """Give up queued batches that were first sent (or, without a connection, submitted) before this time."""
+        while self._queue and 0 < self._queue[0].sent_at <= before:
+            batch = self._queue.popleft()
+            self._hole = True
+            self._producer.finish(batch, None, error)
+
+    def fail_all(self, error: BabelbusError) -> None:
+        """Give everything up."""
+        batches = self.outstanding()
+        self._queue.clear()
+        self._in_flight.clear()
+        self._again.clear()
+        for batch in batches:
+            self._hole = True
+            self._producer.finish(batch, None, error)
+
+
+class Producer:
+    """All lanes of a client. `link` is the connection, `None` while there is none.
+
+    Attributes:
+        held_bytes: of batches that are not answered yet.
+        acknowledged: records that the server has stored, as safely as their topic promises.
+    """
+
+    def __init__(self, now: Callable[[], float], *, in_flight_bytes_max: int, timeout_seconds: float) -> None:
+        self.now = now
+        self.link: Link | None = None
+        self.timeout_seconds = timeout_seconds
+        self.in_flight_bytes_max = in_flight_bytes_max
+        self.held_bytes = 0
+        self.acknowledged = 0
+        self.closed: ClientError | None = ClientClosedError("the client is not connected: use 'async with'")
+        self._loop: asyncio.AbstractEventLoop
+        self._producer_id = _new_producer_id()
+        self._lanes: dict[str, Lane] = {}
+        self._waiting_for_room: list[asyncio.Future[None]] = []
+
+    def open(self) -> None:
+        """Begin to take batches."""
+        self._loop = asyncio.get_running_loop()
+        self.closed = None
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call back later."""
+        self._loop.call_later(seconds, callback)
+
+    def submit(self, topic: str, partition: int, data: Data, count: int, on_done: Done) -> Batch:
+        """Take a batch in the stored form; `on_done` hears once what became of it.
+
+        Raises:
+            LocalProtocolError: the topic's name is none, or the batch is over the frame limit.
+            ClientError: the client is closed or has lost its connection for good.
+        """
+        if self.closed is not None:
+            raise self.closed
+        if len(data) > FRAME_BYTES_MAX - _HEAD_BYTES_MAX:
+            raise LocalProtocolError(f"batch of {len(data)} bytes, limit {FRAME_BYTES_MAX - _HEAD_BYTES_MAX}")
+        lane = self._lanes.get(topic)
+        if lane is None:
+            encode_name(topic)
+            lane = self._lanes[topic] = Lane(self, topic, self._producer_id)
+        batch = Batch(lane, partition, data, count, on_done)
+        self.held_bytes += len(data)
+        lane.submit(batch)
+        return batch
+
+    def outstanding(self) -> list[Batch]:
+        """Give all batches that are not answered."""
+        return [batch for lane in self._lanes.values() for batch in lane.outstanding()]
+
+    def finish(self, batch: Batch, published: Published | None, error: BabelbusError | None) -> None:
+        """Tell those who wait for a batch what became of it."""
+        self.held_bytes -= len(batch.data)
+        if published is not None:
+            self.acknowledged += batch.count
+        if self._waiting_for_room and self.held_bytes < self.in_flight_bytes_max:
+            waiting, self._waiting_for_room = self._waiting_for_room, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+        for callback in batch.on_done:
+            callback(published, error)
+
+    @property
+    def full(self) -> bool:
+        """Whether publishers should wait."""
+        return self.held_bytes >= self.in_flight_bytes_max
+
+    async def room(self) -> None:
+        """Return when there is room for more."""
+        while self.full:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiting_for_room.append(future)
+            await future
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def connected(self, link: Link) -> None:
+        """There is a connection: send on."""
+        self.link = link
+        for lane in list(self._lanes.values()):
+            lane.pump()
+
+    def disconnected(self) -> None:
+        """The connection is gone; what was on the way waits for the next one."""
+        self.link = None
+        now = self.now()
+        for lane in self._lanes.values():
+            lane.disconnected()
+            for batch in lane.outstanding():
+                batch.sent_at = batch.sent_at or now  # its time runs while nothing can be sent
+
+    def expire(self) -> None:
+        """Give up what has had no answer for too long although it was sent again; called now and then."""
+        before = self.now() - self.timeout_seconds
+        error = RequestTimeoutError(
+            f"a batch has had no answer for {self.timeout_seconds:g} s; it may be stored or not"
+        )
+        for lane in self._lanes.values():
+            if not lane.idle:
+                lane.fail_late(before, error)
+
+    def close(self, error: ClientError) -> None:
+        """Take no more, and tell everybody who waits."""
+        self.closed = self.closed or error
+        self.link = None
+        for lane in self._lanes.values():
+            lane.fail_all(error)
+
+
+def _new_producer_id() -> int:
+    return secrets.randbits(63)
+
+
+def _refusal(topic: str, response: Response) -> RequestError:
+    if response.repeat:
+        return RequestError(f"the server could not store a batch of topic {topic!r}", response.status, True)
+    return RequestError(
+        f"the server refused a batch of topic {topic!r}: no such topic or partition, no right to publish, or a record "
+        f"that it does not take",
+        response.status,
+        False,
+    )

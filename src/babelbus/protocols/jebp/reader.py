@@ -1,0 +1,294 @@
+"""Reading: one fetch, following a topic from an offset or a time, and finding where it ends.
+
+jebp has no push (DECISION 24) and its fetch names no topic: it reads what the connection is subscribed to. So each
+fetch goes out behind its own subscribe, both in one write. That costs the server some microseconds, and no caller can
+ever read what another one subscribed to, or be left without a topic that was made again under the same name.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+
+import msgspec
+
+from babelbus.errors import LocalProtocolError
+from babelbus.protocols.jebp.client_errors import (
+    ClientError,
+    ConnectionLostError,
+    OffsetOutOfRangeError,
+    PartitionOutOfReachError,
+    RecordTooLargeError,
+    RequestError,
+    RequestTimeoutError,
+    UnknownTopicError,
+)
+from babelbus.protocols.jebp.codec import decode_batches, encode_request
+from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
+from babelbus.protocols.jebp.link import Link
+from babelbus.protocols.jebp.messages import FROM_OFFSET, FROM_TIMESTAMP, Fetch, Response, Subscribe
+from babelbus.protocols.jebp.status import is_success
+from babelbus.storage.columns import I64, Columns, decode_columns, find_positions, iterate, verify
+from babelbus.storage.format import INT64, INT64_MAX, CorruptRecordError
+from babelbus.storage.record import Record
+
+BYTES_MAX_MAX = FRAME_BYTES_MAX - 18
+"""Most that fits into the answer to one fetch."""
+POLL_SECONDS_MIN = 0.005
+
+
+class FetchedBatch:
+    """Stored records of one partition, whole and in order. `data` is what the server sent, not checked yet."""
+
+    __slots__ = ("_end", "_positions", "data", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int, data: bytes | memoryview) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.data = data
+        self._positions: I64 | None = None
+        self._end = 0
+
+    def _find(self) -> I64:
+        if self._positions is None:
+            self._positions, self._end = find_positions(self.data, 0, len(self.data))
+            if self._end != len(self.data) or not len(self._positions):
+                raise CorruptRecordError(self._end, "the batch ends inside a record")
+        return self._positions
+
+    def __len__(self) -> int:
+        return len(self._find())
+
+    @property
+    def base_offset(self) -> int:
+        """The offset of the first record."""
+        return int(INT64.unpack_from(self.data, int(self._find()[0]))[0])
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record, to fetch from next. Does not check CRCs; costs 0.4 us a record at most.
+
+        Raises:
+            CorruptRecordError: the batch is not made of whole records.
+        """
+        return int(INT64.unpack_from(self.data, int(self._find()[-1]))[0]) + 1
+
+    def columns(self) -> Columns:
+        """Give the records as numpy columns, every CRC checked.
+
+        Raises:
+            CorruptRecordError: a record is not what was written.
+        """
+        positions = self._find()
+        verify(self.data, positions, self._end)
+        return decode_columns(self.data, positions)
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records, every CRC checked before the first; about 1 us each.
+
+        Raises:
+            CorruptRecordError: a record is not what was written.
+        """
+        if not isinstance(self.data, bytes):
+            self.data = bytes(self.data)  # of which payloads are cut faster
+        yield from iterate(self.columns())
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """What one fetch brought; no batches when there is nothing yet."""
+
+    batches: list[FetchedBatch]
+
+
+GetLink = Callable[[float | None], Awaitable[Link]]
+"""Gives the connection, waiting for a new one this many seconds at the most; `None` is for as long as it takes."""
+
+
+class Reader:
+    """The reading side of a client."""
+
+    def __init__(self, get_link: GetLink, *, timeout_seconds: float, resend: bool) -> None:
+        self._get_link = get_link
+        self._timeout_seconds = timeout_seconds
+        self._resend = resend
+
+    async def fetch(
+        self, topic: str, start_type: int, start: int, bytes_max: int, *, patient: bool = False
+    ) -> list[FetchedBatch]:
+        """Fetch once; again on a new connection if this one is lost. See `Client.fetch`."""
+        contents = fetch_contents(topic, start_type, start, bytes_max)
+        deadline = None if patient else asyncio.get_running_loop().time() + self._timeout_seconds
+        while True:
+            left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
+            link = await self._get_link(left)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    responses = await link.call(*contents)
+            except TimeoutError:
+                raise RequestTimeoutError(f"no answer to a fetch for {self._timeout_seconds:g} s") from None
+            except (ConnectionLostError, RequestTimeoutError):
+                if not self._resend:
+                    raise
+                continue
+            return read_answer(topic, start, bytes_max, *responses)
+
+    async def follow(
+        self,
+        topic: str,
+        *,
+        offset: int | None,
+        timestamp: int | None,
+        partition: int,
+        until_end: bool,
+        poll_seconds_max: float,
+        bytes_max: int,
+    ) -> AsyncGenerator[tuple[FetchedBatch, int | None], None]:
+        """Yield the batches of one partition, and the offset to stop at if there is one. See `Client.follow`."""
+        start_type, start = start_of(offset, timestamp)
+        pause = 0.0
+        end: int | None = None
+        if until_end and start_type == FROM_OFFSET:
+            end = await self.find_end(topic, start)
+        asked = self._ask(topic, start_type, start, bytes_max)
+        try:
+            while end is None or start < end:
+                try:
+                    batches = await asked
+                except RecordTooLargeError:
+                    if bytes_max >= BYTES_MAX_MAX:
+                        raise
+                    bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
+                    asked = self._ask(topic, start_type, start, bytes_max)
+                    continue
+                mine = next((batch for batch in batches if batch.partition == partition), None)
+                if mine is not None:
+                    start_type, start, pause = FROM_OFFSET, mine.next_offset, 0.0
+                    if until_end and end is None:
+                        end = await self.find_end(topic, start)
+                    # The next chunk is on its way while the caller decodes this one.
+                    asked = self._ask(topic, start_type, start, bytes_max)
+                    yield mine, end
+                    continue
+                if batches and max(batch.partition for batch in batches) < partition and bytes_max < BYTES_MAX_MAX:
+                    bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
+                elif batches and sum(len(batch.data) for batch in batches) > BYTES_MAX_MAX // 2:
+                    raise PartitionOutOfReachError(
+                        f"partition {partition} of topic {topic!r}: the partitions in front fill a fetch of "
+                        f"{bytes_max} bytes from {'offset' if start_type == FROM_OFFSET else 'time'} {start} on"
+                    )
+                elif until_end:
+                    return
+                else:
+                    pause = min(max(2 * pause, POLL_SECONDS_MIN), poll_seconds_max)
+                    await asyncio.sleep(pause)
+                asked = self._ask(topic, start_type, start, bytes_max)
+        finally:
+            asked.cancel()
+
+    def _ask(self, topic: str, start_type: int, start: int, bytes_max: int) -> "asyncio.Task[list[FetchedBatch]]":
+        task = asyncio.get_running_loop().create_task(self.fetch(topic, start_type, start, bytes_max, patient=True))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a follower may stop before it reads
+        return task
+
+    async def find_end(self, topic: str, known: int) -> int:
+        """Give the offset after the last record that can be read; `known` is an offset that exists or is that one.
+
+        jebp has no request for it. But a fetch of no bytes tells by its status on which side of the end an offset is
+        (DECISION 26 and 28), so a search finds it: two requests for each doubling of the distance. With several
+        partitions it is the end of the longest.
+
+        Raises:
+            OffsetOutOfRangeError: `known` does not exist.
+        """
+        side = await self._side(topic, known)
+        if side > 0:
+            raise OffsetOutOfRangeError(known, 0xB1)
+        low, step = known, 1
+        while side < 0:
+            low = known
+            known, step = min(known + step, INT64_MAX), step * 2
+            side = await self._side(topic, known)
+        high = known  # at the end or beyond
+        while side > 0 and high - low > 1:
+            middle = (low + high) // 2
+            found = await self._side(topic, middle)
+            if found == 0:
+                return middle
+            low, high = (middle, high) if found < 0 else (low, middle)
+        return high
+
+    async def _side(self, topic: str, offset: int) -> int:
+        """Tell whether an offset is below the end (-1), the end (0) or beyond it (1)."""
+        try:
+            batches = await self.fetch(topic, FROM_OFFSET, offset, 0)
+        except RecordTooLargeError:
+            return -1
+        except OffsetOutOfRangeError:
+            return 1
+        return -1 if batches else 0
+
+    async def find_first(self, topic: str) -> int:
+        """Give the offset of the first record of the first partition that has one; 0 if no record can be read."""
+        bytes_max = 2**16
+        while True:
+            try:
+                batches = await self.fetch(topic, FROM_TIMESTAMP, 0, bytes_max)
+            except RecordTooLargeError:
+                if bytes_max >= BYTES_MAX_MAX:
+                    raise
+                bytes_max = min(16 * bytes_max, BYTES_MAX_MAX)
+                continue
+            return batches[0].base_offset if batches else 0
+
+
+def start_of(offset: int | None, timestamp: int | None) -> tuple[int, int]:
+    """Give the start of a fetch; from the first record that there is if neither is given.
+
+    Raises:
+        LocalProtocolError: both are given, or one is negative.
+    """
+    if offset is not None and timestamp is not None:
+        raise LocalProtocolError("a fetch starts at an offset or at a timestamp, not at both")
+    start = offset if offset is not None else timestamp or 0
+    if not 0 <= start <= INT64_MAX:
+        raise LocalProtocolError(f"a fetch cannot start at {start}")
+    # Every record is at or after time 0, so this is the first one, whatever offset retention has left it.
+    return (FROM_OFFSET if offset is not None else FROM_TIMESTAMP), start
+
+
+def fetch_contents(topic: str, start_type: int, start: int, bytes_max: int) -> tuple[bytes, bytes]:
+    """Give the two requests of a fetch.
+
+    Raises:
+        LocalProtocolError: a value is one that jebp cannot carry.
+    """
+    if not 0 <= bytes_max < 2**31:
+        raise LocalProtocolError(f"a fetch of {bytes_max} bytes")
+    return encode_request(Subscribe((topic,))), encode_request(Fetch(start_type, start, bytes_max))
+
+
+def read_answer(topic: str, start: int, bytes_max: int, subscribed: Response, fetched: Response) -> list[FetchedBatch]:
+    """Read the two answers of a fetch.
+
+    Raises:
+        ClientError: as `Client.fetch`.
+    """
+    if not is_success(subscribed.status):
+        raise _subscribe_error(topic, subscribed)
+    if not is_success(fetched.status):
+        raise _fetch_error(start, bytes_max, fetched)
+    return [FetchedBatch(one.topic, one.partition, one.records) for one in decode_batches(fetched.content)]
+
+
+def _subscribe_error(topic: str, response: Response) -> ClientError:
+    if response.status == 0xB1:
+        return UnknownTopicError(
+            f"there is no topic {topic!r}, or no right to read it", response.status, response.repeat
+        )
+    return RequestError(f"the server refused to subscribe to {topic!r}", response.status, response.repeat)
+
+
+def _fetch_error(start: int, bytes_max: int, response: Response) -> ClientError:
+    if response.status == 0xB1:
+        return OffsetOutOfRangeError(start, response.status)
+    if response.repeat:
+        return RequestError("the server could not read the records", response.status, True)
+    return RecordTooLargeError(bytes_max, response.status)
