@@ -26,10 +26,11 @@ ALLOWED: dict[str, set[str]] = {
     "core": STORAGE,
     "wire": {"errors"},
     "protocols": CORE | {"wire"},
+    "client": {"errors", "clock", "storage", "protocols"},
     "web": CORE | {"wire"},
     "server": CORE | {"wire", "protocols", "web"},
-    "spark": STORAGE | {"wire", "protocols"},
-    "cli": CORE | {"wire", "protocols", "web", "server", "spark"},
+    "spark": STORAGE | {"wire", "protocols", "client"},
+    "cli": CORE | {"wire", "protocols", "client", "web", "server", "spark"},
     "__main__": {"cli"},
 }
 

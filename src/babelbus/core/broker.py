@@ -14,7 +14,7 @@ from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, make_settings
 from babelbus.core.subject import Pattern, TopicTable, check_topic_name
-from babelbus.core.topic import Topic
+from babelbus.core.topic import Topic, stamped
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.disk import FolderStore
@@ -55,6 +55,7 @@ class Broker:
         clock: Clock,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
+        default_partitions: int = 1,
     ) -> None:
         self._stores = stores
         self._catalog = stores["disk"]
@@ -64,7 +65,10 @@ class Broker:
         self._metrics = metrics
         self._loop = loop
         self._table = TopicTable()
+        self._default_partitions = default_partitions
         self._erasing: set[asyncio.Future[None]] = set()
+        self._cleaning: asyncio.Future[int] | None = None
+        self._closed = False
         self.topics: dict[str, Topic] = {}
         self.router = Router()
         self.flusher = Flusher(loop, clock, metrics)
@@ -124,8 +128,10 @@ class Broker:
             flush_every_bytes=self._checkpoint_bytes // 2,
         )
 
-    def create_topic(self, name: str, partitions: int = 1, settings: dict[str, Any] | None = None) -> Topic:
-        """Make a topic, durably. Blocks for some flushes of the disk, about 5 ms a partition.
+    def create_topic(self, name: str, partitions: int | None = None, settings: dict[str, Any] | None = None) -> Topic:
+        """Make a topic, durably, with the default number of partitions unless told otherwise.
+
+        Blocks for some flushes of the disk, about 5 ms a partition.
 
         Raises:
             InvalidTopicNameError, InvalidSettingError: the name, the number of partitions or a setting is none.
@@ -133,18 +139,32 @@ class Broker:
             StorageError: the disk refused.
         """
         check_topic_name(name)
+        if self._closed:
+            raise TopicClosedError("the server stops")
         if name in self.topics:
             raise TopicExistsError(f"topic {name!r} exists")
+        if partitions is None:
+            partitions = self._default_partitions
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidSettingError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
         made = make_settings(self._defaults, settings or {})
         try:
             self._save_settings(name, partitions, made)
             self.topics[name] = self._open_topic(name, made, partitions)
-        except OSError as error:
+        except (OSError, StorageError) as error:
+            self._forget(name)
+            if isinstance(error, StorageError):
+                raise
             raise StorageError(f"topic {name!r} could not be made: {error.strerror}") from error
         self._changed()
         return self.topics[name]
+
+    def _forget(self, name: str) -> None:
+        """Take away what is there of a topic that could not be made, so that no restart brings it up."""
+        try:
+            self._catalog.erase(self._catalog.hide(name))
+        except (OSError, StorageError) as error:
+            log.debug("nothing to take away of topic %r: %s", name, error)
 
     def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
         """Change settings of a topic while it is used; `partitions` may only grow.
@@ -235,7 +255,8 @@ class Broker:
         receipts: list[Receipt] = []
         for name, lane in lanes.items():
             if name is None:
-                self.router.route(lane)
+                if not self.router.empty:
+                    self.router.route(stamped(lane, self._clock.now_ms()))
             else:
                 receipts += self.topics[name].publish(lane)
         return receipts
@@ -258,18 +279,23 @@ class Broker:
         freed = 0
         for topic in list(self.topics.values()):
             for partition in topic.partitions:
+                self._cleaning = self._loop.run_in_executor(None, partition.log.clean, self._clock.now_ms())
                 try:
-                    freed += await self._loop.run_in_executor(None, partition.log.clean, self._clock.now_ms())
+                    freed += await asyncio.shield(self._cleaning)  # `close` waits for it even if we are cancelled
                 except (StorageError, OSError) as error:
                     log.warning("cleaning topic %r: %s", topic.name, error)
         return freed
 
     async def close(self) -> None:
         """Flush and close everything; who still waits for an ack is answered."""
+        self._closed = True
         for topic in self.topics.values():
             topic.close()
-        if self._erasing:
-            await asyncio.wait(self._erasing)
+        background: set[asyncio.Future[Any]] = set(self._erasing)
+        if self._cleaning is not None:
+            background.add(self._cleaning)
+        if background:
+            await asyncio.wait(background)  # nobody touches the folder once the server has given it back
         await self._loop.run_in_executor(None, self.flusher.stop)
         for store in self._stores.values():
             store.close()

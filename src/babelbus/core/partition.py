@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from babelbus.core.flusher import Flusher
 from babelbus.core.record import Receipt
 from babelbus.core.settings import Ack
 from babelbus.errors import StorageError
 from babelbus.storage.contract import PartitionLog
-from babelbus.storage.files import DiskFullError, OffsetOutOfRangeError
+from babelbus.storage.files import DiskFullError, OffsetOutOfRangeError, disk_error
 from babelbus.storage.record import RecordBatch
 from babelbus.storage.segment import Chunk
 
@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 
 DEFERRED_BYTES_MAX = 8 * 2**20
 """Most that a topic with `ack = "accepted"` holds in memory before it is written."""
+
+
+RETRY_SECONDS = 1.0
+"""How long accepted records that the disk refused wait before they are tried again without anybody's asking."""
 
 
 class TopicClosedError(StorageError):
@@ -55,8 +59,10 @@ class Partition:
         self._unflushed_bytes = 0
         self._flush_requested = False
         self._waiting: deque[tuple[int, Receipt]] = deque()
-        self._deferred: list[RecordBatch] = []
+        self._deferred: deque[RecordBatch] = deque()
+        self._deferred_count = 0
         self._deferred_bytes = 0
+        self._retry: asyncio.TimerHandle | None = None
         self._watchers: list[tuple[int, int, Callable[[], None]]] = []
         self._watch_count = 0
         self._closed = False
@@ -64,10 +70,11 @@ class Partition:
     @property
     def next_offset(self) -> int:
         """The offset that the next record gets."""
-        return self.log.next_offset + sum(batch.count for batch in self._deferred)
+        return self.log.next_offset + self._deferred_count
 
     def set_ack(self, ack: Ack) -> None:
         """Answer the publishers that come from now on at another level."""
+        self._write_deferred()
         self._ack = ack
 
     # -- appending ---------------------------------------------------------------------------------------------------
@@ -78,8 +85,14 @@ class Partition:
         Raises:
             StorageError: nothing was appended.
         """
-        if self._ack == "accepted" or self._deferred:
+        if self._closed:
+            raise TopicClosedError("the topic was removed or the server stops")
+        if self._ack == "accepted":
             return self._defer(batch)
+        if self._deferred:  # accepted before the level changed: they go first, for their offsets are given
+            self._write_deferred()
+            if self._deferred:
+                raise self.failing or StorageError("accepted records wait to be written")
         return self._write(batch)
 
     def _write(self, batch: RecordBatch) -> Receipt:
@@ -90,7 +103,8 @@ class Partition:
             raise
         self.failing = None
         receipt = Receipt(self.number, base_offset, batch.count)
-        if self._ack == "flushed" and not self._volatile:
+        # Behind records that wait for a flush nobody reads earlier, even if the level was lowered meanwhile.
+        if (self._ack == "flushed" or self._waiting) and not self._volatile:
             self._waiting.append((base_offset + batch.count, receipt))
             self._request_flush()
             return receipt
@@ -112,31 +126,42 @@ class Partition:
             self._write_deferred()
             if self._deferred:
                 raise self.failing or StorageError("too much waits to be written")
-        if not self._deferred:
+        if not self._deferred or self._retry is not None:  # none is scheduled, or only one for later
+            self._cancel_retry()
             self._loop.call_soon(self._write_deferred)
         self._deferred.append(batch)
+        self._deferred_count += batch.count
         self._deferred_bytes += len(batch.data)
         receipt = Receipt(self.number, batch.base_offset, batch.count)
         receipt.resolve()
         return receipt
 
     def _write_deferred(self) -> None:
-        """Write what was accepted. What the disk refuses stays in memory, and the next append tries again."""
+        """Write what was accepted; what the disk refuses waits for the next append, or `RETRY_SECONDS`."""
+        self._cancel_retry()
         while self._deferred and not self._closed:
             batch = self._deferred[0]
             try:
                 self.log.append(batch)
             except StorageError as error:
                 self._note_failure(error)
-                log.warning("accepted records wait in memory: %s", error)
+                log.warning("%d accepted records wait in memory: %s", self._deferred_count, error)
+                self._retry = self._loop.call_later(RETRY_SECONDS, self._write_deferred)
                 return
             self.failing = None
-            del self._deferred[0]
+            self._deferred.popleft()
+            self._deferred_count -= batch.count
             self._deferred_bytes -= len(batch.data)
             self._unflushed_bytes += len(batch.data)
-            self._advance(batch.base_offset + batch.count)
+            if not self._waiting:  # else they become visible with the flush that those wait for
+                self._advance(batch.base_offset + batch.count)
         if self._unflushed_bytes >= self._flush_every_bytes:
             self._request_flush()
+
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
 
     def receipt_for(self, base_offset: int, count: int) -> Receipt:
         """Give a receipt for records that were appended before, done when their ack level is reached."""
@@ -158,6 +183,8 @@ class Partition:
     def flush_log(self) -> int:
         """Make the log durable (in the flusher's thread); after a failed flush, put things right first."""
         self._flush_requested = False  # what is appended from here on asks again
+        if self._closed:
+            return self.log.next_offset
         if self.log.failed:
             self.log.recover_flush()
         try:
@@ -183,6 +210,8 @@ class Partition:
         self._advance(min(durable_offset, self.log.next_offset))
         while waiting and waiting[0][0] <= durable_offset:
             waiting.popleft()[1].resolve()
+        if not waiting and self._ack != "flushed":
+            self._advance(self.log.next_offset)  # what was written behind those that waited, at a lower level
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -202,13 +231,24 @@ class Partition:
         offset = self.log.find_time(timestamp)
         return offset if offset is not None and offset < self.high_watermark else None
 
-    def watch(self, offset: int, callback: Callable[[], None]) -> None:
-        """Call back once, when the record `offset` can be read; at once if it can."""
+    def watch(self, offset: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once, when the record `offset` can be read or the topic goes away; at once if it can be now.
+
+        Gives what to call when the callback is not wanted any more.
+        """
         if offset < self.high_watermark or self._closed:
             callback()
-            return
+            return lambda: None
         self._watch_count += 1
-        heappush(self._watchers, (offset, self._watch_count, callback))
+        watcher = (offset, self._watch_count, callback)
+        heappush(self._watchers, watcher)
+
+        def cancel() -> None:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+                heapify(self._watchers)
+
+        return cancel
 
     async def wait(self, offset: int) -> None:
         """Return when the record `offset` can be read.
@@ -217,8 +257,12 @@ class Partition:
             TopicClosedError: the topic went away meanwhile.
         """
         future: asyncio.Future[None] = self._loop.create_future()
-        self.watch(offset, lambda: None if future.done() else future.set_result(None))
-        await future
+        cancel = self.watch(offset, lambda: None if future.done() else future.set_result(None))
+        try:
+            await future
+        except asyncio.CancelledError:
+            cancel()  # a reader that gives up again and again must not pile up
+            raise
         if self._closed:
             raise TopicClosedError("the topic was removed or the server stops")
 
@@ -235,12 +279,19 @@ class Partition:
         if self._closed:
             return
         self._write_deferred()
+        self._cancel_retry()
+        if self._deferred:
+            log.error("%d accepted records are lost: the disk refused them until the end", self._deferred_count)
         self._closed = True
         try:
-            self.log.close()
-        except StorageError as failure:
-            error = error or failure
+            self.log.flush()
+        except (StorageError, OSError) as failure:
+            error = error or (failure if isinstance(failure, StorageError) else disk_error(failure, "closing a log"))
             log.error("closing a partition: %s", failure)
+        try:
+            self.log.close()
+        except (StorageError, OSError) as failure:  # a full disk: the records are safe, the next start reads more
+            log.warning("closing a partition: %s", failure)
         while self._waiting:
             self._waiting.popleft()[1].resolve(error)
         watchers, self._watchers = self._watchers, []

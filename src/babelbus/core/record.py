@@ -1,11 +1,14 @@
 """What moves over the bus: an event, and what its publisher is told."""
 
+import logging
 from collections.abc import Callable
 
 import msgspec
 
 from babelbus.errors import BabelbusError
 from babelbus.storage.record import Headers, Record, RecordBatch
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Event", "Headers", "Receipt", "Record", "RecordBatch"]
 
@@ -62,4 +65,7 @@ class Receipt:
         self.error = error
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # one publisher's bug must not cost the others of the same flush their answers
+                log.exception("answering a publisher failed")

@@ -1,9 +1,12 @@
 """Live subscriptions: which receivers want a subject, and handing them what is published."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 from babelbus.core.record import Event
 from babelbus.core.subject import CACHE_MAX, Pattern
+
+log = logging.getLogger(__name__)
 
 Receiver = Callable[[Sequence[Event]], None]
 """Takes the events of one publish that match. It must not block; a bound for what it cannot send is its own matter."""
@@ -60,7 +63,7 @@ class Router:
         return not self._exact and not self._patterns
 
     def find(self, subject: str) -> tuple[Subscription, ...]:
-        """Give the subscriptions that want a subject, in the order in which they were made."""
+        """Give the subscriptions that want a subject: those of it alone, then the patterns, each in order of making."""
         found = self._cache.get(subject)
         if found is None:
             wild = [subscription for subscription in self._patterns if subscription.pattern.matches(subject)]
@@ -79,4 +82,7 @@ class Router:
             for subscription in self.find(event.subject):
                 wanted.setdefault(subscription, []).append(event)
         for subscription, matching in wanted.items():
-            subscription.receiver(matching)
+            try:
+                subscription.receiver(matching)
+            except Exception:  # a receiver's bug is neither the publisher's nor the other receivers' matter
+                log.exception("a live subscription failed")

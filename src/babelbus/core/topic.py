@@ -153,7 +153,7 @@ class Topic:
         except StorageError as error:
             return Receipt.refused(error)
         if self._is_heard():
-            self._show(receipt, events)
+            self._show(receipt, [event_of(self.name, record) for record in records])
         return receipt
 
     def _headers_of(self, event: Event) -> tuple[tuple[bytes, bytes | None], ...]:
@@ -243,13 +243,28 @@ class Topic:
 
 
 def event_of(topic: str, record: Record) -> Event:
-    """Give the event that a record of a topic is."""
+    """Give the event that a record of a topic is.
+
+    A subject that is not below the topic is the publisher's own header and stays one: a record cannot claim to have
+    been published elsewhere.
+    """
     subject, headers = topic, record.headers
     if headers and any(key == SUBJECT_HEADER for key, _ in headers):
-        found = dict(headers)[SUBJECT_HEADER]
-        subject = found.decode("utf-8", "replace") if found is not None else topic
-        headers = tuple(pair for pair in headers if pair[0] != SUBJECT_HEADER)
+        found = (dict(headers)[SUBJECT_HEADER] or b"").decode("utf-8", "replace")
+        if found.startswith(f"{topic}/"):
+            subject = found
+            headers = tuple(pair for pair in headers if pair[0] != SUBJECT_HEADER)
     return Event(subject, record.payload, record.key, headers, record.timestamp)
+
+
+def stamped(events: Sequence[Event], now_ms: int) -> Sequence[Event]:
+    """Give the events with the time `now_ms` where they have none, as they are stored."""
+    if all(event.timestamp for event in events):
+        return events
+    return [
+        event if event.timestamp else Event(event.subject, event.payload, event.key, event.headers, now_ms)
+        for event in events
+    ]
 
 
 __all__ = [
@@ -259,4 +274,5 @@ __all__ = [
     "Topic",
     "UnknownPartitionError",
     "event_of",
+    "stamped",
 ]

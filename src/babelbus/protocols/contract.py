@@ -6,6 +6,9 @@ from typing import Protocol
 
 from babelbus.core.record import Receipt
 
+ANSWER_BYTES = 256
+"""What an answer that waits costs by itself: the smallest ones count too while a slow disk holds them back."""
+
 Encode = Callable[[], bytes | bytearray]
 
 
@@ -76,7 +79,7 @@ class Outbox:
         self.bytes_max = bytes_max
         self.closed = False
         self.on_drained: Callable[[], None] = lambda: None
-        """Called when answers were written outside of `hold` and `release`."""
+        """Called when answers were written while it was not `holding`."""
 
     @property
     def full(self) -> bool:
@@ -101,6 +104,7 @@ class Outbox:
 
     def answer(self, encode: Encode, weight: int = 0) -> None:
         """Send what `encode` gives, behind all answers that were promised before."""
+        weight += ANSWER_BYTES
         self._answers.append(_Answer(self, encode, 0, weight))
         self._weight += weight
         if not self.holding:
@@ -111,11 +115,14 @@ class Outbox:
 
         `encode` is called when its turn to be written has come, not earlier.
         """
+        weight += ANSWER_BYTES
         answer = _Answer(self, encode, len(receipts), weight)
         self._answers.append(answer)
         self._weight += weight
         for receipt in receipts:
             receipt.when_done(answer.arrive)
+        if not receipts and not self.holding:
+            self._drain()
 
     def push(self) -> None:
         """Write what became ready, unless it is collected."""

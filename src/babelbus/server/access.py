@@ -8,10 +8,13 @@ import logging
 import os
 import re
 from collections.abc import Iterable
+from urllib.parse import quote, unquote
 
 import msgspec
 
 from babelbus.core.access import ADMIN_GRANTS, CLIENT_GRANTS, Identity
+from babelbus.core.broker import PARTITIONS_MAX
+from babelbus.core.subject import InvalidTopicNameError, check_topic_name
 from babelbus.errors import ConfigError
 from babelbus.storage.files import FileSystem
 
@@ -21,6 +24,8 @@ FINGERPRINTS_NAME = "client_fingerprints"
 ADMINS_NAME = "client_admin_rights"
 TOPICS_NAME = "topics"
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+# What a line of the list of topics cannot hold as it is: a comment's sign in front, blanks at an end, other line ends.
+_ENCODED = re.compile(r"%|^#|^\s+|\s+$|[^\S ]")
 
 
 class ClientEntry(msgspec.Struct, frozen=True):
@@ -38,6 +43,7 @@ class AccessLists:
         self._files = files
         self._folder = folder
         self.clients: dict[str, ClientEntry] = {}
+        self._written: set[str] | None = None
 
     def reload(self) -> None:
         """Read who may connect. A missing file counts as empty: nobody.
@@ -47,8 +53,8 @@ class AccessLists:
         """
         names: dict[str, str] = {}
         for number, line in self._lines(FINGERPRINTS_NAME):
-            fingerprint, _, name = line.partition(" ")
-            names[self._check(FINGERPRINTS_NAME, number, fingerprint)] = name.strip() or fingerprint[:16]
+            fingerprint, *name = line.split(maxsplit=1)
+            names[self._check(FINGERPRINTS_NAME, number, fingerprint)] = name[0] if name else fingerprint[:16]
         admins = {self._check(ADMINS_NAME, number, line) for number, line in self._lines(ADMINS_NAME)}
         for fingerprint in admins - set(names):
             log.warning("%s has %s, which is not in %s: ignored", ADMINS_NAME, fingerprint, FINGERPRINTS_NAME)
@@ -88,7 +94,7 @@ class AccessLists:
         """Put `line` in the place of the one of this fingerprint; comments and order stay."""
         lines, placed = [], line is None
         for old in self._read(name).splitlines():
-            if old.strip().partition(" ")[0] != fingerprint:
+            if old.split(maxsplit=1)[:1] != [fingerprint]:
                 lines.append(old)
             elif not placed and line is not None:
                 lines.append(line)
@@ -107,17 +113,38 @@ class AccessLists:
         """
         topics = {}
         for number, line in self._lines(TOPICS_NAME):
-            name, _, count = line.rpartition(" ")
-            if not name or not count.isdecimal():
-                name, count = line, "1"
-            if int(count) < 1:
-                raise ConfigError(f"{self._path(TOPICS_NAME)}, line {number}: a topic has at least one partition")
-            topics[_decode_name(name.strip())] = int(count)
+            try:
+                name, count = _read_topic(line)
+                check_topic_name(name)
+            except (InvalidTopicNameError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{self._path(TOPICS_NAME)}, line {number}: {error}") from error
+            if not 1 <= count <= PARTITIONS_MAX:
+                where = f"{self._path(TOPICS_NAME)}, line {number}"
+                raise ConfigError(f"{where}: a topic has 1 to {PARTITIONS_MAX} partitions, not {count}")
+            topics[name] = count
         return topics
 
     def write_topics(self, topics: Iterable[tuple[str, int]]) -> None:
-        """Write the list of topics."""
-        self._write(TOPICS_NAME, [f"{_encode_name(name)} {count}" for name, count in sorted(topics)])
+        """Bring the list of topics up to date; comments, order, and what an operator is just adding by hand stay."""
+        left = dict(topics)
+        before, self._written = self._written, set(left)
+        lines = []
+        for old in self._read(TOPICS_NAME).splitlines():
+            line = old.strip()
+            if not line or line.startswith("#"):
+                lines.append(old)
+                continue
+            try:
+                name, _ = _read_topic(line)
+            except UnicodeDecodeError:
+                name = ""
+            if name in left:
+                lines.append(f"{_encode_name(name)} {left.pop(name)}")
+            # At the first write what is not there was removed, later only what was there before.
+            elif before is not None and name not in before and name not in self._written:
+                lines.append(old)
+        lines += [f"{_encode_name(name)} {count}" for name, count in sorted(left.items())]
+        self._write(TOPICS_NAME, lines)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -148,15 +175,18 @@ class AccessLists:
         return fingerprint
 
 
+def _read_topic(line: str) -> tuple[str, int]:
+    """Give name and partitions of a line of the list of topics; without a number it is 1.
+
+    Raises:
+        UnicodeDecodeError: the percent signs of the name do not give UTF-8.
+    """
+    name, _, count = line.rpartition(" ")
+    if not name or not count.isdecimal():
+        name, count = line, "1"
+    return unquote(name.strip(), errors="strict"), int(count)
+
+
 def _encode_name(name: str) -> str:
-    """Write a topic's name so that a line of the list gives it back: no comment, no blank at an end."""
-    name = name.replace("%", "%25")
-    if name.startswith("#"):
-        name = f"%23{name[1:]}"
-    stripped = name.strip()
-    start = name.index(stripped) if stripped else len(name)
-    return "%20" * start + stripped + "%20" * (len(name) - start - len(stripped))
-
-
-def _decode_name(name: str) -> str:
-    return name.replace("%20", " ").replace("%23", "#").replace("%25", "%")
+    """Write a topic's name so that a line of the list gives it back: no comment, no blank at an end, one line."""
+    return _ENCODED.sub(lambda found: quote(found[0], safe=""), name)

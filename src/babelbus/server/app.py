@@ -126,15 +126,15 @@ class Server:
             clock=self.clock,
             metrics=self.metrics,
             loop=asyncio.get_running_loop(),
+            default_partitions=topics.partitions,
         )
         removed = set(self.broker.open().values())
-        self._reconcile_topics(removed)
+        self._reconcile_topics(self._lists.read_topics(), removed)
         self.broker.on_topics_changed = self._note_topics
         self._note_topics()
 
-    def _reconcile_topics(self, removed: set[str]) -> None:
+    def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
         """Make what the list of topics has and the store has not; what the store has is kept in any case."""
-        listed = self._lists.read_topics()
         for name, partitions in listed.items():
             topic = self.broker.topics.get(name)
             if topic is None:
@@ -229,11 +229,13 @@ class Server:
 
         Raises:
             ConfigError: a line of a list is wrong; what was known before still holds.
+            BabelbusError: a topic of the list cannot be made; the lists of clients hold all the same.
         """
+        listed = self._lists.read_topics()  # before anything changes
         self._lists.reload()
-        self._reconcile_topics(set())
         for session in list(self._sessions):
             session.reauthorise()
+        self._reconcile_topics(listed, set())
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
 
     async def _clean(self) -> None:
@@ -260,7 +262,7 @@ class Server:
         for connection in self._connections:
             connection.stop_reading()
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
-        while any(one.busy for one in self._connections) and self.clock.monotonic() < deadline:  # noqa: ASYNC110
+        while any(one.unsent for one in self._connections) and self.clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_STEP_SECONDS)
         for connection in list(self._connections):
             connection.close()

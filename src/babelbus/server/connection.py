@@ -62,8 +62,10 @@ class Connection(asyncio.Protocol):
         self._connections.add(self)
         self._metrics.connections.labels(self._protocol).inc()
         self._metrics.connections_total.labels(self._protocol).inc()
-        self._deadline = asyncio.get_running_loop().call_later(self._handshake_seconds, self._check_handshake)
-        self._session = self._make_session(self._outbox, self.close)
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.call_later(self._handshake_seconds, self._check_handshake)
+        # A client that lost its leave goes at once, also if it does not read what was sent.
+        self._session = self._make_session(self._outbox, self.abort)
 
     def _check_handshake(self) -> None:
         if self._session is not None and not self._session.established:
@@ -75,9 +77,9 @@ class Connection(asyncio.Protocol):
         """Handle one chunk as one batch."""
         session = self._session
         if session is not None:
-            self._run(session.receive_data, data)
+            self._run(session, session.receive_data, data)
 
-    def _run(self, step: Callable[..., None], *arguments: bytes) -> None:
+    def _run(self, session: Session, step: Callable[..., None], *arguments: bytes) -> None:
         outbox = self._outbox
         outbox.holding = True
         try:
@@ -93,16 +95,20 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         outbox.release()
-        if not self._paused and outbox.full:
-            self._paused = True
-            self._transport.pause_reading()
+        full = outbox.full
+        if full or session.busy:
+            if not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
+            if not full:  # the peer took the answers at once: go on, after the other connections had their turn
+                self._loop.call_soon(self.room)
 
     def room(self) -> None:
         """The outbox may have room again: go on with what was put off, then read on."""
         session = self._session
         if session is not None and self._paused and not self._outbox.full and not self._outbox.closed:
             self._paused = False
-            self._run(session.resume)
+            self._run(session, session.resume)
             if not self._paused and not self._eof and not self._transport.is_closing():
                 self._transport.resume_reading()
         if self._eof and not self.busy:
@@ -122,16 +128,21 @@ class Connection(asyncio.Protocol):
         if self._session is None:
             return
         self._deadline.cancel()
-        self._outbox.close()
-        self._session.close()
         self._connections.discard(self)
         self._metrics.connections.labels(self._protocol).dec()
+        self._outbox.close()
+        self._session.close()
         log.debug("%s %s: closed%s", self._protocol, self.peer, f": {error}" if error else "")
 
     @property
     def busy(self) -> bool:
         """Whether requests are put off or answers outstanding."""
         return self._session is not None and (self._session.busy or self._outbox.waiting > 0)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something that was asked for has not gone out to the peer yet."""
+        return self.busy or self._outbox.size_bytes > 0
 
     @property
     def outbox_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """How far the last segment of a partition is known to be good and durable, so that a start reads only what is behind.
 
-The file `checkpoint` of a partition is JSON and a CRC. It is a memory of the log like the index files: when it is missing,
-torn or does not fit, the whole last segment is read instead.
+The file `checkpoint` of a partition is JSON and a CRC. It is a memory of the log like the index files: when it is
+missing, torn or does not fit, the segments are read instead.
 """
 
 import logging
@@ -15,6 +15,7 @@ from babelbus.storage.producers import ProducerBatch
 log = logging.getLogger(__name__)
 
 NAME = "checkpoint"
+FORMAT = 1
 _CRC_BYTES = 9
 """Eight hex digits and a line end stand in front of the JSON."""
 
@@ -29,7 +30,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     position: int
     next_offset: int
     producers: dict[int, list[ProducerBatch]]
-    format: int = 1
+    format: int = FORMAT
 
 
 def save(files: FileSystem, folder: str, checkpoint: Checkpoint) -> None:
@@ -48,11 +49,16 @@ def load(files: FileSystem, folder: str) -> Checkpoint | None:
         content = files.read_file(f"{folder}/{NAME}")
     except FileNotFoundError:
         return None
+    except OSError as error:
+        log.warning("%s/%s: cannot be read, reading the segments instead: %s", folder, NAME, error)
+        return None
     body = content[_CRC_BYTES:]
     try:
         if int(content[: _CRC_BYTES - 1], 16) == zlib.crc32(body):
-            return msgspec.json.decode(body, type=Checkpoint)
+            found = msgspec.json.decode(body, type=Checkpoint)
+            if found.format == FORMAT and found.position >= 0:
+                return found
     except ValueError:  # no number, or not the JSON that we write
         pass
-    log.warning("%s/%s: damaged, reading the whole last segment instead", folder, NAME)
+    log.warning("%s/%s: damaged or of another format, reading the segments instead", folder, NAME)
     return None

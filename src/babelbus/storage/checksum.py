@@ -98,15 +98,14 @@ def crcs_hold(data: bytes | bytearray | memoryview, positions: I64, end: int) ->
     changes = np.flatnonzero(sizes[1:] != sizes[:-1]) + 1
     if count < TOGETHER_MIN or len(changes) * TOGETHER_MIN // 2 > count:
         return _hold_one_by_one(data, positions, end)
-    runs: dict[tuple[int, int], list[int]] = {}
+    runs: dict[int, list[tuple[int, int]]] = {}
     for first, after in pairwise([0, *changes.tolist(), count]):
+        size = int(sizes[first])
         if after - first >= TOGETHER_MIN:
-            runs.setdefault((after - first, int(sizes[first])), []).append(first)
-        elif not _hold_one_by_one(data, positions[first:after], int(positions[after - 1] + sizes[first])):
+            runs.setdefault(size, []).append((int(positions[first]), after - first))
+        elif not _hold_one_by_one(data, positions[first:after], int(positions[after - 1]) + size):
             return False
-    return all(
-        _hold_together(data, positions[firsts].tolist(), length, size) for (length, size), firsts in runs.items()
-    )
+    return all(_hold_together(data, found, size) for size, found in runs.items())
 
 
 def _hold_one_by_one(data: bytes | bytearray | memoryview, positions: I64, end: int) -> bool:
@@ -115,23 +114,28 @@ def _hold_one_by_one(data: bytes | bytearray | memoryview, positions: I64, end: 
     view, stops = memoryview(data), positions.tolist()
     stops.append(end)
     crc32 = zlib.crc32
-    return [crc32(view[at + HEAD_BYTES : stop]) for at, stop in pairwise(stops)] == crcs
+    found = [crc32(view[at + HEAD_BYTES : stop]) for at, stop in pairwise(stops)]
+    return found == list(crcs)
 
 
-def _hold_together(data: bytes | bytearray | memoryview, starts: list[int], length: int, size: int) -> bool:
-    """Check runs of `length` records of `size` bytes each, a call of zlib for each run."""
+def _hold_together(data: bytes | bytearray | memoryview, runs: list[tuple[int, int]], size: int) -> bool:
+    """Check runs of records of `size` bytes, each given by its position and length, a call of zlib for each run."""
     view = memoryview(data)
     # A run's CRC from an empty register: zlib starts from the inverse of what it is given, and inverts the result.
-    wholes = [zlib.crc32(view[start : start + length * size], ALL_ONES) ^ ALL_ONES for start in starts]
-    rows = [np.ndarray((length, HEAD_BYTES), np.uint8, data, start, (size, 1)) for start in starts]
+    wholes = [zlib.crc32(view[start : start + length * size], ALL_ONES) ^ ALL_ONES for start, length in runs]
+    rows = [np.ndarray((length, HEAD_BYTES), np.uint8, data, start, (size, 1)) for start, length in runs]
     heads = rows[0] if len(rows) == 1 else np.concatenate(rows)
     crcs = np.ascontiguousarray(heads[:, CRC_AT:HEAD_BYTES]).view(">u4")[:, 0].astype(np.int64)
     # Each record's own CRC began from all ones and was inverted: take both off, which leaves the linear part alone.
     parts = crcs ^ ALL_ONES ^ _apply(_advance(size - HEAD_BYTES), _head_registers(heads) ^ ALL_ONES)
-    parts = parts.reshape(len(starts), length)
-    while parts.shape[1] > 1:
-        if parts.shape[1] & 1:  # an empty part in front changes nothing
-            parts = np.concatenate([np.zeros((len(starts), 1), np.int64), parts], axis=1)
-        parts = _apply(_advance(size), parts[:, ::2]) ^ parts[:, 1::2]
+    # One row for each run, filled up in front to a power of two: empty parts in front change nothing.
+    width = 1 << (max(length for _, length in runs) - 1).bit_length()
+    table = np.zeros((len(runs), width), np.int64)
+    begin = 0
+    for row, (_, length) in enumerate(runs):
+        table[row, width - length :] = parts[begin : begin + length]
+        begin += length
+    while table.shape[1] > 1:
+        table = _apply(_advance(size), table[:, ::2]) ^ table[:, 1::2]
         size *= 2
-    return bool((parts[:, 0] == wholes).all())
+    return bool((table[:, 0] == wholes).all())

@@ -13,7 +13,7 @@ import numpy as np
 from babelbus.storage.columns import Columns, decode_columns, find_positions
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import disk_error
-from babelbus.storage.format import TOMBSTONE
+from babelbus.storage.format import TOMBSTONE, CorruptRecordError
 
 if TYPE_CHECKING:
     from babelbus.storage.log import Log
@@ -72,19 +72,34 @@ def _compact(partition: "Log", tombstones_until_ms: int) -> None:
     sealed = partition.sealed_segments()
     if all(segment.compacted_with == len(sealed) for segment in sealed):
         return
+    durable = partition.flush()  # a record that may still be lost replaces nothing
     last: dict[bytes, int] = {}
+    staying: dict[bytes, int] = {}
+    whole = []
     for segment in [*sealed, partition.open_segment()]:
-        for columns in _chunks(partition, segment):
-            last.update(_keys(columns))
-    for segment in sealed:
-        _compact_segment(partition, segment, last, tombstones_until_ms)
+        try:
+            for columns in _chunks(partition, segment, durable):
+                last.update(_keys(columns))
+        except CorruptRecordError as error:
+            log.warning("%s: not compacted: %s", segment.path, error)
+            # It keeps everything, so no tombstone may go that takes back what it says.
+            tombstones_until_ms = 0
+            continue
+        if segment.sealed:
+            whole.append(segment)
+    for segment in whole:
+        _compact_segment(partition, segment, last, staying, tombstones_until_ms)
         segment.compacted_with = len(sealed)
 
 
-def _chunks(partition: "Log", segment: "Segment") -> "list[Columns]":
-    """Give the columns of a whole segment."""
+def _chunks(partition: "Log", segment: "Segment", end: int) -> "list[Columns]":
+    """Give the columns of a segment, of its records below the offset `end`.
+
+    Raises:
+        CorruptRecordError: it is damaged.
+    """
     found = []
-    offset, end = segment.base_offset, segment.next_offset
+    offset, end = segment.base_offset, min(segment.next_offset, end)
     while offset < end:
         chunk = partition.read(offset, READ_BYTES, end)
         if not chunk.data and chunk.next_offset == offset < end:
@@ -103,11 +118,17 @@ def _keys(columns: Columns) -> dict[bytes, int]:
     return {bytes(data[at : at + size]): offset for offset, at, size in rows if size >= 0}
 
 
-def _compact_segment(partition: "Log", segment: "Segment", last: dict[bytes, int], tombstones_until_ms: int) -> None:
-    """Write a segment again without replaced records, if there are any."""
+def _compact_segment(
+    partition: "Log", segment: "Segment", last: dict[bytes, int], staying: dict[bytes, int], tombstones_until_ms: int
+) -> None:
+    """Write a segment again without replaced records, if there are any.
+
+    `staying` are keys of replaced records that stay because they are the last of their segment: the tombstone that
+    takes one back stays with it.
+    """
     kept: list[bytes] = []
     removed = 0
-    for columns in _chunks(partition, segment):
+    for columns in _chunks(partition, segment, segment.next_offset):
         data = columns.data
         keep = np.ones(len(columns), bool)
         rows = zip(
@@ -119,9 +140,15 @@ def _compact_segment(partition: "Log", segment: "Segment", last: dict[bytes, int
             strict=True,
         )
         for number, (offset, at, size, timestamp, attributes) in enumerate(rows):
-            if size < 0 or offset == segment.next_offset - 1:
+            if size < 0:
                 continue
-            if last[bytes(data[at : at + size])] != offset or (attributes & TOMBSTONE and timestamp < tombstones_until_ms):
+            key = bytes(data[at : at + size])
+            if offset == segment.next_offset - 1:
+                if not attributes & TOMBSTONE:
+                    staying[key] = offset
+                continue
+            expired = attributes & TOMBSTONE and timestamp < tombstones_until_ms and key not in staying
+            if last[key] != offset or expired:
                 keep[number] = False
         removed += int((~keep).sum())
         view = memoryview(data)

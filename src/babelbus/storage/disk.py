@@ -1,4 +1,4 @@
-"""Where the topics of an engine lie: folders `<data>/topics/<topic>/<partition>/` (specs/jebp.md, DECISION 30 and 42)."""
+"""Where the topics of an engine lie: folders `<data>/topics/<topic>/<partition>/` (jebp.md, DECISION 30 and 42)."""
 
 import secrets
 from urllib.parse import quote, unquote

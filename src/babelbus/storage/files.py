@@ -168,6 +168,9 @@ class LocalFiles:
             os.fchmod(descriptor, mode)  # a leftover of an earlier crash keeps its own mode otherwise
             LocalFile(descriptor).pwrite(content, 0)
             os.fdatasync(descriptor)
+        except OSError:
+            self.unlink(temporary)  # on a full disk it would stand in the way
+            raise
         finally:
             os.close(descriptor)
         os.replace(temporary, path)

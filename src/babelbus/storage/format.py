@@ -16,7 +16,7 @@ from itertools import repeat
 import numpy as np
 
 from babelbus.errors import StorageError
-from babelbus.storage.record import Headers, Record, RecordBatch
+from babelbus.storage.record import Headers, Positions, Record, RecordBatch
 
 Buffer = bytes | bytearray | memoryview
 
@@ -73,6 +73,9 @@ PRODUCER_HEADER = b"$batch"
 """Header of the first record of a batch that has a producer id: producer id i64, first sequence i64, count i32."""
 PRODUCER = struct.Struct(">qqi")
 RESERVED_HEADER_PREFIX = b"$"
+
+
+CRC_IS_WRONG = "its CRC is wrong"
 
 
 class InvalidRecordError(StorageError):
@@ -263,7 +266,7 @@ def record_error(data: Buffer, position: int, end: int) -> str | None:
     if stop > end:
         return f"its length says {length}, {end - position - LENGTH_FROM} bytes are there"
     if zlib.crc32(memoryview(data)[position + HEAD_BYTES : stop]) != crc:
-        return "its CRC is wrong"
+        return CRC_IS_WRONG
     return _body_error(data, position + HEAD_BYTES, stop)
 
 
@@ -303,6 +306,9 @@ def uniform_run(data: Buffer, start: int, end: int) -> tuple[int, int]:
     size = length + LENGTH_FROM
     if length < LENGTH_MIN or start + size > end:
         return 0, 0
+    second = start + size + 8
+    if second + 4 <= end and INT32.unpack_from(data, second)[0] != length:
+        return 1, size  # the common end of a search, without an array
     lengths = np.ndarray(((end - start) // size,), ">i4", data, start + 8, (size,))
     others = np.flatnonzero(lengths != length)
     return (int(others[0]) if len(others) else len(lengths)), size
@@ -376,8 +382,12 @@ def mark_producer(batch: RecordBatch, producer_id: int, first_sequence: int) -> 
     data += body
     grown = len(data) - stop
     data += memoryview(batch.data)[stop:]
-    positions = np.asarray(batch.positions, dtype=np.int64) + grown
-    positions[0] = 0
+    positions: Positions
+    if isinstance(batch.positions, np.ndarray):
+        positions = batch.positions + grown
+        positions[0] = 0
+    else:
+        positions = [0, *(at + grown for at in batch.positions[1:])]
     return RecordBatch(data, positions, batch.timestamps, batch.base_offset)
 
 

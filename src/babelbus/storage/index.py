@@ -1,10 +1,10 @@
 """The files beside a `.log`: what is derived from it, so that nobody must read all of it (docs/storage.md).
 
-`.index` and `.timeindex` are arrays of i64: the position and the timestamp of every 1,024th record, the first one of the
-segment included (specs/jebp.md, section 5.2). `.blocks` is ours, an entry of 16 bytes for each full block of 1,024
+`.index` and `.timeindex` are arrays of i64: the position and the timestamp of every 1,024th record, the first one of
+the segment included (specs/jebp.md, section 5.2). `.blocks` is ours, an entry of 16 bytes for each full block of 1,024
 records, and for the last block of a sealed segment: CRC-32C of the block's bytes u32, check u32 (CRC-32 over the
-block's number i64 and the other two fields), greatest timestamp i64. All are big-endian, and all are only a memory of the
-log: what is missing or does not fit is made again from it.
+block's number i64 and the other two fields), greatest timestamp i64. All are big-endian, and all are only a memory of
+the log: what is missing or does not fit is made again from it.
 """
 
 import struct
@@ -81,9 +81,13 @@ class SparseIndex:
         while first < count:
             if self.last_count == BLOCK_RECORDS or not self.positions:
                 self._begin(position + int(positions[first]), int(timestamps[first]))
+                if len(self.positions) == 1 and self.positions[0]:
+                    # The file begins with bytes that are no record: entry 0 stands for the beginning all the same.
+                    self.positions[0], self.sums[0] = 0, UNKNOWN_SUM
             after = min(first + BLOCK_RECORDS - self.last_count, count)
             part = view[positions[first] : positions[after] if after < count else len(data)]
-            greatest = int(max(timestamps[first:after])) if after - first > 1 else int(timestamps[first])
+            part_times = timestamps[first:after]
+            greatest = int(part_times.max() if isinstance(part_times, np.ndarray) else max(part_times))
             self.greatest[-1] = max(self.greatest[-1], greatest)
             if self.sums[-1] != UNKNOWN_SUM:
                 self.sums[-1] = _extend(self.sums[-1], bytes(part))  # the library takes nothing but bytes
@@ -109,7 +113,7 @@ class SparseIndex:
         self.last_count = BLOCK_RECORDS if self.positions else 0
 
     def block_at(self, position: int) -> int:
-        """Give the number of the block that the byte `position` of the log falls in."""
+        """Give the number of the block that the byte `position` of the log falls in; -1 when there is none."""
         return int(np.searchsorted(np.frombuffer(self.positions, np.int64), position, side="right")) - 1
 
     def encode(self, start: int, end: int, blocks_start: int, blocks_end: int) -> tuple[bytes, bytes, bytes]:

@@ -8,17 +8,24 @@ import numpy as np
 from babelbus.storage.columns import decode_columns, find_positions
 from babelbus.storage.format import (
     ATTRIBUTES_KNOWN,
+    BODY,
+    CRC_IS_WRONG,
     HEAD_BYTES,
     RESERVED_HEADER_PREFIX,
     Buffer,
     CorruptRecordError,
     InvalidRecordError,
     decode_headers,
+    headers_position,
+    record_error,
+    walk,
 )
 from babelbus.storage.record import RecordBatch
 
 RECORDS_MAX = 2**20
 """Most records of one batch."""
+SMALL_BYTES_MAX = 2_048
+"""Up to here a batch has so few records that a loop is faster than arrays."""
 
 
 class ChecksumError(InvalidRecordError):
@@ -35,6 +42,8 @@ def parse_records(data: Buffer) -> RecordBatch:
         ChecksumError: a CRC is wrong.
         InvalidRecordError: anything else is.
     """
+    if len(data) <= SMALL_BYTES_MAX:
+        return _parse_few(data)
     positions, end = find_positions(data, 0, len(data))
     if end != len(data) or not 1 <= len(positions) <= RECORDS_MAX:
         raise InvalidRecordError(f"{len(positions)} whole records in {end} of {len(data)} bytes")
@@ -55,7 +64,33 @@ def parse_records(data: Buffer) -> RecordBatch:
     if columns.attributes.min() < 0 or columns.attributes.max() > ATTRIBUTES_KNOWN:
         raise InvalidRecordError(f"a record's attributes are 0 to {ATTRIBUTES_KNOWN}")
     for number in np.flatnonzero(columns.headers_counts).tolist():
-        at, count = int(columns.headers_positions[number]), int(columns.headers_counts[number])
-        if any(key.startswith(RESERVED_HEADER_PREFIX) for key, _ in decode_headers(data, at + 1, count)):
-            raise InvalidRecordError("header keys that begin with '$' are the server's own")
+        _refuse_reserved(data, int(columns.headers_positions[number]), int(columns.headers_counts[number]))
     return RecordBatch(data, positions, columns.timestamps, 0)
+
+
+def _parse_few(data: Buffer) -> RecordBatch:
+    """Do the same record by record: for a few, numpy's fixed costs are more than they save."""
+    positions = walk(data)
+    end = positions.pop()
+    if end != len(data) or not positions:
+        raise InvalidRecordError(f"{len(positions)} whole records in {end} of {len(data)} bytes")
+    timestamps = []
+    for number, at in enumerate(positions):
+        reason = record_error(data, at, end)
+        if reason is not None:
+            wrong = ChecksumError if reason == CRC_IS_WRONG else InvalidRecordError
+            raise wrong(f"record {number}: {reason}")
+        attributes, timestamp, _ = BODY.unpack_from(data, at + HEAD_BYTES)
+        if not 0 <= attributes <= ATTRIBUTES_KNOWN:
+            raise InvalidRecordError(f"a record's attributes are 0 to {ATTRIBUTES_KNOWN}")
+        timestamps.append(timestamp)
+        headers_at = headers_position(data, at)
+        if data[headers_at]:
+            _refuse_reserved(data, headers_at, data[headers_at])
+    return RecordBatch(data, positions, timestamps, 0)
+
+
+def _refuse_reserved(data: Buffer, headers_at: int, count: int) -> None:
+    """See that a record has no header of the bus's own."""
+    if any(key.startswith(RESERVED_HEADER_PREFIX) for key, _ in decode_headers(data, headers_at + 1, count)):
+        raise InvalidRecordError("header keys that begin with '$' are the server's own")

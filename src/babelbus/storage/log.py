@@ -7,19 +7,25 @@ time and never while the disk flushes, so that appending goes on meanwhile (grou
 import logging
 import threading
 from bisect import bisect_right
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
 
 from babelbus.clock import Clock
+from babelbus.errors import StorageError
 from babelbus.storage import checkpoint as checkpoints
 from babelbus.storage.checkpoint import Checkpoint
 from babelbus.storage.cleaner import clean
 from babelbus.storage.columns import Columns, decode_columns, find_positions
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import DiskError, FileSystem, OffsetOutOfRangeError, disk_error
+from babelbus.storage.format import INT64, CorruptRecordError
 from babelbus.storage.index import BLOCK_RECORDS
 from babelbus.storage.producers import Producers
 from babelbus.storage.record import RecordBatch
-from babelbus.storage.scan import BadRange, Scan
-from babelbus.storage.segment import SUFFIXES, Chunk, Segment
+from babelbus.storage.recovery import RESCUED_SUFFIX, Recovery, open_segments, replace_from
+from babelbus.storage.segment import Chunk, Segment, base_name
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +35,12 @@ OPEN_SEGMENTS_MAX = 16
 """Sealed segments whose file stays open."""
 
 
-class Recovery:
-    """What opening a partition found: bytes cut from the tail, ranges that are damaged, bytes that were read."""
+class _Mark(msgspec.Struct):
+    """A checkpoint to be, the segments whose derived files it stands on, and the bytes that it spares a start."""
 
-    def __init__(self) -> None:
-        self.cut_bytes = 0
-        self.read_bytes = 0
-        self.bad: list[tuple[str, BadRange]] = []
+    checkpoint: Checkpoint
+    segments: list[Segment]
+    bytes_before: int
 
 
 class Log:
@@ -59,6 +64,8 @@ class Log:
         self._bytes_since_checkpoint = 0
         self._durable = 0
         self._failed = False
+        self._rescued_from: int | None = None
+        """Where the records begin that a rescue after a failed flush has stored again, while it is not finished."""
         self._closed = False
         self._flushing = threading.Lock()
         self.producers = Producers()
@@ -68,85 +75,37 @@ class Log:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Find the segments and read what no checkpoint vouches for."""
-        self._files.make_folder(self._folder)
-        bases = self._find_bases()
-        if not bases:
+        """Find the segments and read what no checkpoint vouches for.
+
+        Raises:
+            DiskFullError, DiskError: the disk refused.
+        """
+        try:
+            self._files.make_folder(self._folder)
+            self._open_segments()
+        except OSError as error:
+            raise disk_error(error, f"opening {self._folder}") from error
+
+    def _open_segments(self) -> None:
+        opened = open_segments(self._files, self._folder, self.producers, self.recovery)
+        self._segments = opened.segments
+        self._bases = [segment.base_offset for segment in opened.segments]
+        if not self._segments:
             self._begin_segment(0)
-            self._save_checkpoint()
+            self._save_checkpoint(self._mark())
             return
-        known = checkpoints.load(self._files, self._folder)
-        if known is not None and known.segment not in bases:
-            known = None
-        if known is not None:
-            self.producers.load(known.producers)
-        for number, base in enumerate(bases):
-            segment = Segment(self._files, self._folder, base)
-            last = number == len(bases) - 1
-            following = None if last else bases[number + 1]
-            if following is not None and known is not None and base < known.segment:
-                found = segment.open_sealed(following)
-            else:
-                position, offset = (known.position, known.next_offset) if known and known.segment == base else (0, base)
-                found = segment.recover(position, offset)
-                self._settle(segment, found, following)
-                self._bytes_since_checkpoint += segment.size_bytes - found.start
-            if found is not None:
-                self.producers.restore(found.producers)
-                self.recovery.read_bytes += segment.size_bytes - found.start
-                self.recovery.bad += [(f"{segment.path}.log", bad) for bad in found.bad]
-            self._segments.append(segment)
-            self._bases.append(base)
-        for path, bad in self.recovery.bad:
-            log.error(
-                "%s: damaged from byte %d to %d, offsets %d to %d cannot be read: %s; see 'babelbus repair'",
-                path, bad.position, bad.end, bad.offset, bad.next_offset - 1, bad.reason,
-            )  # fmt: skip
+        self._bytes_since_checkpoint = self.recovery.read_bytes
+        # What a killed process wrote may be in the system's memory alone; nobody reads it before it is durable.
+        for segment in opened.scanned:
+            segment.flush()
         active = self._segments[-1]
+        active.created_ms = self._clock.now_ms() if active.size_bytes else 0
         if any(path == f"{active.path}.log" for path, _ in self.recovery.bad):
             # Nobody appends behind a damaged range: it stays as it is, and what follows goes into a new segment.
             self._roll()
-        active.created_ms = self._clock.now_ms() if active.size_bytes else 0
         self._durable = self.next_offset
-        if self._bytes_since_checkpoint or self.recovery.cut_bytes:
-            # What a killed process wrote may be in the system's memory alone; nobody reads it before it is durable.
-            try:
-                for segment in self._segments:
-                    if known is None or segment.base_offset >= known.segment:
-                        segment.flush()
-                self._save_checkpoint()
-            except OSError as error:
-                raise disk_error(error, f"flush of {self._folder} at start") from error
-
-    def _find_bases(self) -> list[int]:
-        """Give the base offsets of the segments; remove derived files that lost their log (a removal cut short)."""
-        names = set(self._files.list_folder(self._folder))
-        bases = sorted(int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdecimal())
-        for name in names:
-            stem, _, suffix = name.rpartition(".")
-            orphan = stem.isdecimal() and f".{suffix}" in SUFFIXES and f"{stem}.log" not in names
-            if orphan or suffix in ("new", "compacting"):
-                self._files.unlink(f"{self._folder}/{name}")
-        return bases
-
-    def _settle(self, segment: Segment, found: Scan, following: int | None) -> None:
-        """Cut the torn tail of a segment that was just scanned, or seal it when another follows."""
-        size = segment.file_bytes()
-        if following is not None:
-            segment.size_bytes = size
-            if found.next_offset != following:
-                reason = found.tail or "the segment ends early"
-                self.recovery.bad.append(
-                    (f"{segment.path}.log", BadRange(found.end, size, found.next_offset, following, reason))
-                )
-            segment.next_offset = following
-            segment.seal()
-            return
-        if size > found.end:
-            log.warning("%s.log: cut %d bytes of a torn tail at byte %d: %s",
-                        segment.path, size - found.end, found.end, found.tail)  # fmt: skip
-            self.recovery.cut_bytes += size - found.end
-            segment.cut_tail(found.end)
+        if self.recovery.read_bytes or self.recovery.cut_bytes:
+            self._try_checkpoint(self._mark())
 
     def _begin_segment(self, base_offset: int) -> None:
         segment = Segment(self._files, self._folder, base_offset)
@@ -217,7 +176,11 @@ class Log:
         return seconds is not None and self._clock.now_ms() - active.created_ms >= seconds * 1000
 
     def _roll(self) -> None:
-        """Seal the open segment and begin the next one."""
+        """Seal the open segment and begin the next one.
+
+        Raises:
+            DiskFullError, DiskError: the open one goes on.
+        """
         active = self._segments[-1]
         try:
             self._begin_segment(active.next_offset)
@@ -250,85 +213,133 @@ class Log:
         with self._flushing:
             return self._durable if self._closed else self._flush()
 
-    def _flush(self) -> int:
+    def _flush(self, *, checkpoint: bool = False) -> int:
         with self._lock:
+            if self._failed:  # the system forgets a failed write-back: a second try would say that all is well
+                raise DiskError(f"{self._folder}: a flush failed and its records have no new place yet")
             target = self.next_offset
             active = self._segments[-1]
             rolled = list(self._unflushed)
+            due = bool(rolled) or self._bytes_since_checkpoint >= self._settings.checkpoint_bytes
+            # Taken before the flush: what is appended meanwhile is not durable.
+            mark = self._mark() if due or (checkpoint and self._bytes_since_checkpoint) else None
         try:
             for segment in rolled:
                 segment.flush()
             active.flush()
-        except OSError as error:
+        except (OSError, StorageError) as error:
             self._failed = True
-            raise disk_error(error, f"flush of {active.path}.log") from error
+            if isinstance(error, OSError):
+                raise disk_error(error, f"flush of {active.path}.log") from error
+            raise
         with self._lock:
             self._durable = max(self._durable, target)
             self._unflushed = [segment for segment in self._unflushed if segment not in rolled]
-            due = bool(rolled) or self._bytes_since_checkpoint >= self._settings.checkpoint_bytes
-        if due:
-            try:
-                self._save_checkpoint()
-            except (OSError, DiskError) as error:  # the records are durable; only the next start is slower
-                log.warning("%s: no checkpoint: %s", self._folder, error)
+            for segment in rolled:
+                if segment not in self._open:
+                    segment.close()
+        if mark is not None:
+            self._try_checkpoint(mark)
         return target
 
     def recover_flush(self, durable_offset: int = 0) -> None:
         """After a failed flush: put what was appended from `durable_offset` on into a new segment and go on there.
 
         What the system still gives back is checked and written again, since pages of a failed flush may be dropped
-        without a further word.
+        without a further word; what it does not give back is lost, and `next_offset` goes back to it. The old files
+        stay as they are until the new one is durable.
 
         Raises:
             StorageError: the disk refuses that too; call again later, appends are refused until then.
         """
-        with self._lock:
-            durable_offset = max(durable_offset, self._durable, self.first_offset)
-            rescued: list[RecordBatch] = []
-            offset = durable_offset
-            while offset < self.next_offset:
-                chunk = self.read(offset, 2**31 - 1)
-                positions, _ = find_positions(chunk.data, 0, len(chunk.data))
-                columns = decode_columns(chunk.data, positions)
-                rescued.append(RecordBatch(chunk.data, positions, columns.timestamps, chunk.base_offset))
-                offset = chunk.next_offset
+        with self._flushing, self._lock:
+            end = self.next_offset
             try:
-                self._cut(durable_offset)
-                if self._segments[-1].size_bytes:
-                    self._roll()
-                    self._unflushed.pop()
-                for batch in rescued:
-                    self._segments[-1].append(batch)
-                self._segments[-1].flush()
+                if self._rescued_from is None:
+                    start = max(durable_offset, self._durable, self.first_offset)
+                    rescued = f"{self._folder}/{base_name(start)}{RESCUED_SUFFIX}"
+                    self._files.replace_file(rescued, b"".join(self._read_back(start)))
+                    self._rescued_from = start
+                start = self._rescued_from
+                self._begin_again(start)
+                self._rescued_from = None
             except OSError as error:
                 raise disk_error(error, f"recovery of {self._folder} after a failed flush") from error
-            self._durable = self.next_offset
             self._failed = False
-            log.error("%s: a flush failed; %d records were written again into %s.log",
-                      self._folder, self.next_offset - durable_offset, self._segments[-1].path)  # fmt: skip
+            self.producers.forget_from(self.next_offset)
+            log.error(
+                "%s: a flush failed; %d records were written again into %s.log, %d are lost",
+                self._folder, self.next_offset - start, self._segments[-1].path, end - self.next_offset,
+            )  # fmt: skip
+            self._try_checkpoint(self._mark())
+
+    def _read_back(self, offset: int) -> Iterator[bytes]:
+        """Yield the records from `offset` on, up to the first that the system does not give back."""
+        try:
+            while offset < self.next_offset:
+                chunk = self.read(offset, 2**31 - 1)
+                offset = chunk.next_offset
+                yield chunk.data
+        except (CorruptRecordError, DiskError) as error:
+            log.error("%s: records from offset %d on cannot be read back: %s", self._folder, offset, error)
+
+    def _begin_again(self, base_offset: int) -> None:
+        """Go on with the rescued records in the place of everything from `base_offset` on."""
+        for segment in self._segments:
+            if segment.base_offset >= base_offset:
+                segment.close()
+        self._places.clear()
+        replace_from(self._files, self._folder, base_offset)
+        fresh = Segment(self._files, self._folder, base_offset)
+        fresh.recover(0, base_offset)
+        kept = [segment for segment in self._segments if segment.base_offset < base_offset]
+        if kept and kept[-1].next_offset > base_offset:
+            try:
+                kept[-1].cut(kept[-1].locate(base_offset)[0], base_offset)
+            except CorruptRecordError:  # not readable from there on: then it stays as it is
+                kept[-1].recover(0, kept[-1].base_offset, base_offset)
+        if kept:
+            kept[-1].seal()
+        fresh.created_ms = self._clock.now_ms() if fresh.size_bytes else 0
+        self._segments = [*kept, fresh]
+        self._bases = [segment.base_offset for segment in self._segments]
+        self._unflushed = []
+        self._open = [segment for segment in self._open if segment in kept]
+        self._durable = fresh.next_offset
 
     def checkpoint(self) -> None:
         """Note durably how far the log is durable, so that a start need not read that part."""
-        self.flush()
-        if self._bytes_since_checkpoint:
-            self._save_checkpoint()
+        with self._flushing:
+            if not self._closed:
+                self._flush(checkpoint=True)
 
-    def _save_checkpoint(self) -> None:
-        with self._lock:
-            active = self._segments[-1]
-            blocks = active.index.full_blocks
-            if blocks == len(active.index):
-                position, offset = active.size_bytes, active.next_offset
-            else:
-                position = active.index.positions[blocks]
-                offset = active.base_offset + blocks * BLOCK_RECORDS
-            snapshot = self.producers.snapshot()
-            sealed = [segment for segment in self._segments[:-1] if segment.index_dirty]
-            self._bytes_since_checkpoint = 0
-        for segment in sealed:
+    def _mark(self) -> _Mark:
+        """Note how far the log goes, at the beginning of its last block, to be saved when all of that is durable."""
+        active = self._segments[-1]
+        blocks = active.index.full_blocks
+        if blocks == len(active.index):
+            position, offset = active.size_bytes, active.next_offset
+        else:
+            position = active.index.positions[blocks]
+            offset = active.base_offset + blocks * BLOCK_RECORDS
+        return _Mark(
+            Checkpoint(active.base_offset, position, offset, self.producers.snapshot()),
+            [segment for segment in self._segments[:-1] if segment.index_dirty] + [active],
+            self._bytes_since_checkpoint,
+        )
+
+    def _try_checkpoint(self, mark: _Mark) -> None:
+        try:
+            self._save_checkpoint(mark)
+        except (OSError, StorageError) as error:  # the records are durable; only the next start is slower
+            log.warning("%s: no checkpoint: %s", self._folder, error)
+
+    def _save_checkpoint(self, mark: _Mark) -> None:
+        for segment in mark.segments:
             segment.flush_index()
-        active.flush_index()
-        checkpoints.save(self._files, self._folder, Checkpoint(active.base_offset, position, offset, snapshot))
+        checkpoints.save(self._files, self._folder, mark.checkpoint)
+        with self._lock:
+            self._bytes_since_checkpoint -= mark.bytes_before
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -351,8 +362,18 @@ class Log:
             position, found = self._locate(segment, offset)
             if found >= end:
                 return Chunk(b"", end, end)
-            stop = segment.size_bytes if end >= segment.next_offset else self._locate(segment, end)[0]
-            chunk = segment.read(position, found, bytes_max, stop)
+            stop = segment.size_bytes
+            try:
+                if end < segment.next_offset:
+                    stop = self._locate(segment, end)[0]
+            except CorruptRecordError:  # those in front of it are good
+                chunk = _cut_chunk(segment.read(position, found, bytes_max, stop), end)
+            else:
+                if stop <= position:
+                    if end < segment.next_offset:  # compaction removed all from `offset` to `end`
+                        return Chunk(b"", end, end)
+                    raise segment.corrupt(offset)  # the segment has lost its end
+                chunk = segment.read(position, found, bytes_max, stop)
             if chunk.data:
                 self._remember(chunk.next_offset, segment, position + len(chunk.data))
             return chunk
@@ -403,11 +424,13 @@ class Log:
     def truncate(self, next_offset: int) -> None:
         """Remove the records from `next_offset` on, so that it is the next offset.
 
+        Where compaction removed the records in front of it too, the next offset is the one behind the last one left.
+
         Raises:
             OffsetOutOfRangeError: it is not between `first_offset` and `next_offset`.
             DiskError: the disk refused; what was asked for may be half done, and asking again is right.
         """
-        with self._lock:
+        with self._flushing, self._lock:
             if not self.first_offset <= next_offset <= self.next_offset:
                 raise OffsetOutOfRangeError(next_offset, self.first_offset, self.next_offset)
             try:
@@ -415,8 +438,8 @@ class Log:
                 self._segments[-1].flush()
             except OSError as error:
                 raise disk_error(error, f"truncation of {self._folder}") from error
-            self._durable = min(self._durable, next_offset)
-            self._save_checkpoint()
+            self._durable = min(self._durable, self.next_offset)
+            self._try_checkpoint(self._mark())
 
     def _cut(self, next_offset: int) -> None:
         """Remove the records from `next_offset` on; the caller flushes and writes a checkpoint."""
@@ -424,12 +447,18 @@ class Log:
         self._places.clear()
         while len(self._segments) > 1 and self._bases[-1] >= next_offset:
             self._drop_last()
-        active = self._segments[-1]
-        if next_offset < active.next_offset:
-            position, _ = active.locate(next_offset)
-            active.cut(position, next_offset)
-        elif active.sealed:
-            self._begin_segment(next_offset)
+        self._files.flush_folder(self._folder)  # before a cut that would make them look as if they followed a hole
+        last = self._segments[-1]
+        dense = last.dense
+        if next_offset < last.next_offset:
+            position, _ = last.locate(next_offset)
+            last.cut(position, next_offset)
+        if last.sealed or not dense:  # only a segment without gaps is appended to
+            last.seal()
+            if last.size_bytes:
+                self._begin_segment(last.next_offset)
+            else:
+                last.sealed = False
         self.producers.forget_from(next_offset)
 
     def _drop_last(self) -> None:
@@ -453,13 +482,18 @@ class Log:
 
     def drop_first(self, segment: Segment) -> None:
         """Remove the oldest segment, which is sealed (for the cleaner)."""
-        with self._lock:
-            assert self._segments[0] is segment and segment.sealed
+        with self._flushing, self._lock:
+            assert self._segments[0] is segment
+            assert segment.sealed
             self._unflushed = [other for other in self._unflushed if other is not segment]
             self._open = [other for other in self._open if other is not segment]
             del self._segments[0], self._bases[0]
             self._places = {at: place for at, place in self._places.items() if place[0] is not segment}
-            segment.remove()
+            try:
+                segment.remove()
+                self._files.flush_folder(self._folder)  # one after the other, so that what a crash leaves has no hole
+            except OSError as error:
+                raise disk_error(error, f"removal of {segment.path}.log") from error
 
     def write_file(self, path: str, content: bytes) -> None:
         """Write a new file of the partition's folder, durably (for the cleaner).
@@ -477,7 +511,7 @@ class Log:
 
     def swap(self, segment: Segment, source: str) -> None:
         """Put the file `source`, the same records without those that compaction removed, in a segment's place."""
-        with self._lock:
+        with self._flushing, self._lock:
             self._places = {at: place for at, place in self._places.items() if place[0] is not segment}
             segment.swap(source)
 
@@ -495,3 +529,15 @@ class Log:
                 self._closed = True
                 for segment in self._segments:
                     segment.close()
+
+
+def _cut_chunk(chunk: Chunk, end_offset: int) -> Chunk:
+    """Give the records of a chunk below `end_offset`."""
+    positions, _ = find_positions(chunk.data, 0, len(chunk.data))
+    offsets = [INT64.unpack_from(chunk.data, at)[0] for at in positions.tolist()]
+    count = int(np.searchsorted(offsets, end_offset))
+    if count == len(offsets):
+        return chunk
+    if count == 0:
+        return Chunk(b"", end_offset, end_offset)
+    return Chunk(chunk.data[: int(positions[count])], chunk.base_offset, offsets[count - 1] + 1)

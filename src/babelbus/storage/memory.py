@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 
 from babelbus.storage.files import File, FolderLockedError
 
@@ -44,6 +45,20 @@ class MemoryFile:
 
     def close(self) -> None:
         """Do nothing: the bytes belong to the file system."""
+
+
+class _LockFile(MemoryFile):
+    """A lock file, which gives the lock back when it is closed."""
+
+    __slots__ = ("_release",)
+
+    def __init__(self, content: bytearray, release: Callable[[], None]) -> None:
+        super().__init__(content)
+        self._release = release
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._release()
 
 
 class MemoryFiles:
@@ -122,4 +137,5 @@ class MemoryFiles:
         if path in self._locked:
             raise FolderLockedError(f"{path} is in use")
         self._locked.add(path)
-        return self.open(path, create=True)
+        self.open(path, create=True)
+        return _LockFile(self._contents[path], lambda: self._locked.discard(path))

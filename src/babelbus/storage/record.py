@@ -34,7 +34,9 @@ class RecordBatch:
 
     __slots__ = ("base_offset", "count", "data", "positions", "timestamps")
 
-    def __init__(self, data: bytes | bytearray | memoryview, positions: Positions, timestamps: Positions, base_offset: int) -> None:
+    def __init__(
+        self, data: bytes | bytearray | memoryview, positions: Positions, timestamps: Positions, base_offset: int
+    ) -> None:
         self.data = data
         self.positions = positions
         self.timestamps = timestamps

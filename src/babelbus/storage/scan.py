@@ -1,6 +1,7 @@
 """Reading a `.log` from a byte on, record by record as far as it goes: recovery, rebuilt indexes, `babelbus check`.
 
-What comes back is what the log *is*: its blocks, where it ends, and which ranges hold no good records. Nothing is changed.
+What comes back is what the log *is*: its blocks, where it ends, and which ranges hold no good records. Nothing is
+changed.
 """
 
 import struct
@@ -14,6 +15,8 @@ from babelbus.storage.columns import I64, decode_columns, find_positions
 from babelbus.storage.files import File
 from babelbus.storage.format import (
     HEAD,
+    LENGTH_FROM,
+    LENGTH_MIN,
     PRODUCER,
     PRODUCER_HEADER,
     RECORD_BYTES_MIN,
@@ -26,8 +29,10 @@ from babelbus.storage.index import SparseIndex
 from babelbus.storage.record import RecordBatch
 
 CHUNK_BYTES = 4 * 2**20
-OFFSETS_AHEAD = 2**31
-"""How far behind a bad range the next good record may be in offsets; more is taken for an accident of bytes."""
+_INNER = struct.Struct(">bqi")
+_I32 = struct.Struct(">i")
+OFFSET_MAX = 2**63 - 1
+OVERLAP = "its offset belongs to the next segment"
 
 
 class BadRange(msgspec.Struct, frozen=True):
@@ -51,7 +56,10 @@ class StoredBatch(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct):
-    """What a log holds from `start` on. `end` is where its last good record ends, `tail` why nothing good follows."""
+    """What a log holds from `start` on. `end` is where its last good record ends, `tail` why nothing good follows.
+
+    `overlap`: behind `end` stand records that the next segment holds too, left over from a rescue after a failed flush.
+    """
 
     start: int
     end: int
@@ -60,6 +68,7 @@ class Scan(msgspec.Struct):
     bad: list[BadRange]
     producers: list[StoredBatch]
     tail: str | None = None
+    overlap: bool = False
 
 
 def scan(
@@ -70,11 +79,13 @@ def scan(
     index: SparseIndex | None = None,
     gaps: bool = False,
     size: int | None = None,
+    limit: int = OFFSET_MAX,
 ) -> Scan:
     """Read the records from the byte `start` to the end of the file, checking each (DECISION 41).
 
     `next_offset` is the offset that the first one must have. With `gaps` (a compacted segment) offsets need only
-    rise. `index` holds the blocks before `start` and is added to. Costs about 0.5 s for 100 MiB of small records.
+    rise. No offset may reach `limit`, where the next segment begins. `index` holds the blocks before `start` and is
+    added to. Costs about 0.5 s for 100 MiB of small records.
     """
     found = Scan(start, start, next_offset, index if index is not None else SparseIndex(), [], [])
     size = file.size() if size is None else size
@@ -83,7 +94,7 @@ def scan(
         data = file.pread(min(wanted, size - position), position)
         if not data:
             break
-        used, reason = _take(found, data, position, gaps)
+        used, reason = _take(found, data, position, gaps, limit)
         position += used
         if reason is None:
             if used:
@@ -93,7 +104,10 @@ def scan(
                 wanted = min(_record_bytes(data), size - position)
                 continue
             reason = record_error(data, 0, len(data)) or "its length passes the end of the file"
-        following = _find_good(file, position, size, found.next_offset)
+        if reason is OVERLAP:
+            found.overlap = True
+            break
+        following = _find_good(file, position, size, found.next_offset, gaps, limit)
         if following is None:
             found.tail = reason
             break
@@ -104,11 +118,36 @@ def scan(
     return found
 
 
+def good_records(
+    file: File, start: int, end: int, expected: int, *, gaps: bool, limit: int = OFFSET_MAX
+) -> Iterator[tuple[int, int, int]]:
+    """Yield position, size in bytes and offset of each good record between two bytes, past those that are not.
+
+    For places that are known to be damaged: each record is read and checked by itself, about 10 us.
+    """
+    position = start
+    while position < end:
+        head = file.pread(HEAD.size, position)
+        found: tuple[int, int] | None = None
+        if len(head) == HEAD.size:
+            offset = HEAD.unpack(head)[0]
+            fits = expected <= offset < limit if gaps else offset == expected < limit
+            if fits and _stored_error(file, position, end) is None:
+                found = position, offset
+        found = found or _find_good(file, position, end, expected, gaps, limit)
+        if found is None:
+            return
+        position, offset = found
+        size = LENGTH_FROM + HEAD.unpack(file.pread(HEAD.size, position))[1]
+        yield position, size, offset
+        position, expected = position + size, offset + 1
+
+
 def _record_bytes(data: bytes) -> int:
-    return max(HEAD.unpack_from(data)[1] + 12, CHUNK_BYTES)
+    return max(int(HEAD.unpack_from(data)[1]) + LENGTH_FROM, CHUNK_BYTES)
 
 
-def _take(found: Scan, data: bytes, position: int, gaps: bool) -> tuple[int, str | None]:
+def _take(found: Scan, data: bytes, position: int, gaps: bool, limit: int) -> tuple[int, str | None]:
     """Add the good records at the beginning of `data`; give how many bytes they are, and why the next one is bad."""
     positions, end = find_positions(data, 0, len(data))
     reason = None
@@ -119,13 +158,11 @@ def _take(found: Scan, data: bytes, position: int, gaps: bool) -> tuple[int, str
                 reason = None
         return 0, reason
     offsets = np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[positions].astype(np.int64)
-    if gaps:
-        wrong = np.flatnonzero(np.diff(offsets, prepend=found.next_offset - 1) <= 0)
-    else:
-        wrong = np.flatnonzero(offsets != np.arange(found.next_offset, found.next_offset + len(positions)))
-    good = int(wrong[0]) if len(wrong) else len(positions)
+    good = _offsets_good(offsets, found.next_offset, gaps, limit)
     if good < len(positions):
-        reason = f"its offset is {int(offsets[good])}, expected {found.next_offset + good}"
+        expected = (int(offsets[good - 1]) if good else found.next_offset - 1) + 1
+        overlap = int(offsets[good]) == expected == limit
+        reason = OVERLAP if overlap else f"its offset is {int(offsets[good])}, expected {expected}"
         end = int(positions[good])
     try:
         whole = crcs_hold(data, positions[:good], end)
@@ -171,29 +208,113 @@ def read_producer(data: bytes, position: int) -> tuple[int, int, int] | None:
     return producer_id, first_sequence, count
 
 
-def _find_good(file: File, position: int, size: int, expected: int) -> tuple[int, int] | None:
-    """Give position and offset of the first good record behind the bad one at `position`, or `None`."""
-    step = CHUNK_BYTES
-    for start in range(position + 1, size, step):
-        data = file.pread(min(step + HEAD.size, size - start), start)
-        for at, offset in _candidates(data, expected):
-            try:
-                length = HEAD.unpack_from(data, at)[1]
-                record = file.pread(12 + length, start + at)
-                if record_error(record, 0, len(record)) is None:
-                    return start + at, offset
-            except struct.error:
+def _offsets_good(offsets: I64, expected: int, gaps: bool, limit: int) -> int:
+    """Give how many offsets from the first one on are as they must be."""
+    if not gaps:
+        wrong = np.flatnonzero((offsets != np.arange(expected, expected + len(offsets))) | (offsets >= limit))
+        return int(wrong[0]) if len(wrong) else len(offsets)
+    previous = np.concatenate((np.array([expected - 1]), offsets[:-1]))
+    wrong = np.flatnonzero((offsets <= previous) | (offsets >= limit))
+    if not len(wrong):
+        return len(offsets)
+    first = int(wrong[0])
+    if first and previous[first - 1] < offsets[first] < limit:
+        return first - 1  # it rises above the last but one: rather the one between them is too high
+    return first
+
+
+def _find_good(file: File, position: int, size: int, expected: int, gaps: bool, limit: int) -> tuple[int, int] | None:
+    """Give position and offset of the first good record behind the bad one at `position`, or `None`.
+
+    What a payload holds may look like a record of ours (somebody records a log in a log), so the bad record's own
+    length is asked first, and a torn record's inside is not searched.
+    """
+    following = _follow(file, position, size, expected, gaps, limit)
+    if following is not None or _is_torn(file, position, size, expected):
+        return following
+    for start in range(position + 1, size, CHUNK_BYTES):
+        data = file.pread(min(CHUNK_BYTES + HEAD.size, size - start), start)
+        # So many records fit in what is bad, and no more offsets can be lost with it.
+        highest = limit if gaps else min(limit, expected + (start + len(data) - position) // RECORD_BYTES_MIN + 1)
+        for at, offset in _candidates(data, expected, highest, size - start):
+            if not gaps and offset > expected + (start + at - position) // RECORD_BYTES_MIN:
                 continue
+            if _stored_error(file, start + at, size) is None:
+                return start + at, offset
     return None
 
 
-def _candidates(data: bytes, expected: int) -> Iterator[tuple[int, int]]:
-    """Yield where a head could begin: an offset not far above the expected one and a length that a record can have."""
+def _follow(file: File, position: int, size: int, offset: int, gaps: bool, limit: int) -> tuple[int, int] | None:
+    """Go from the bad record to the next by the lengths, as long as the offsets fit, until one is good."""
+    while True:
+        head = file.pread(HEAD.size, position)
+        if len(head) < HEAD.size:
+            return None
+        _, length, _ = HEAD.unpack(head)
+        position += LENGTH_FROM + length
+        if length < LENGTH_MIN or position + RECORD_BYTES_MIN > size:
+            return None
+        found = HEAD.unpack(file.pread(HEAD.size, position))[0]
+        if not (offset < found < limit if gaps else found == offset + 1 < limit):
+            return None
+        offset = found
+        if _stored_error(file, position, size) is None:
+            return position, offset
+
+
+def _stored_error(file: File, position: int, size: int) -> str | None:
+    """Say what is wrong with the record at `position` of a file of `size` bytes, or `None`."""
+    head = file.pread(HEAD.size, position)
+    if len(head) < HEAD.size:
+        return "its head is cut off"
+    _, length, _ = HEAD.unpack(head)
+    if not LENGTH_MIN <= length <= size - position - LENGTH_FROM:
+        return f"its length says {length}"
+    record = file.pread(LENGTH_FROM + length, position)
+    return record_error(record, 0, len(record))
+
+
+def _is_torn(file: File, position: int, size: int, expected: int) -> bool:
+    """Say whether the record is whole as far as the file goes: its length and its inner lengths both pass the end.
+
+    One damaged length would contradict the others. Where none does, all that follows is this record's inside.
+    """
+    front = file.pread(HEAD.size + _INNER.size, position)
+    if len(front) < HEAD.size + _INNER.size:
+        return True
+    offset, length, _ = HEAD.unpack_from(front)
+    _, timestamp, key_length = _INNER.unpack_from(front, HEAD.size)
+    stop = LENGTH_FROM + length
+    if offset != expected or stop <= size - position or timestamp <= 0 or key_length < -1:
+        return False
+    data = file.pread(size - position, position)
+    at = HEAD.size + _INNER.size + max(key_length, 0)
+    lengths = [0]
+    if at + 4 <= len(data):
+        payload_length = _I32.unpack_from(data, at)[0]
+        at += 4 + payload_length
+        if payload_length < 0:
+            return False
+        lengths = [0, -1] * (data[at] if at < len(data) else 0)
+        at += 1
+    for least in lengths:
+        if at + 4 > len(data):
+            break
+        part = _I32.unpack_from(data, at)[0]
+        if part < least:
+            return False
+        at += 4 + max(part, 0)
+    return bool(len(data) < at + 4 and at <= stop)
+
+
+def _candidates(data: bytes, expected: int, highest: int, room: int) -> Iterator[tuple[int, int]]:
+    """Yield where a head could begin: an offset from `expected` to `highest` and a length that has `room`."""
     count = len(data) - HEAD.size + 1
     if count <= 0:
         return
     offsets = np.ndarray((count,), ">i8", data, 0, (1,))
     lengths = np.ndarray((count,), ">i4", data, 8, (1,))
-    likely = (offsets >= expected) & (offsets < expected + OFFSETS_AHEAD) & (lengths >= RECORD_BYTES_MIN - 12)
+    likely = (offsets >= expected) & (offsets < highest)
     for at in np.flatnonzero(likely).tolist():
-        yield at, int(offsets[at])
+        if LENGTH_MIN <= lengths[at] <= room - at - LENGTH_FROM:
+            yield at, int(offsets[at])

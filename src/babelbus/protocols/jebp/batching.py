@@ -64,14 +64,14 @@ class Batcher:
             raise self._producer.closed
         if timestamp < 0:
             raise InvalidRecordError(f"a record's time is {timestamp} ms, it must not be negative")
+        if headers:
+            check_headers(headers)
         place = (topic, partition)
         found = self._open.get(place)
         if found is None:
             found = self._open[place] = _Open(self._clock.now_ms())
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(self._linger_seconds, self._linger_over)
-        if headers:
-            check_headers(headers)
         # All records without a time get that of their batch's beginning: a batch of one time is encoded faster.
         found.records.append(Record(payload, key, headers, timestamp or found.now_ms))
         found.bytes += record_bytes(payload, key, headers)
@@ -146,6 +146,29 @@ async def _wait_for(batches: Sequence[Batch]) -> None:
     await future
 
 
+async def publish_one(producer: Producer, topic: str, partition: int, record: Record, now_ms: int) -> Published:
+    """Submit one record by itself and return where it was stored.
+
+    Raises:
+        BabelbusError: it cannot be stored, or what the server said.
+    """
+    batch = _encode([record], None, now_ms)
+    if producer.full:
+        await producer.room()
+    finished: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+
+    def done(published: Published | None, error: BabelbusError | None) -> None:
+        if finished.done():  # the caller gave up
+            return
+        if published is not None:
+            finished.set_result(published)
+        elif error is not None:
+            finished.set_exception(error)
+
+    producer.submit(topic, partition, batch.data, 1, done)
+    return await finished
+
+
 async def publish_batches(
     producer: Producer, topic: str, partition: int, batches: Iterator[RecordBatch]
 ) -> list[Published]:
@@ -207,7 +230,7 @@ def cut_batches(
     batch_records: int,
     batch_bytes_max: int,
 ) -> Iterator[RecordBatch]:
-    """Yield payloads or records as batches of at most `batch_records`, and `batch_bytes_max` unless one alone is larger.
+    """Yield payloads or records in batches of at most `batch_records` and, but for a single one, `batch_bytes_max`.
 
     Raises:
         InvalidRecordError: a record cannot be stored.

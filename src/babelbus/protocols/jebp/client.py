@@ -18,7 +18,7 @@ import msgspec
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.errors import LocalProtocolError
-from babelbus.protocols.jebp.batching import Batcher, Flushed, cut_batches, publish_batches
+from babelbus.protocols.jebp.batching import Batcher, Flushed, cut_batches, publish_batches, publish_one
 from babelbus.protocols.jebp.client_errors import (
     ConnectionLostError,
     NoRightsError,
@@ -237,11 +237,11 @@ class Client:
             ClientError: there is no connection any more.
         """
         record = Record(payload, key, headers, timestamp)
-        if self._keeper.minor < MINOR_WITH_CREATE_RECORDS:
+        if self._keeper.minor < MINOR_WITH_CREATE_RECORDS and self._producer.closed is None:
             await self._publish_plain(topic, [record], partition)
             return Position(-1, -1)
         self._batcher.close_batch(topic, partition)  # what was sent before goes before
-        (published,) = await self.publish_many(topic, [record], partition=partition)
+        published = await publish_one(self._producer, topic, partition, record, self._clock.now_ms())
         return Position(published.partition, published.base_offset)
 
     async def publish_many(

@@ -81,6 +81,7 @@ class Session:
         authorise: Authorise,
         options: Options,
         metrics: Metrics,
+        handshake: ServerHandshake | None = None,
     ) -> None:
         self._broker = broker
         self._outbox = outbox
@@ -90,7 +91,8 @@ class Session:
         self._metrics = metrics
         self._answers = answers(options.status)
         self._created = self._answers[Outcome.RECORD_CREATED].content
-        self._handshake = ServerHandshake(
+        # One is given by tests that know every byte; else its keys are made here, for this connection alone.
+        self._handshake = handshake or ServerHandshake(
             identity, bare_certificates=options.bare_certificates, frame_bytes_max=options.frame_bytes_max
         )
         self._decoder: ServerDecoder | None = None
@@ -174,9 +176,11 @@ class Session:
         """The client is gone: records of requests that came whole are still stored (specification, section 6)."""
         requests = [request for request in self._backlog if not isinstance(request, Fetch)]
         self._backlog.clear()
-        self._handle(requests)
-        self._topics.clear()
-        self.on_close()
+        try:
+            self._handle(requests)
+        finally:
+            self._topics.clear()
+            self.on_close()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,358 @@
+"""Finding and checking records in one segment: what is served was compared with its CRC and stands at its offset.
+
+A segment is *dense* as long as compaction has removed nothing: then the offset of every record follows from its number
+in the file, and is checked too although no CRC covers it. In a segment with gaps offsets must rise, and the sum of the
+whole block (`.blocks`) stands for them. Nothing here changes a file.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from babelbus.errors import StorageError
+from babelbus.storage.checksum import crcs_hold
+from babelbus.storage.columns import I64, find_positions
+from babelbus.storage.files import File, FileSystem, disk_error
+from babelbus.storage.format import (
+    HEAD_BYTES,
+    INT32,
+    INT64,
+    LENGTH_FROM,
+    RECORD_BYTES_MIN,
+    CorruptRecordError,
+    record_error,
+)
+from babelbus.storage.index import BLOCK_RECORDS, UNKNOWN_SUM, SparseIndex, crc32c
+from babelbus.storage.scan import good_records
+
+TIMESTAMP_AT = 17
+"""Where in a record its timestamp stands."""
+
+
+class Chunk(NamedTuple):
+    """Whole records as stored, one behind the other. `next_offset` is where to read on; `base_offset` is the first's.
+
+    Every byte was checked against the CRCs.
+    """
+
+    data: bytes
+    base_offset: int
+    next_offset: int
+
+
+class SegmentReader:
+    """The records of one segment from `base_offset` on, to be read. `size_bytes` ends on a record boundary.
+
+    The caller locks. Only a `sealed` segment, which nobody appends to, may have gaps.
+    """
+
+    def __init__(self, files: FileSystem, path: str, base_offset: int) -> None:
+        self._files = files
+        self.path = path
+        """The files' name without suffix."""
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.size_bytes = 0
+        self.index = SparseIndex()
+        self.sealed = False
+        self._log: File | None = None
+        self._dense: bool | None = None
+        self._entry_offsets: I64 | None = None
+        self._walked: tuple[int, int, list[tuple[int, int, int]]] | None = None
+        """The damaged block that was searched last, and its good records: clients ask for one again and again."""
+
+    def set_index(self, index: SparseIndex) -> None:
+        """Take another index, and forget what was learned from the last one."""
+        self.index = index
+        self._dense = None
+        self._entry_offsets = None
+        self._walked = None
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+
+    def find(self, offset: int) -> tuple[int, int] | None:
+        """Give position and offset of the first record at or after `offset`, or `None` when it cannot be told.
+
+        Raises:
+            CorruptRecordError: what stands there has another offset.
+        """
+        if not len(self.index):
+            return None
+        block = self._block_of(offset)
+        start, end = self._bounds(block)
+        data = self.pread(end - start, start)
+        positions, last = find_positions(data, 0, len(data))
+        if len(positions) and last == len(data):
+            offsets = _int64s(data, positions)
+            if self.dense:
+                # Each record is there, so its number says where; its own CRC is checked by `read`.
+                lowest = self._first_of(block)
+                if len(positions) == min(BLOCK_RECORDS, self.next_offset - lowest):
+                    at = int(positions[offset - lowest])
+                    if offsets[offset - lowest] == offset:
+                        return start + at, offset
+                    reason = f"its offset is {offsets[offset - lowest]}"
+                    raise CorruptRecordError(start + at, reason, path=f"{self.path}.log", offset=offset)
+            elif crc32c(data) == self.index.sums[block]:
+                at = int(np.searchsorted(offsets, offset))
+                if at < len(positions):
+                    return start + int(positions[at]), int(offsets[at])
+                if block + 1 < len(self.index):  # the rest of this block was compacted away
+                    return end, int(self._entries()[block + 1])
+                return None
+        return self._find_slowly(data, block, offset)
+
+    def _find_slowly(self, data: bytes, block: int, offset: int) -> tuple[int, int] | None:
+        """Look for the record in a block that is damaged, or not where the index says."""
+        if not self.dense and not self._offsets_hold(data, block):
+            return None
+        position, end = self._bounds(block)
+        if self._walked is None or self._walked[:2] != (block, end):
+            good = good_records(
+                self.file(), position, end, self._first_of(block), gaps=not self.dense, limit=self.next_offset
+            )
+            self._walked = block, end, list(good)
+        for at, size, found in self._walked[2]:
+            if found == offset:
+                return at, offset
+            if found > offset:
+                # Between two good records that touch there was never a damaged one: it was compacted away.
+                return (at, found) if at == position and not self.dense else None
+            position = at + size
+        return None
+
+    def _offsets_hold(self, data: bytes, block: int) -> bool:
+        """Say whether the offsets of a whole block can be as they were written, as far as its sum can tell."""
+        total = self.index.sums[block]
+        if total == UNKNOWN_SUM or crc32c(data) == total:
+            return True
+        # A record that its own CRC refuses explains the difference; if all are good it must be an offset.
+        positions, end = find_positions(data, 0, len(data))
+        return end != len(data) or not crcs_hold(data, positions, end)
+
+    @property
+    def dense(self) -> bool:
+        """Whether no offset is missing; told by the number of records alone."""
+        if not self.sealed:
+            return True
+        if self._dense is None:
+            blocks, records = len(self.index), self.next_offset - self.base_offset
+            self._dense = blocks == -(-records // BLOCK_RECORDS)
+            if self._dense and blocks:
+                start, end = self._bounds(blocks - 1)
+                data = self.pread(end - start, start)
+                positions, _ = find_positions(data, 0, len(data))
+                self._dense = len(positions) == records - (blocks - 1) * BLOCK_RECORDS
+        return self._dense
+
+    def _block_of(self, offset: int) -> int:
+        if self.dense:
+            return min((offset - self.base_offset) // BLOCK_RECORDS, len(self.index) - 1)
+        return max(int(np.searchsorted(self._entries(), offset, side="right")) - 1, 0)
+
+    def _entries(self) -> I64:
+        """Give the offset that each block of a segment with gaps begins with (DECISION 43)."""
+        if self._entry_offsets is None:
+            inner = [self.offset_at(at) for at in self.index.positions[1:]]
+            self._entry_offsets = np.array([self.base_offset, *inner], np.int64)
+        return self._entry_offsets
+
+    def _bounds(self, block: int) -> tuple[int, int]:
+        positions = self.index.positions
+        return positions[block], positions[block + 1] if block + 1 < len(positions) else self.size_bytes
+
+    def offset_at(self, position: int) -> int:
+        """Give the eight bytes at `position` as an offset, -1 when they are not there."""
+        head = self.pread(8, position)
+        return int(INT64.unpack(head)[0]) if len(head) == 8 else -1
+
+    def find_time(self, timestamp: int) -> int | None:
+        """Give the offset of the first record, in offset order, at or after `timestamp` (DECISION 39).
+
+        When a damaged one stands in front of it, that one's: reading on from there says so.
+        """
+        for block, value in enumerate(self.index.greatest):
+            if value < timestamp:
+                continue
+            start, end = self._bounds(block)
+            data = self.pread(end - start, start)
+            positions, last = find_positions(data, 0, len(data))
+            offsets = _int64s(data, positions)
+            times = _int64s(data, positions + TIMESTAMP_AT)
+            if crc32c(data) != self.index.sums[block]:
+                bad = next((n for n, at in enumerate(positions.tolist()) if record_error(data, at, last)), None)
+                if bad is not None or last != len(data):
+                    positions = positions[:bad]
+                    late = np.flatnonzero(times[:bad] >= timestamp)
+                    behind = int(offsets[len(positions) - 1]) + 1 if len(positions) else self._first_of(block)
+                    return int(offsets[late[0]]) if len(late) else behind
+            late = np.flatnonzero(times >= timestamp)
+            if len(late):
+                return int(offsets[late[0]])
+        return None
+
+    def _first_of(self, block: int) -> int:
+        return self.base_offset + block * BLOCK_RECORDS if self.dense else int(self._entries()[block])
+
+    def hints(self, begin: int, end: int) -> I64:
+        """Give where the blocks begin that lie between two bytes of the log, counted from `begin`."""
+        positions = np.array(self.index.positions, np.int64)
+        first, after = np.searchsorted(positions, (begin, end))
+        inner = positions[first:after] - begin
+        return inner if len(inner) and inner[0] == 0 else np.concatenate([np.zeros(1, np.int64), inner])
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, position: int, offset: int, bytes_max: int, end: int) -> Chunk:
+        """Give the whole records from `position` on that fit `bytes_max` and end before the byte `end`, all checked.
+
+        The first record at or after `offset` must stand at `position`. If it is larger than `bytes_max` the chunk is
+        empty. Costs a read and a checksum of the bytes, and up to 1,023 record CRCs at either end.
+
+        Raises:
+            CorruptRecordError: the first record is bad; good ones in front of a bad one are given first.
+        """
+        wanted = min(bytes_max, end - position)
+        edge = self.index.positions[self.index.block_at(position + wanted)] - position
+        if wanted // 2 <= edge and position + wanted < end:
+            wanted = edge  # ends with a block: its sum checks it, and nothing that was read is thrown away
+        data = self.pread(wanted, position)
+        good, final = self._check(data, position, offset)
+        if final < 0:
+            self._refuse(data, position, offset, bytes_max, end)
+            return Chunk(b"", offset, offset)
+        if good < len(data):
+            data = data[:good]
+        return Chunk(data, INT64.unpack_from(data)[0], INT64.unpack_from(data, final)[0] + 1)
+
+    def _check(self, data: bytes, position: int, offset: int) -> tuple[int, int]:
+        """Check what was read at `position`, where `offset` is expected, as far as it is good.
+
+        Gives where the good records end in `data`, and where the last one of them begins (-1: there is none).
+        """
+        index, size = self.index, len(data)
+        if not self.dense and not self._edges_hold(position, position + size):
+            return 0, -1
+        # Blocks that lie in `data` as a whole are checked by their sum, the parts in front and behind by records.
+        block = index.block_at(position)
+        block += block < 0 or index.positions[block] < position
+        last = index.block_at(position + size)
+        at = expected = 0
+        final = -1
+        expected = offset
+        if block <= last:
+            begin = index.positions[block] - position
+            at, final = self._check_records(data, 0, begin, expected)
+            if final >= 0:
+                expected = int(INT64.unpack_from(data, final)[0]) + 1
+            whole = -1
+            while at == begin and block < last:
+                finish = index.positions[block + 1] - position
+                if index.sums[block] == UNKNOWN_SUM or crc32c(data[begin:finish]) != index.sums[block]:
+                    break
+                first = INT64.unpack_from(data, begin)[0]
+                if first != expected if self.dense else first < expected:
+                    return at, final
+                whole = begin
+                block += 1
+                at = begin = finish
+                expected = first + BLOCK_RECORDS if self.dense else first + 1
+            if whole >= 0:
+                final = int(find_positions(data, whole, at)[0][-1])
+                expected = int(INT64.unpack_from(data, final)[0]) + 1
+        good, behind = self._check_records(data, at, size, expected)
+        return (good, behind) if behind >= 0 else (at, final)
+
+    def _edges_hold(self, begin: int, end: int) -> bool:
+        """Check the blocks of which only a part was read by their sums: the offsets of a segment with gaps."""
+        for block in {self.index.block_at(begin), self.index.block_at(end - 1)}:
+            if block >= 0:
+                start, finish = self._bounds(block)
+                if (start < begin or end < finish) and not self._offsets_hold(self.pread(finish - start, start), block):
+                    return False
+        return True
+
+    def _check_records(self, data: bytes, begin: int, finish: int, expected: int) -> tuple[int, int]:
+        """Check the records in the bytes `begin` to `finish` by their own CRCs, and their offsets.
+
+        Gives where the good ones end, and where the last good one begins (-1: there is none).
+        """
+        positions, end = find_positions(data, begin, finish)
+        if not len(positions):
+            return begin, -1
+        count, offsets = len(positions), _int64s(data, positions)
+        if self.dense:
+            wrong = offsets != np.arange(expected, expected + count)
+        else:
+            wrong = np.diff(offsets, prepend=expected - 1) <= 0
+            wrong |= offsets >= self.next_offset
+        if wrong.any():
+            count = int(np.flatnonzero(wrong)[0])
+            end = int(positions[count])
+        if not crcs_hold(data, positions[:count], end):
+            for number, at in enumerate(positions[:count].tolist()):
+                if record_error(data, at, end):
+                    count, end = number, at
+                    break
+        return end, int(positions[count - 1]) if count else -1
+
+    def _refuse(self, data: bytes, position: int, offset: int, bytes_max: int, end: int) -> None:
+        """Raise what is wrong with the record at `position`, unless it is only larger than what was asked for."""
+        head = data if len(data) >= HEAD_BYTES else self.pread(HEAD_BYTES, position)
+        if len(head) >= HEAD_BYTES:
+            size = INT32.unpack_from(head, 8)[0] + LENGTH_FROM
+            if RECORD_BYTES_MIN <= size <= end - position and size > bytes_max:
+                return
+        reason = (
+            record_error(data, 0, len(data)) or f"its offset is {INT64.unpack_from(data)[0]}, or one near it is wrong"
+        )
+        raise CorruptRecordError(position, reason, path=f"{self.path}.log", offset=offset)
+
+    def corrupt(self, offset: int) -> CorruptRecordError:
+        """Give the error for a record that is not found; it names the byte where its block begins."""
+        position = self._bounds(self._block_of(offset))[0] if len(self.index) else 0
+        return CorruptRecordError(
+            position, "it is missing or damaged, in the block that begins here", path=f"{self.path}.log", offset=offset
+        )
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def file(self) -> File:
+        """Give the open log.
+
+        Raises:
+            StorageError: it is missing.
+        """
+        if self._log is None:
+            try:
+                self._log = self._files.open(f"{self.path}.log")
+            except FileNotFoundError:
+                raise StorageError(f"{self.path}.log is missing") from None
+        return self._log
+
+    def file_bytes(self) -> int:
+        """Give the size of the file, which has more than `size_bytes` when its tail is torn."""
+        return self.file().size()
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read from the log.
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        try:
+            return self.file().pread(size, position)
+        except OSError as error:
+            raise disk_error(error, f"read of {size} bytes at {position} of {self.path}.log") from error
+
+    def close(self) -> None:
+        """Give the descriptor back; the next call opens the file again."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def _int64s(data: bytes, positions: I64) -> I64:
+    if not len(positions):
+        return np.empty(0, np.int64)
+    return np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[positions].astype(np.int64)

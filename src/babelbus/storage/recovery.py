@@ -1,0 +1,173 @@
+"""Opening a partition: which segments there are, what of them must be read, what is cut, what is damaged.
+
+What a checkpoint vouches for is not read. A torn tail of the last segment is cut; nothing else is ever removed here but
+files that only a step cut short by a crash can have left (docs/storage.md, recovery).
+"""
+
+import logging
+from itertools import pairwise
+
+import msgspec
+
+from babelbus.storage import checkpoint as checkpoints
+from babelbus.storage.checkpoint import Checkpoint
+from babelbus.storage.files import FileSystem
+from babelbus.storage.producers import Producers
+from babelbus.storage.scan import BadRange, Scan
+from babelbus.storage.segment import DERIVED_SUFFIXES, SUFFIXES, Segment, base_name
+
+log = logging.getLogger(__name__)
+
+RESCUED_SUFFIX = ".rescued"
+"""Records behind a failed flush, whole and durable: they become a segment in the place of all from this base on."""
+LEFTOVER_SUFFIXES = ("new", "compacting")
+BASE_DIGITS = 20
+
+
+class Recovery:
+    """What opening a partition found: bytes cut from the tail, ranges that are damaged, bytes that were read."""
+
+    def __init__(self) -> None:
+        self.cut_bytes = 0
+        self.read_bytes = 0
+        self.bad: list[tuple[str, BadRange]] = []
+
+
+class Opened(msgspec.Struct):
+    """The segments of a partition, those of them that were read, and the checkpoint that was believed."""
+
+    segments: list[Segment]
+    scanned: list[Segment]
+    known: Checkpoint | None
+
+
+def parse_base(name: str) -> tuple[int, str] | None:
+    """Give base offset and suffix of a segment's file, or `None` when a file of this name is none of ours."""
+    stem, dot, suffix = name.partition(".")
+    if dot and len(stem) == BASE_DIGITS and stem.isascii() and stem.isdecimal():
+        return int(stem), dot + suffix
+    return None
+
+
+def find_bases(files: FileSystem, folder: str) -> list[int]:
+    """Give the base offsets of the segments, sorted."""
+    named = [parse_base(name) for name in files.list_folder(folder)]
+    return sorted(base for base, suffix in filter(None, named) if suffix == ".log")
+
+
+def open_segments(files: FileSystem, folder: str, producers: Producers, recovery: Recovery) -> Opened:
+    """Open what a folder holds; give no segment when it holds none.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    _finish_rescue(files, folder)
+    _remove_leftovers(files, folder)
+    bases = find_bases(files, folder)
+    known = checkpoints.load(files, folder)
+    if known is not None and known.segment not in bases:
+        known = None
+    opened = Opened([], [], known)
+    if known is not None:
+        producers.load(known.producers)
+    for base, following in pairwise([*bases, None]):
+        assert base is not None  # only the last `following` is
+        segment = Segment(files, folder, base)
+        if following is not None and known is not None and base < known.segment:
+            found = segment.open_sealed(following)
+        else:
+            position, offset = (known.position, known.next_offset) if known and known.segment == base else (0, base)
+            found = segment.recover(position, offset, following)
+            if following == bases[-1] and found.next_offset < following and _never_used(files, folder, following):
+                # The power went after the next segment was made and before this one's end was durable.
+                Segment(files, folder, following).remove()
+                files.flush_folder(folder)
+                following, segment = None, Segment(files, folder, base)
+                found = segment.recover(position, offset)
+            opened.scanned.append(segment)
+        if found is not None:
+            _take_note(segment, found, following, recovery)
+            producers.restore(found.producers)
+        if following is not None:
+            segment.close()  # a partition may have thousands
+        opened.segments.append(segment)
+        if following is None:
+            break
+    if opened.segments:
+        producers.forget_from(opened.segments[-1].next_offset)
+    for path, bad in recovery.bad:
+        log.error(
+            "%s: damaged from byte %d to %d, offsets %d to %d cannot be read: %s; see 'babelbus repair'",
+            path, bad.position, bad.end, bad.offset, bad.next_offset - 1, bad.reason,
+        )  # fmt: skip
+    return opened
+
+
+def _finish_rescue(files: FileSystem, folder: str) -> None:
+    """Do the rest of a rescue that a crash cut short: the rescued records are the only ones known to be durable."""
+    for name in files.list_folder(folder):
+        parsed = parse_base(name)
+        if parsed is not None and parsed[1] == RESCUED_SUFFIX:
+            replace_from(files, folder, parsed[0])
+
+
+def replace_from(files: FileSystem, folder: str, base: int) -> None:
+    """Put the rescued records in the place of the segments that begin at `base` or later; may be done again.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    rescued = f"{folder}/{base_name(base)}{RESCUED_SUFFIX}"
+    if not files.exists(rescued):
+        return
+    files.unlink(f"{folder}/{checkpoints.NAME}")
+    for later in reversed(find_bases(files, folder)):
+        if later > base:
+            for suffix in SUFFIXES:
+                files.unlink(f"{folder}/{base_name(later)}{suffix}")
+    for suffix in DERIVED_SUFFIXES:
+        files.unlink(f"{folder}/{base_name(base)}{suffix}")
+    files.flush_folder(folder)
+    files.rename(rescued, f"{folder}/{base_name(base)}.log")
+    files.flush_folder(folder)
+
+
+def _remove_leftovers(files: FileSystem, folder: str) -> None:
+    """Remove temporary files, derived files without a log, and a new segment whose making failed half-way."""
+    names = set(files.list_folder(folder))
+    for name in names:
+        parsed = parse_base(name)
+        orphan = parsed and parsed[1] in DERIVED_SUFFIXES and f"{base_name(parsed[0])}.log" not in names
+        if orphan or name.rpartition(".")[2] in LEFTOVER_SUFFIXES:
+            files.unlink(f"{folder}/{name}")
+
+
+def _never_used(files: FileSystem, folder: str, base: int) -> bool:
+    """Say whether a segment has no record and no checkpoint stands on it: then the one before it may be unflushed."""
+    known = checkpoints.load(files, folder)
+    return (known is None or known.segment < base) and Segment(files, folder, base).file_bytes() == 0
+
+
+def _take_note(segment: Segment, found: Scan, following: int | None, recovery: Recovery) -> None:
+    """Count what a scan read and found damaged, and cut the torn tail of the last segment."""
+    recovery.read_bytes += segment.size_bytes - found.start
+    path = f"{segment.path}.log"
+    recovery.bad += [(path, bad) for bad in found.bad]
+    if following is not None:
+        if found.next_offset < following:
+            reason = found.tail or "the segment ends early"
+            recovery.bad.append((path, BadRange(found.end, segment.size_bytes, found.next_offset, following, reason)))
+        return
+    size = segment.file_bytes()
+    if size == found.end:
+        return
+    last = found.producers[-1] if found.producers else None
+    if last is not None and last.base_offset + last.count > found.next_offset and not found.bad:
+        # The write of this batch was torn, so it was not acknowledged, and its producer sends all of it again.
+        found.producers.pop()
+        position, _ = segment.locate(last.base_offset)
+        segment.cut(position, last.base_offset)
+    log.warning("%s: cut %d bytes of a torn tail at byte %d: %s",
+                path, size - segment.size_bytes, segment.size_bytes, found.tail)  # fmt: skip
+    recovery.cut_bytes += size - segment.size_bytes
+    segment.cut_tail(segment.size_bytes)

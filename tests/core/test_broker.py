@@ -1,0 +1,420 @@
+"""Topics come, change, go and come back after a restart; events find the topic that records them."""
+
+import asyncio
+import errno
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from babelbus.core.broker import PARTITIONS_MAX, TopicExistsError, UnknownTopicError
+from babelbus.core.partition import TopicClosedError
+from babelbus.core.record import Event
+from babelbus.core.settings import InvalidSettingError, TopicSettings
+from babelbus.core.subject import EVERYTHING, InvalidTopicNameError, exactly
+from babelbus.errors import StorageError
+from babelbus.storage.disk import SETTINGS_NAME, FolderStore
+from babelbus.storage.memory import MemoryFiles
+from tests.storage.faults import FaultyFiles
+from tests.support.bus import NOW, Bus, Gate, done, events, in_loop, payloads, read, turns
+
+# -- making ----------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_topic_is_there_after_a_restart_with_its_settings_and_records() -> None:
+    bus = Bus()
+    topic = bus.topic("a/b", 2, ack="written", retention_bytes=10_000, cleanup="compact")
+    await done(topic.publish(events(b"0", b"1", b"2", subject="a/b")))
+    stored = [payloads(one) for one in topic.partitions]
+    bus = await bus.restart()
+    topic = bus.broker.topic("a/b")
+    assert topic.settings == TopicSettings(ack="written", retention_bytes=10_000, cleanup="compact")
+    assert [payloads(one) for one in topic.partitions] == stored
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_topic_is_made_with_the_defaults_unless_told_otherwise() -> None:
+    bus = Bus(defaults=TopicSettings(ack="accepted", segment_bytes=4096), default_partitions=3)
+    topic = bus.broker.create_topic("a")
+    assert (topic.settings.ack, topic.settings.segment_bytes, len(topic.partitions)) == ("accepted", 4096, 3)
+    other = bus.broker.create_topic("b", 1, {"ack": "flushed"})
+    assert (other.settings.ack, other.settings.segment_bytes, len(other.partitions)) == ("flushed", 4096, 1)
+    await bus.broker.close()
+
+
+@in_loop
+async def test_what_cannot_be_a_topic_is_refused_and_leaves_nothing() -> None:
+    bus = Bus()
+    bus.topic("news")
+    with pytest.raises(TopicExistsError):
+        bus.topic("news")
+    with pytest.raises(InvalidTopicNameError):
+        bus.topic("a,b")
+    for partitions in (0, -1, PARTITIONS_MAX + 1):
+        with pytest.raises(InvalidSettingError):
+            bus.topic("a", partitions)
+    with pytest.raises(InvalidSettingError):
+        bus.topic("a", ack="soon")
+    with pytest.raises(UnknownTopicError):
+        bus.broker.topic("a")
+    assert bus.disk.topics() == ["news"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_topic_that_a_full_disk_refused_does_not_come_up_later() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    files.fail("open", errno.ENOSPC, suffix=".log")
+    with pytest.raises(StorageError):
+        bus.topic("news", 2)
+    assert "news" not in bus.broker.topics
+    bus = await bus.restart()
+    assert bus.broker.topics == {}
+    topic = bus.topic("news")
+    await done(topic.publish(events(b"x")))
+    assert payloads(topic.partitions[0]) == [b"x"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_folder_without_settings_is_a_topic_with_the_defaults() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    await done(bus.topic("news", 2).publish(events(b"0", b"1")))
+    await bus.broker.close()
+    files.unlink(f"data/topics/news/{SETTINGS_NAME}")
+    again = Bus(files)
+    assert sorted(payloads(one) for one in again.broker.topic("news").partitions) == [[b"0"], [b"1"]]
+    await again.broker.close()
+
+
+@in_loop
+async def test_settings_that_cannot_be_read_stop_the_start_and_name_the_topic() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    bus.topic("news")
+    await bus.broker.close()
+    files.content(f"data/topics/news/{SETTINGS_NAME}")[:] = b'{"partitions": "many"}'
+    with pytest.raises(StorageError, match="news"):
+        Bus(files)
+
+
+@in_loop
+async def test_a_topic_in_memory_keeps_its_settings_but_not_its_records() -> None:
+    bus = Bus()
+    topic = bus.topic("news", 2, engine="memory")
+    receipts = topic.publish_payloads([b"0", b"1"], [NOW] * 2)
+    assert all(receipt.done for receipt in receipts)  # memory is as durable as it gets
+    assert [payloads(one) for one in topic.partitions] == [[b"0"], [b"1"]]
+    bus = await bus.restart()
+    topic = bus.broker.topic("news")
+    assert (topic.settings.engine, len(topic.partitions)) == ("memory", 2)
+    assert [payloads(one) for one in topic.partitions] == [[], []]
+    bus.broker.remove_topic("news")
+    bus.topic("news", engine="memory")
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_topic_in_memory_is_empty_when_it_is_made_again() -> None:
+    bus = Bus()
+    await done(bus.topic("news", engine="memory").publish(events(b"x")))
+    bus.broker.remove_topic("news")
+    topic = bus.topic("news", engine="memory")
+    assert payloads(topic.partitions[0]) == []
+    await bus.broker.close()
+
+
+# -- changing --------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_settings_change_while_the_topic_is_used_and_stay_changed() -> None:
+    bus = Bus()
+    topic = bus.topic("news")
+    await done(topic.publish(events(b"0")))
+    assert bus.broker.alter_topic("news", {"ack": "written", "retention_bytes": 77}) is topic
+    (receipt,) = topic.publish(events(b"1"))
+    assert receipt.done
+    bus = await bus.restart()
+    topic = bus.broker.topic("news")
+    assert (topic.settings.ack, topic.settings.retention_bytes) == ("written", 77)
+    assert payloads(topic.partitions[0]) == [b"0", b"1"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_smaller_segment_holds_from_the_next_record_on() -> None:
+    bus = Bus()
+    topic = bus.topic("news", ack="written")
+    for _ in range(3):
+        topic.publish(events(b"x" * 1000))
+    assert topic.partitions[0].log.segment_count == 1
+    bus.broker.alter_topic("news", {"segment_bytes": 1024})
+    for _ in range(3):
+        topic.publish(events(b"x" * 1000))
+    assert topic.partitions[0].log.segment_count > 1
+    await bus.broker.close()
+
+
+@in_loop
+async def test_partitions_can_grow_and_never_shrink() -> None:
+    bus = Bus()
+    topic = bus.topic("news", 2, ack="written")
+    topic.publish(events(b"0", b"1"))
+    bus.broker.alter_topic("news", {"partitions": 4})
+    topic.publish(events(b"2", b"3", b"4", b"5"))
+    assert sum(len(payloads(one)) for one in topic.partitions) == 6
+    for partitions in (3, 0, PARTITIONS_MAX + 1, "5"):
+        with pytest.raises(InvalidSettingError):
+            bus.broker.alter_topic("news", {"partitions": partitions})
+    bus = await bus.restart()
+    assert len(bus.broker.topic("news").partitions) == 4
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_change_that_is_refused_changes_nothing() -> None:
+    bus = Bus()
+    topic = bus.topic("news")
+    for changes in ({"engine": "memory"}, {"colour": "red"}, {"ack": "written", "retention_bytes": -1}):
+        with pytest.raises(InvalidSettingError):
+            bus.broker.alter_topic("news", changes)
+    with pytest.raises(UnknownTopicError):
+        bus.broker.alter_topic("olds", {"ack": "written"})
+    assert topic.settings == TopicSettings()
+    bus = await bus.restart()
+    assert bus.broker.topic("news").settings == TopicSettings()
+    await bus.broker.close()
+
+
+@in_loop
+async def test_who_keeps_a_list_of_topics_is_told_of_each_change() -> None:
+    bus = Bus()
+    told: list[dict[str, int]] = []
+    bus.broker.on_topics_changed = lambda: told.append(
+        {name: len(topic.partitions) for name, topic in bus.broker.topics.items()}
+    )
+    bus.topic("a")
+    bus.broker.alter_topic("a", {"partitions": 2})
+    bus.broker.remove_topic("a")
+    assert told == [{"a": 1}, {"a": 2}, {}]
+    await bus.broker.close()
+
+
+# -- removing --------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_topic_made_again_begins_at_offset_0() -> None:
+    bus = Bus()
+    await done(bus.topic("news").publish(events(b"old")))
+    bus.broker.remove_topic("news")
+    with pytest.raises(UnknownTopicError):
+        bus.broker.topic("news")
+    topic = bus.topic("news")
+    (receipt,) = await done(topic.publish(events(b"new")))
+    assert receipt.base_offset == 0
+    assert payloads(topic.partitions[0]) == [b"new"]
+    bus = await bus.restart()
+    assert payloads(bus.broker.topic("news").partitions[0]) == [b"new"]
+    assert bus.finished_removals == {}  # the old records were erased before the stop
+    await bus.broker.close()
+
+
+@in_loop
+async def test_publishers_who_wait_are_told_when_their_topic_is_removed() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    topic, gate = bus.topic("news", 2), Gate(files)
+    gate.shut()
+    receipts = topic.publish(events(b"0", b"1"))
+    await gate.reached()
+    removing = threading.Timer(0, gate.open)  # the removal waits for the flush that is under way
+    removing.start()
+    bus.broker.remove_topic("news")
+    removing.join()
+    assert all(isinstance(receipt.error, TopicClosedError) for receipt in receipts)
+    await bus.broker.close()
+
+
+@in_loop
+async def test_what_was_gathered_for_a_removed_topic_is_refused() -> None:
+    bus = Bus()
+    (receipt,) = bus.topic("news").publish_payloads([b"x"], [NOW])
+    bus.broker.remove_topic("news")
+    await turns()
+    assert isinstance(receipt.error, TopicClosedError)
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_removal_that_a_crash_cut_short_is_finished_at_the_next_start() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    await done(bus.topic("news").publish(events(b"x")))
+    bus.topic("kept")
+    await bus.broker.close()
+    # The crash comes after the rename and before anything else: the list of topics still has it.
+    token = FolderStore(files, "data", bus.clock).hide("news")
+    again = Bus(files)
+    assert again.finished_removals == {token: "news"}
+    assert list(again.broker.topics) == ["kept"]
+    assert not any("news" in path for path in files.paths())
+    topic = again.topic("news")
+    assert payloads(topic.partitions[0]) == []
+    await again.broker.close()
+
+
+@in_loop
+async def test_a_removal_that_the_disk_refuses_leaves_the_topic_in_use() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    await done(bus.topic("news").publish(events(b"0")))
+    files.fail("rename", suffix="/news")
+    with pytest.raises(StorageError):
+        bus.broker.remove_topic("news")
+    topic = bus.broker.topic("news")
+    await done(topic.publish(events(b"1")))
+    assert payloads(topic.partitions[0]) == [b"0", b"1"]
+    bus.broker.remove_topic("news")
+    assert bus.broker.topics == {}
+    await bus.broker.close()
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_an_event_is_recorded_by_the_nearest_topic_above_it_alone() -> None:
+    bus = Bus()
+    plant, line = bus.topic("plant"), bus.topic("plant/line1")
+    receipts = bus.broker.publish(
+        [Event("plant", b"0"), Event("plant/line1/temp", b"1"), Event("plant/line2", b"2"), Event("else", b"3")]
+    )
+    await done(receipts)
+    assert payloads(plant.partitions[0]) == [b"0", b"2"]
+    assert payloads(line.partitions[0]) == [b"1"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_subject_without_a_topic_is_live_only() -> None:
+    bus = Bus()
+    heard: list[Event] = []
+    subscription = bus.broker.subscribe(exactly("nowhere"), heard.extend)
+    assert bus.broker.publish(events(b"x", subject="nowhere")) == []
+    assert heard == [Event("nowhere", b"x", None, (), NOW)]
+    bus.broker.unsubscribe(subscription)
+    bus.broker.publish(events(b"y", subject="nowhere"))
+    assert len(heard) == 1
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_new_topic_records_a_subject_that_was_live_only_until_then() -> None:
+    bus = Bus()
+    assert bus.broker.publish(events(b"0", subject="a/b")) == []
+    topic = bus.topic("a")
+    await done(bus.broker.publish(events(b"1", subject="a/b")))
+    assert payloads(topic.partitions[0]) == [b"1"]
+    bus.broker.remove_topic("a")
+    assert bus.broker.publish(events(b"2", subject="a/b")) == []
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_receiver_may_publish_again_while_it_is_called() -> None:
+    bus = Bus()
+    bus.topic("echo")
+
+    def answer(got: Sequence[Event]) -> None:
+        bus.broker.publish([Event("echo", event.payload) for event in got])
+
+    bus.broker.subscribe(exactly("news"), answer)
+    await done(bus.topic("news").publish(events(b"x")))
+    await bus.broker.topic("echo").partitions[0].wait(0)
+    assert payloads(bus.broker.topic("echo").partitions[0]) == [b"x"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_subscriptions_of_many_partitions_and_topics_hear_each_event_once() -> None:
+    bus = Bus()
+    bus.topic("a", 3)
+    bus.topic("b", ack="accepted")
+    heard: list[bytes | None] = []
+    bus.broker.subscribe(EVERYTHING, lambda got: heard.extend(event.payload for event in got))
+    sent = [Event("ab"[number % 2], b"%d" % number, b"%d" % number) for number in range(60)]
+    await done(bus.broker.publish(sent))
+    assert sorted(heard, key=str) == sorted((event.payload for event in sent), key=str)
+    await bus.broker.close()
+
+
+# -- care ------------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_cleaning_frees_what_retention_says() -> None:
+    bus = Bus()
+    topic = bus.topic("news", ack="written", segment_bytes=1024, retention_bytes=1024)
+    for _ in range(10):
+        topic.publish(events(b"x" * 600))
+    freed = await bus.broker.clean()
+    assert freed > 0
+    partition = topic.partitions[0]
+    assert partition.log.first_offset > 0
+    assert len(read(partition, partition.log.first_offset)) == 10 - partition.log.first_offset
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_topic_whose_cleaning_fails_does_not_keep_the_others_from_theirs() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    for name in ("a", "b"):
+        topic = bus.topic(name, ack="written", segment_bytes=1024, retention_bytes=1024)
+        for _ in range(10):
+            topic.publish(events(b"x" * 600, subject=name))
+    files.fail("unlink", suffix=".log")
+    assert await bus.broker.clean() > 0
+    assert bus.broker.topic("b").partitions[0].log.first_offset > 0
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_stop_waits_for_the_cleaning_that_is_under_way() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    topic = bus.topic("news", ack="written", segment_bytes=1024, retention_bytes=1024)
+    for _ in range(10):
+        topic.publish(events(b"x" * 600))
+    reached, let_on = threading.Event(), threading.Event()
+
+    def hold(operation: str, path: str) -> None:
+        if operation == "unlink" and not reached.is_set():
+            reached.set()
+            assert let_on.wait(30)
+
+    files.before_call = hold
+    cleaning = asyncio.ensure_future(bus.broker.clean())
+    await asyncio.get_running_loop().run_in_executor(None, reached.wait, 30)
+    cleaning.cancel()
+    threading.Timer(0, let_on.set).start()  # while the stop waits
+    await bus.broker.close()
+    assert bus.broker._cleaning is not None
+    assert bus.broker._cleaning.done()
+
+
+@in_loop
+async def test_nothing_is_made_any_more_once_the_broker_is_closed() -> None:
+    bus = Bus(MemoryFiles())
+    topic = bus.topic("news")
+    await bus.broker.close()
+    with pytest.raises(TopicClosedError):
+        bus.topic("late")
+    (receipt,) = topic.publish(events(b"late"))
+    assert isinstance(receipt.error, TopicClosedError)

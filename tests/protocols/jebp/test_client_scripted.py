@@ -1,0 +1,270 @@
+"""The client against a peer that says what a test wants: refusals, silence, another version, answers too many."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from babelbus.client import (
+    Client,
+    ConnectionLostError,
+    Identity,
+    OutcomeUnknownError,
+    Position,
+    Published,
+    Record,
+    RequestError,
+    RequestTimeoutError,
+    UnsupportedByServerError,
+)
+from babelbus.protocols.jebp.box import Sealer
+from babelbus.protocols.jebp.codec import encode_records_created
+from babelbus.protocols.jebp.decoder import ServerDecoder
+from babelbus.protocols.jebp.handshake import ServerHandshake
+from babelbus.protocols.jebp.identity import Identity as ServerIdentity
+from babelbus.protocols.jebp.messages import CreateRecord, CreateRecords, RecordsCreated, Request, Subscribe
+from babelbus.storage.columns import decode_chunk, iterate
+
+CREATED = b"\xa1\x30"
+AGAIN = b"\xb3\x31"
+REFUSED = b"\xb3\x30"
+SUBSCRIBED = b"\xa0\x30"
+
+Answer = Callable[[Request], "bytes | list[bytes] | None"]
+
+
+class Peer(asyncio.Protocol):
+    """A server whose answers are a function: contents to send, `None` for silence."""
+
+    def __init__(self, script: "Script") -> None:
+        self._script = script
+        self._handshake = ServerHandshake(script.identity, version=script.version)
+        self._decoder: ServerDecoder | None = None
+        self._sealer: Sealer
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self._script.peers.append(self)
+        transport.write(self._handshake.begin())
+
+    def data_received(self, data: bytes) -> None:
+        if self._decoder is None:
+            self.transport.write(self._handshake.receive_data(data))
+            established = self._handshake.established
+            if established is None:
+                return
+            self._sealer = established.sealer
+            self._decoder = ServerDecoder(established.opener)
+            data = established.surplus
+        self._decoder.receive_data(data)
+        for request in self._decoder.events():
+            answer = SUBSCRIBED if request == Subscribe(()) else self._script.answer(request)
+            if answer is not None:
+                self.transport.write(self._sealer.seal_many([answer] if isinstance(answer, bytes) else answer))
+
+
+class Script:
+    """What the peers of a test say, and what they have stored the way the real server does."""
+
+    def __init__(self, answer: "Callable[[Script, Request], bytes | list[bytes] | None]", version: bytes) -> None:
+        self.identity = ServerIdentity.generate()
+        self.version = version
+        self.peers: list[Peer] = []
+        self.seen: list[Request] = []
+        self.stored: list[bytes | None] = []
+        self.turn = 0
+        self._answer = answer
+        self._batches: dict[tuple[int, int], int] = {}
+        self._next: dict[int, int] = {}
+
+    def answer(self, request: Request) -> bytes | list[bytes] | None:
+        self.seen.append(request)
+        self.turn += 1
+        return self._answer(self, request)
+
+    def store(self, request: Request) -> bytes:
+        """Do what the server does with sequence numbers."""
+        assert isinstance(request, CreateRecords)
+        payloads = [record.payload for record in iterate(decode_chunk(bytes(request.records)))]
+        known = (request.producer_id, request.first_sequence)
+        if known not in self._batches:
+            if self._next.get(request.producer_id, request.first_sequence) != request.first_sequence:
+                return AGAIN
+            self._next[request.producer_id] = request.first_sequence + len(payloads)
+            self._batches[known] = len(self.stored)
+            self.stored += payloads
+        return CREATED + encode_records_created(RecordsCreated(0, self._batches[known]))
+
+    def batches(self) -> list[CreateRecords]:
+        return [request for request in self.seen if isinstance(request, CreateRecords)]
+
+
+def with_peer(
+    answer: Callable[[Script, Request], bytes | list[bytes] | None],
+    test: Callable[[Script, Client], Coroutine[Any, Any, None]],
+    *,
+    version: bytes = b"jebp/1.1",
+    **options: Any,
+) -> None:
+    @asynccontextmanager
+    async def listening(script: Script) -> AsyncIterator[str]:
+        server = await asyncio.get_running_loop().create_server(lambda: Peer(script), "127.0.0.1", 0)
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server.close()
+        for peer in script.peers:
+            peer.transport.abort()
+
+    async def run() -> None:
+        script = Script(answer, version)
+        async with (
+            listening(script) as address,
+            Client(address, identity=Identity.generate(), **options) as client,
+        ):
+            await test(script, client)
+
+    asyncio.run(run())
+
+
+PAYLOADS = [b"%d" % number for number in range(10)]
+
+
+def test_the_first_batch_goes_alone_and_the_others_together() -> None:
+    def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
+        answers.append(script.store(request))
+        if script.turn == 1:
+            in_flight.append(len(script.batches()))
+            return answers.pop(0)
+        if script.turn < 10:
+            return None  # silent until the last one is there: so nine were on the way at once
+        return answers
+
+    answers: list[bytes] = []
+    in_flight: list[int] = []
+
+    async def check(script: Script, client: Client) -> None:
+        placed = await client.publish_many("t", PAYLOADS, batch_records=1)
+        assert placed == [Published(0, number, 1) for number in range(10)]
+        assert in_flight == [1]
+        assert [batch.first_sequence for batch in script.batches()] == list(range(10))
+        assert len({batch.producer_id for batch in script.batches()}) == 1
+
+    with_peer(answer, check)
+
+
+def test_batches_that_could_not_be_stored_are_sent_again_in_order_under_their_numbers() -> None:
+    def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
+        return AGAIN if script.turn in (3, 4, 15) else script.store(request)
+
+    async def check(script: Script, client: Client) -> None:
+        await client.publish_many("t", PAYLOADS, batch_records=1)
+        assert script.stored == PAYLOADS
+        assert len(script.batches()) > 10
+        assert len({batch.producer_id for batch in script.batches()}) == 1
+
+    with_peer(answer, check)
+
+
+def test_behind_a_batch_that_was_refused_the_others_get_numbers_without_a_hole() -> None:
+    def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
+        return REFUSED if script.turn == 4 else script.store(request)
+
+    async def check(script: Script, client: Client) -> None:
+        results = await asyncio.gather(*(client.publish("t", one) for one in PAYLOADS), return_exceptions=True)
+        assert [number for number, result in enumerate(results) if isinstance(result, RequestError)] == [3]
+        assert script.stored == PAYLOADS[:3] + PAYLOADS[4:]
+        assert len({batch.producer_id for batch in script.batches()}) == 2
+
+    with_peer(answer, check)
+
+
+def test_a_batch_that_can_never_be_stored_is_given_up_in_the_end() -> None:
+    async def check(script: Script, client: Client) -> None:
+        with pytest.raises(RequestError) as caught:
+            await client.publish("t", b"x")
+        assert caught.value.repeat
+        assert len(script.batches()) > 1
+
+    with_peer(lambda script, request: AGAIN, check, request_timeout_seconds=0.1)
+
+
+def test_a_server_that_stores_and_breaks_off_before_each_answer_stores_each_batch_once() -> None:
+    def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
+        stored = script.store(request)
+        if script.turn in (1, 4, 8):
+            script.peers[-1].transport.abort()
+            return None
+        return stored
+
+    async def check(script: Script, client: Client) -> None:
+        await client.publish_many("t", PAYLOADS, batch_records=2)
+        assert script.stored == PAYLOADS
+        assert len(script.peers) == 4
+
+    with_peer(answer, check)
+
+
+def test_a_server_that_is_silent_gets_its_connection_closed_and_the_outcome_is_unknown() -> None:
+    async def check(script: Script, client: Client) -> None:
+        with pytest.raises(RequestTimeoutError):
+            await client.publish("t", b"x")
+        with pytest.raises(RequestTimeoutError):
+            await client.fetch("t")
+        with pytest.raises(OutcomeUnknownError):
+            await client.create_topic("t")
+        with pytest.raises(OutcomeUnknownError):
+            await client.create_records_plain("t", [b"x"])
+
+    with_peer(lambda script, request: None, check, request_timeout_seconds=0.1)
+
+
+def test_answers_that_nobody_asked_for_end_the_connection() -> None:
+    async def check(script: Script, client: Client) -> None:
+        assert (await client.publish("t", b"x")).offset == 0
+        with pytest.raises(ConnectionLostError, match="broke the protocol"):
+            await client.publish("t", b"y")
+
+    with_peer(lambda script, request: [script.store(request), CREATED], check, reconnect=False)
+
+
+def test_a_broken_answer_to_a_batch_ends_the_connection_and_the_batch_is_sent_again() -> None:
+    def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
+        stored = script.store(request)
+        return CREATED + b"short" if script.turn == 1 else stored
+
+    async def check(script: Script, client: Client) -> None:
+        assert await client.publish("t", b"x") == Position(0, 0)
+        assert script.stored == [b"x"]
+
+    with_peer(answer, check)
+
+
+def test_a_server_of_version_1_0_gets_command_12_and_what_that_cannot_say_is_refused() -> None:
+    async def check(script: Script, client: Client) -> None:
+        assert await client.publish("t", b"a", timestamp=7) == Position(-1, -1)
+        assert await client.publish_many("t", [b"b", b"c"]) == [Published(-1, -1, 2)]
+        assert await client.publish_many("t", [Record(b"d", timestamp=8)]) == [Published(-1, -1, 1)]
+        assert script.seen == [
+            CreateRecord("t", 7, b"a"),
+            CreateRecord("t", 0, b"b"),
+            CreateRecord("t", 0, b"c"),
+            CreateRecord("t", 8, b"d"),
+        ]
+        with pytest.raises(UnsupportedByServerError):
+            await client.publish("t", b"a", key=b"k")
+        with pytest.raises(UnsupportedByServerError):
+            await client.publish("t", b"a", partition=1)
+        with pytest.raises(UnsupportedByServerError):
+            client.send("t", b"a")
+
+    with_peer(lambda script, request: CREATED, check, version=b"jebp/1.0")
+
+
+def test_the_first_refused_record_of_many_is_named_and_no_more_are_sent() -> None:
+    async def check(script: Script, client: Client) -> None:
+        with pytest.raises(RequestError, match="record 5 "):
+            await client.create_records_plain("t", PAYLOADS * 2_000)
+        assert len(script.seen) < 20_000
+
+    with_peer(lambda script, request: REFUSED if script.turn in (6, 8) else CREATED, check)

@@ -1,0 +1,334 @@
+"""Opening a log after damage: only a torn tail is cut; what is damaged is refused by name, the rest is served."""
+
+import random
+from collections.abc import Iterator
+from itertools import takewhile
+
+import pytest
+
+from babelbus.storage import checkpoint
+from babelbus.storage.checkpoint import Checkpoint
+from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.storage.contract import LogSettings
+from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.format import CorruptRecordError, encode_batch, encode_payloads, walk
+from babelbus.storage.log import Log
+from babelbus.storage.record import Record
+from babelbus.storage.segment import DERIVED_SUFFIXES
+from tests.storage.faults import FaultyFiles
+from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, read_all
+
+FIRST = f"{FOLDER}/{0:020d}"
+LOG = f"{FIRST}.log"
+
+
+def stored(count: int = 12, *, rolled: bool = False) -> FaultyFiles:
+    """A small log of records with keys and headers, closed; with `rolled`, an empty segment behind it."""
+    files = FaultyFiles()
+    log = open_log(files)
+    for number in range(count):
+        record = Record(b"%d." % number + bytes(number), b"key", ((b"h", b"v"), (b"n", None)), NOW + number)
+        append(log, [record])
+    if rolled:
+        log.roll()
+    log.close()
+    return files
+
+
+def forget_derived(files: FaultyFiles) -> None:
+    for path in files.paths():
+        if not path.endswith(".log"):
+            files.unlink(path)
+
+
+def served(log: Log) -> Iterator[tuple[int, Record | None]]:
+    """Read each offset by itself: the record that is served for it, or `None` where it is refused."""
+    for offset in range(log.first_offset, log.next_offset):
+        try:
+            chunk = log.read(offset, 200)
+            if not chunk.data and chunk.next_offset == offset:
+                chunk = log.read(offset, 2**20)
+        except CorruptRecordError as error:
+            yield offset, None
+            if not error.path or error.offset != offset:
+                raise
+            continue
+        assert chunk.base_offset == offset, "an offset was passed over"
+        records = list(iterate(decode_chunk(chunk.data)))
+        assert [record.offset for record in records] == list(range(offset, chunk.next_offset))
+        assert [number_of(record) for record in records] == [record.offset for record in records]
+        yield offset, records[0]
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [b"", b"\0" * 100, b"\xff" * 100, bytes(range(256)), b"\0" * 5000],
+    ids=["nothing", "zeros", "ones", "bytes", "pages"],
+)
+def test_a_torn_tail_of_every_length_is_cut_and_no_more(behind: bytes) -> None:
+    whole = stored()
+    positions = walk(bytes(whole.content(LOG)))
+    for cut in range(positions[-4], positions[-1]):
+        files = stored()
+        del files.content(LOG)[cut:]
+        files.content(LOG).extend(behind)
+        # A few bytes of what is behind may happen to be those that were cut.
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(files.content(LOG)[cut:], whole.content(LOG)[cut:]))
+        cut += len(list(same))
+        size = len(files.content(LOG))
+        log = open_log(files)
+        good = sum(position <= cut for position in positions[1:])
+        assert log.next_offset == good
+        assert log.recovery.cut_bytes == size - positions[good]
+        assert not log.recovery.bad
+        assert len(read_all(log)) == good
+        append(log, [Record(b"%d." % good, timestamp=NOW)])
+        assert len(read_all(log)) == good + 1
+
+
+def test_garbage_and_zeros_behind_a_whole_log_are_cut() -> None:
+    for behind in (b"\0", b"\0" * 10_000, random.Random(1).randbytes(10_000)):
+        files = stored()
+        files.content(LOG).extend(behind)
+        log = open_log(files)
+        assert (log.next_offset, log.recovery.cut_bytes) == (12, len(behind))
+
+
+def test_a_record_inside_the_payload_of_a_torn_one_is_not_taken_for_a_stored_one() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    fill(log, 5)
+    inner = bytes(encode_batch(numbered(3, first=6), 6).data)
+    append(log, [Record(b"5." + inner + bytes(500), timestamp=NOW)])
+    log.close()
+    del files.content(LOG)[-10:]
+    log = open_log(files)
+    assert log.next_offset == 5
+    assert not log.recovery.bad
+
+
+def test_a_record_inside_the_payload_of_a_damaged_one_is_not_taken_for_a_stored_one() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    fill(log, 5)
+    inner = bytes(encode_batch(numbered(3, first=6), 6).data)
+    append(log, [Record(b"5." + inner + bytes(500), timestamp=NOW)])
+    fill(log, 5)
+    log.close()
+    files.content(LOG)[-400] ^= 1
+    at = walk(bytes(files.content(LOG)))[5]
+    files.content(LOG)[at + 40] ^= 1
+    forget_derived(files)
+    assert refused(open_log(files)) == [5]
+
+
+@pytest.mark.parametrize("derived", ["there", "missing"])
+@pytest.mark.parametrize("rolled", [False, True])
+def test_a_flipped_bit_anywhere_is_never_served_and_harms_no_other_record(rolled: bool, derived: str) -> None:
+    chance = random.Random(5)
+    whole = bytes(stored(6, rolled=rolled).content(LOG))
+    positions = walk(whole)
+    for at in range(len(whole)):
+        files = stored(6, rolled=rolled)
+        files.content(LOG)[at] ^= 1 << chance.randrange(8)
+        if derived == "missing":
+            forget_derived(files)
+        hit = max(number for number, position in enumerate(positions) if position <= at)
+        log = open_log(files)
+        found = dict(served(log))
+        last = hit == 5 and (not rolled or derived == "missing")  # nothing says that the log goes on
+        if last and log.next_offset == 5:
+            assert log.recovery.cut_bytes == len(whole) - positions[5]  # the last record looks like a torn tail
+        else:
+            assert found[hit] is None
+        assert [offset for offset, record in found.items() if record is None] in ([hit], [])
+        assert len(found) == log.next_offset
+        # What is appended later stands behind all of it, in a segment of its own if this one is damaged.
+        next_offset = log.next_offset
+        append(log, [Record(b"%d." % next_offset, timestamp=NOW)])
+        log.close()
+        again = dict(served(open_log(files)))
+        assert again == {**found, next_offset: again[next_offset]}
+        assert again[next_offset] is not None
+
+
+def test_a_damaged_middle_is_named_and_what_follows_goes_into_a_new_segment() -> None:
+    files = stored()
+    positions = walk(bytes(files.content(LOG)))
+    files.content(LOG)[positions[3] : positions[6] - 1] = bytes(positions[6] - positions[3] - 1)
+    forget_derived(files)
+    log = open_log(files)
+    ((path, bad),) = log.recovery.bad
+    assert (path, bad.position, bad.end, bad.offset, bad.next_offset) == (LOG, positions[3], positions[6], 3, 6)
+    assert {offset for offset, record in served(log) if record is None} == {3, 4, 5}
+    assert log.segment_count == 2
+    append(log, numbered(1, first=12))
+    assert number_of(read_all(log, 12)[0]) == 12
+    with pytest.raises(CorruptRecordError, match=r"00000000000000000000\.log.*offset 4"):
+        log.read(4, 1000)
+    assert log.read(0, 10_000, 5).next_offset == 3  # those in front of it are served, whatever the bound
+
+
+def big_log(segments: int = 3, records: int = 3000) -> FaultyFiles:
+    files = FaultyFiles()
+    log = open_log(files)
+    for segment in range(segments):
+        for first in range(segment * records, (segment + 1) * records, 500):
+            batch = [b"%d." % number + bytes(20) for number in range(first, first + 500)]
+            log.append(encode_payloads(batch, list(range(NOW + first, NOW + first + 500)), first))
+        if segment < segments - 1:
+            log.roll()
+    log.close()
+    return files
+
+
+@pytest.mark.parametrize("suffix", [*DERIVED_SUFFIXES, "checkpoint"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "longer", "wrong", "zeros"])
+def test_derived_files_are_never_believed_against_the_log(suffix: str, damage: str) -> None:
+    files = big_log()
+    paths = [path for path in files.paths() if path.endswith(suffix)]
+    assert paths
+    for path in paths:
+        content = files.content(path)
+        if damage == "missing":
+            files.unlink(path)
+        elif damage == "empty":
+            content.clear()
+        elif damage == "cut":
+            del content[-3:]
+        elif damage == "longer":
+            content.extend(bytes(8))
+        elif damage == "wrong":
+            content[len(content) // 2] ^= 0x10
+        else:
+            content[:] = bytes(len(content))
+    log = open_log(files)
+    assert [number_of(record) for record in read_all(log, bytes_max=100_000)] == list(range(9000))
+    for offset in (0, 1023, 1024, 2999, 3000, 5123, 8999):
+        assert number_of(next(iter(iterate(decode_chunk(log.read(offset, 100).data))))) == offset
+    assert log.find_time(NOW + 4321) == 4321
+    assert not log.recovery.bad
+    fill(log, 100)
+    log.close()
+    assert len(read_all(open_log(files))) == 9100
+
+
+@pytest.mark.parametrize("entry", range(9))
+def test_a_wrong_index_entry_is_noticed_when_it_is_used(entry: int) -> None:
+    files = big_log()
+    name = f"{FOLDER}/{(entry // 3) * 3000:020d}.index"
+    content = files.content(name)
+    content[entry % 3 * 8 + 7] ^= 0x15
+    log = open_log(files)
+    order = list(range(9000))
+    random.Random(entry).shuffle(order)
+    for offset in order[:60]:
+        assert number_of(next(iter(iterate(decode_chunk(log.read(offset, 100).data))))) == offset
+    assert [number_of(record) for record in read_all(log, bytes_max=50_000)] == list(range(9000))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Checkpoint(0, 10**9, 10**6, {}),
+        Checkpoint(6000, 55, 6001, {}),
+        Checkpoint(6000, 1, 6000, {}),
+        Checkpoint(6000, 61_000, 7024, {}),
+        Checkpoint(6000, 10**7, 7024, {}),
+        Checkpoint(12345, 0, 12345, {}),
+        Checkpoint(3000, 0, 3000, {}),
+        Checkpoint(6000, 0, 6000, {}, format=2),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_cuts_nothing(wrong: Checkpoint) -> None:
+    files = big_log()
+    checkpoint.save(files, FOLDER, wrong)
+    log = open_log(files)
+    assert log.next_offset == 9000
+    assert log.recovery.cut_bytes == 0
+    assert [number_of(record) for record in read_all(log)] == list(range(9000))
+
+
+def test_a_checkpoint_of_another_log_of_equal_shape_cuts_nothing() -> None:
+    files, other = big_log(), big_log()
+    assert files.read_file(f"{FOLDER}/checkpoint") == other.read_file(f"{FOLDER}/checkpoint")
+    log = open_log(files)
+    assert log.recovery.read_bytes < 60_000  # what it vouches for was not read again
+    assert len(read_all(log)) == 9000
+
+
+def refused(log: Log) -> list[int]:
+    return [offset for offset, record in served(log) if record is None]
+
+
+def test_a_missing_segment_is_refused_and_the_rest_served() -> None:
+    files = big_log()
+    for path in files.paths():
+        if f"{3000:020d}" in path:
+            files.unlink(path)
+    log = open_log(files)
+    assert refused(log) == list(range(3000, 6000))
+    assert [(bad.offset, bad.next_offset) for _, bad in log.recovery.bad] == [(3000, 6000)]
+
+
+def test_a_missing_first_segment_begins_the_log_later() -> None:
+    files = big_log()
+    files.unlink(f"{FIRST}.log")
+    log = open_log(files)
+    assert log.first_offset == 3000
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(0, 1000)
+
+
+@pytest.mark.parametrize("size", [0, 1, 59, 60, 60_000, 100_000, -1])
+def test_a_truncated_old_segment_is_refused_from_there_on(size: int) -> None:
+    files = big_log()
+    content = files.content(f"{FOLDER}/{3000:020d}.log")
+    good = sum(position <= size % len(content) for position in walk(bytes(content))[1:])
+    del content[size:]
+    log = open_log(files)
+    assert refused(log) == list(range(3000 + good, 6000))
+
+
+def test_swapped_segments_are_refused() -> None:
+    files = big_log()
+    one, two = files.content(f"{FIRST}.log"), files.content(f"{FOLDER}/{3000:020d}.log")
+    one[:], two[:] = bytes(two), bytes(one)
+    log = open_log(files)
+    assert refused(log) == list(range(6000))
+    assert {bad.next_offset for _, bad in log.recovery.bad} == {3000, 6000}
+
+
+def test_files_of_other_names_are_left_alone() -> None:
+    files = big_log()
+    names = ["notes.txt", "5.log", f"{7:020d}.log.damaged-55", "settings.json", f"{9:021d}.log"]
+    for name in names:
+        files.replace_file(f"{FOLDER}/{name}", b"x")
+    assert len(read_all(open_log(files))) == 9000
+    assert all(files.exists(f"{FOLDER}/{name}") for name in names)
+
+
+def test_leftovers_of_a_crash_are_removed() -> None:
+    files = big_log()
+    names = ["checkpoint.new", f"{3000:020d}.compacting", f"{777:020d}.index", f"{777:020d}.blocks"]
+    for name in names:
+        files.replace_file(f"{FOLDER}/{name}", b"x")
+    assert len(read_all(open_log(files))) == 9000
+    assert not any(files.exists(f"{FOLDER}/{name}") for name in names)
+
+
+def test_a_compacted_segment_is_whole_when_nothing_vouches_for_it() -> None:
+    files = FaultyFiles()
+    settings = LogSettings(cleanup="compact")
+    log = open_log(files, settings)
+    for round_ in range(3):
+        append(log, [Record(b"%d." % (round_ * 50 + n), b"k%d" % (n % 7), timestamp=NOW) for n in range(50)])
+        log.roll()
+    log.clean(NOW)
+    kept = [record.offset for record in read_all(log)]
+    assert len(kept) < 15
+    log.close()
+    forget_derived(files)
+    log = open_log(files, settings)
+    assert not log.recovery.bad
+    assert [record.offset for record in read_all(log)] == kept

@@ -1,0 +1,143 @@
+"""A real broker in a real event loop, on files that can be held, fail or lose their process; time stands still."""
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, ParamSpec
+
+from babelbus.clock import ManualClock
+from babelbus.core.broker import Broker
+from babelbus.core.partition import Partition
+from babelbus.core.record import Event, Receipt
+from babelbus.core.settings import TopicSettings
+from babelbus.core.topic import Topic
+from babelbus.metrics import Metrics
+from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.storage.disk import FolderStore
+from babelbus.storage.files import FileSystem
+from babelbus.storage.format import encode_batch
+from babelbus.storage.memory import MemoryFiles
+from babelbus.storage.record import Record, RecordBatch
+from tests.storage.faults import FaultyFiles
+
+NOW = 1_700_000_000_000
+SAFETY_NET_SECONDS = 30.0
+
+P = ParamSpec("P")
+
+
+def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test in an event loop of its own; what hangs fails."""
+
+    @functools.wraps(test)
+    def run(*arguments: P.args, **named: P.kwargs) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), SAFETY_NET_SECONDS))
+
+    return run
+
+
+class Gate:
+    """Holds the flusher's `flush` calls until they are let through, and counts those to the logs."""
+
+    def __init__(self, files: FaultyFiles) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self._reached = threading.Event()
+        self.flushes = 0
+        files.before_call = self._pass
+
+    def _pass(self, operation: str, path: str) -> None:
+        if operation == "flush" and path.endswith(".log") and threading.current_thread().name == "flusher":
+            self.flushes += 1
+            self._reached.set()
+            assert self._open.wait(SAFETY_NET_SECONDS)
+
+    def shut(self) -> None:
+        """Let no further flush begin."""
+        self._open.clear()
+        self._reached.clear()
+
+    def open(self) -> None:
+        """Let what waits go on."""
+        self._open.set()
+
+    async def reached(self) -> None:
+        """Return when a flush stands at the gate."""
+        assert await asyncio.get_running_loop().run_in_executor(None, self._reached.wait, SAFETY_NET_SECONDS)
+
+
+class Bus:
+    """A broker and what it stands on; must be made in a running event loop."""
+
+    def __init__(
+        self,
+        files: FileSystem | None = None,
+        *,
+        clock: ManualClock | None = None,
+        defaults: TopicSettings | None = None,
+        default_partitions: int = 1,
+    ) -> None:
+        self.files = files or FaultyFiles()
+        self.clock = clock or ManualClock(NOW)
+        self.metrics = Metrics()
+        self.disk = FolderStore(self.files, "data", self.clock)
+        self.broker = Broker(
+            {"disk": self.disk, "memory": FolderStore(MemoryFiles(), "memory", self.clock)},
+            defaults=defaults or TopicSettings(),
+            checkpoint_bytes=2**20,
+            clock=self.clock,
+            metrics=self.metrics,
+            loop=asyncio.get_running_loop(),
+            default_partitions=default_partitions,
+        )
+        self.finished_removals = self.broker.open()
+
+    def topic(self, name: str = "news", partitions: int = 1, **settings: object) -> Topic:
+        """Make a topic."""
+        return self.broker.create_topic(name, partitions, dict(settings))
+
+    async def restart(self) -> "Bus":
+        """Stop in order and start again on the same files."""
+        await self.broker.close()
+        return Bus(self.files, clock=self.clock)
+
+
+async def done(receipts: Iterable[Receipt]) -> list[Receipt]:
+    """Wait until all receipts are done."""
+    waited = list(receipts)
+    for receipt in waited:
+        future = asyncio.get_running_loop().create_future()
+        receipt.when_done(lambda _, future=future: future.set_result(None))  # type: ignore[misc]
+        await future
+    return waited
+
+
+async def turns(count: int = 3) -> None:
+    """Let the event loop go round."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def events(*payloads: bytes, subject: str = "news", key: bytes | None = None) -> list[Event]:
+    return [Event(subject, payload, key) for payload in payloads]
+
+
+def batch(*payloads: bytes, key: bytes | None = None) -> RecordBatch:
+    """A batch in the stored form, as a client sends it."""
+    made = encode_batch([Record(payload, key=key, timestamp=NOW) for payload in payloads])
+    return RecordBatch(bytearray(made.data), made.positions, made.timestamps, 0)
+
+
+def read(partition: Partition, offset: int = 0) -> list[Record]:
+    """Everything that a consumer can see."""
+    found: list[Record] = []
+    while offset < partition.high_watermark:
+        chunk = partition.read(offset, 2**20)
+        found += iterate(decode_chunk(chunk.data))
+        offset = chunk.next_offset
+    return found
+
+
+def payloads(partition: Partition, offset: int = 0) -> list[bytes | None]:
+    return [record.payload for record in read(partition, offset)]

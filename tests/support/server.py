@@ -1,0 +1,124 @@
+"""A whole server in this process, in a thread with an event loop of its own, that blocking clients speak to."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import uvloop
+
+from babelbus.config import AdminSettings, Config, DataSettings, JebpSettings, ServerSettings, TopicDefaults
+from babelbus.protocols.jebp.identity import Identity
+from babelbus.server.app import Server
+from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.jebp import Caller
+
+T = TypeVar("T")
+
+
+def configure(
+    folder: Path,
+    *,
+    jebp: JebpSettings | None = None,
+    server: ServerSettings | None = None,
+    topics: TopicDefaults | None = None,
+    admin: bool = False,
+) -> Config:
+    """A configuration whose ports the system chooses."""
+    return Config(
+        data=DataSettings(str(folder)),
+        jebp=jebp or JebpSettings(port=0),
+        admin=AdminSettings(enabled=admin, port=0),
+        server=server or ServerSettings(),
+        topics=topics or TopicDefaults(),
+    )
+
+
+class LiveServer:
+    """Runs from `with` to its end; `call` does something in its event loop."""
+
+    def __init__(self, config: Config, *, use_uvloop: bool = True) -> None:
+        self.config = config
+        self._use_uvloop = use_uvloop
+        self._thread = threading.Thread(target=self._run, name="server")
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._asked: asyncio.Event
+        self.server: Server
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop if self._use_uvloop else None) as runner:
+            try:
+                runner.run(self._serve())
+            except BaseException as error:  # the test sees it
+                self._failure = error
+            finally:
+                self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._asked = asyncio.get_running_loop(), asyncio.Event()
+        self.server = Server(self.config)
+        await self.server.start()
+        self._ready.set()
+        await self._asked.wait()
+        await self.server.stop()
+
+    def __enter__(self) -> "LiveServer":
+        self._thread.start()
+        assert self._ready.wait(SAFETY_NET_SECONDS)
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        return self
+
+    def ask_to_stop(self) -> None:
+        """Begin a graceful stop and return at once."""
+        self._loop.call_soon_threadsafe(self._asked.set)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._thread.is_alive():
+            self.ask_to_stop()
+        self._thread.join(SAFETY_NET_SECONDS)
+        assert not self._thread.is_alive()
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    def call(self, what: Callable[[], T]) -> T:
+        """Do something in the server's event loop and give what it gave."""
+
+        async def do() -> T:
+            return what()
+
+        return asyncio.run_coroutine_threadsafe(do(), self._loop).result(SAFETY_NET_SECONDS)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Return when the condition holds in the event loop; it is asked again and again, as fast as the loop turns."""
+
+        async def look() -> None:
+            while not condition():  # noqa: ASYNC110  # what it asks for has no event of its own
+                await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(asyncio.wait_for(look(), SAFETY_NET_SECONDS), self._loop).result()
+
+    @property
+    def address(self) -> str:
+        return self.server.addresses["jebp"]
+
+    @property
+    def conf(self) -> Path:
+        return Path(self.config.data.folder) / "conf"
+
+    @property
+    def admin(self) -> Identity:
+        return Identity.load(self.conf / "admin_key")
+
+    def dial(self, *, receive_bytes: int | None = None) -> Caller:
+        """A client that has not said anything yet."""
+        return Caller(self.address, self.admin, receive_bytes=receive_bytes)
+
+    def caller(self, *, receive_bytes: int | None = None) -> Caller:
+        """The administrator's client, connected."""
+        return self.dial(receive_bytes=receive_bytes).connect()
