@@ -3,8 +3,8 @@
 `.index` and `.timeindex` are arrays of i64: the position and the timestamp of every 1,024th record, the first one of
 the segment included (specs/jebp.md, section 5.2). `.blocks` is ours, an entry of 16 bytes for each full block of 1,024
 records, and for the last block of a sealed segment: CRC-32C of the block's bytes u32, check u32 (CRC-32 over the
-block's number i64 and the other two fields), greatest timestamp i64. All are big-endian, and all are only a memory of
-the log: what is missing or does not fit is made again from it.
+block's number, position and timestamp, i64 each, and the other two fields), greatest timestamp i64. All are big-endian,
+and all are only a memory of the log: what is missing or does not fit is made again from it.
 """
 
 import struct
@@ -22,7 +22,7 @@ from babelbus.storage.record import RecordBatch
 BLOCK_RECORDS = 1024
 ENTRY_BYTES = 8
 BLOCK_ENTRY = struct.Struct(">IIq")
-_CHECKED = struct.Struct(">qIq")
+_CHECKED = struct.Struct(">qqqIq")
 UNKNOWN_SUM = -1
 """Stands for the sum of a block whose bytes were not all good when it was made: its records are checked one by one."""
 
@@ -125,14 +125,15 @@ class SparseIndex:
 
     def _block_entry(self, block: int) -> bytes:
         total, greatest = self.sums[block], self.greatest[block]
-        if total == UNKNOWN_SUM:
-            # A check that cannot fit: a reader takes the records' own CRCs.
-            return BLOCK_ENTRY.pack(0, ~_check(block, 0, greatest) & 0xFFFFFFFF, greatest)
-        return BLOCK_ENTRY.pack(total, _check(block, total, greatest), greatest)
+        check = _check(block, self.positions[block], self.timestamps[block], max(total, 0), greatest)
+        if total == UNKNOWN_SUM:  # a check that cannot fit: a reader takes the records' own CRCs
+            return BLOCK_ENTRY.pack(0, check ^ 0xFFFFFFFF, greatest)
+        return BLOCK_ENTRY.pack(total, check, greatest)
 
 
-def _check(block: int, total: int, greatest: int) -> int:
-    return zlib.crc32(_CHECKED.pack(block, total, greatest))
+def _check(block: int, position: int, timestamp: int, total: int, greatest: int) -> int:
+    """Give the CRC that ties a block's entries in all three files together, so that one wrong one is noticed."""
+    return zlib.crc32(_CHECKED.pack(block, position, timestamp, total, greatest))
 
 
 def decode(index: bytes, timeindex: bytes, blocks: bytes, log_bytes: int) -> SparseIndex | None:
@@ -151,9 +152,10 @@ def decode(index: bytes, timeindex: bytes, blocks: bytes, log_bytes: int) -> Spa
     found.timestamps = array("q", np.frombuffer(timeindex, ">i8").astype(np.int64).tobytes())
     found.last_count = BLOCK_RECORDS if count else 0
     for block, (total, check, greatest) in enumerate(BLOCK_ENTRY.iter_unpack(blocks)):
-        if _check(block, total, greatest) == check:
+        wanted = _check(block, found.positions[block], found.timestamps[block], total, greatest)
+        if wanted == check:
             found.sums.append(total)
-        elif total == 0 and ~_check(block, 0, greatest) & 0xFFFFFFFF == check:
+        elif total == 0 and wanted ^ 0xFFFFFFFF == check:
             found.sums.append(UNKNOWN_SUM)
         else:
             return None

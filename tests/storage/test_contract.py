@@ -1,0 +1,267 @@
+"""What every storage engine must do. A new engine is one more entry of ENGINES."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from babelbus.clock import ManualClock
+from babelbus.storage.contract import LogSettings, PartitionLog, Store
+from babelbus.storage.disk import FolderStore
+from babelbus.storage.files import LocalFiles, OffsetOutOfRangeError
+from babelbus.storage.format import encode_batch
+from babelbus.storage.memory import MemoryFiles
+from babelbus.storage.record import Record
+from tests.storage.helpers import append, fill, numbered, read_all
+
+NOW = 1_700_000_000_000
+TOPICS = ["news", "plant/line1", "münchen/straße", "a b", ".hidden", "..", "%2F", "#x", "x" * 249]
+
+# Each gives a store on a folder; called again with the same folder it is the store after a restart.
+ENGINES: dict[str, Callable[[str, ManualClock], Store]] = {
+    "disk": lambda folder, clock: FolderStore(LocalFiles(), folder, clock),
+    "memory": lambda folder, clock: FolderStore(_memory(folder), folder, clock),
+}
+_memories: dict[str, MemoryFiles] = {}
+
+
+def _memory(folder: str) -> MemoryFiles:
+    return _memories.setdefault(folder, MemoryFiles())
+
+
+class Engine:
+    """A store that can be opened again, as a restart does."""
+
+    def __init__(self, make: Callable[[str, ManualClock], Store], folder: str) -> None:
+        self._make = make
+        self._folder = folder
+        self.clock = ManualClock(NOW)
+        self.store = make(folder, self.clock)
+
+    def log(self, topic: str = "t", partition: int = 0, **settings: object) -> PartitionLog:
+        return self.store.open_partition(topic, partition, LogSettings(**settings))  # type: ignore[arg-type]
+
+    def restart(self) -> None:
+        self.store.close()
+        self.store = self._make(self._folder, self.clock)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    yield Engine(ENGINES[request.param], str(tmp_path))
+    _memories.clear()
+
+
+# -- a log -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_log_is_empty_and_begins_at_0(engine: Engine) -> None:
+    log = engine.log()
+    assert (log.first_offset, log.next_offset, log.size_bytes) == (0, 0, 0)
+    assert log.read(0, 1000).data == b""
+    assert log.find_time(0) is None
+
+
+def test_what_was_appended_comes_back_in_order_with_dense_offsets(engine: Engine) -> None:
+    log = engine.log()
+    sent = [*numbered(100), Record(None, b"key", ((b"h", None), (b"", b"v")), NOW), Record(b"", b"", (), NOW)]
+    assert append(log, sent[:60]) == 0
+    assert append(log, sent[60:]) == 60
+    found = read_all(log)
+    assert [record.offset for record in found] == list(range(102))
+    assert [(one.payload, one.key, one.headers, one.timestamp) for one in found] == [
+        (one.payload, one.key, one.headers, one.timestamp) for one in sent
+    ]
+
+
+def test_a_closed_log_is_the_same_when_it_is_opened_again(engine: Engine) -> None:
+    log = engine.log(segment_bytes=20_000)
+    fill(log, 3000)
+    before = read_all(log)
+    log.close()
+    engine.restart()
+    again = engine.log(segment_bytes=20_000)
+    assert (again.next_offset, read_all(again)) == (3000, before)
+    assert append(again, numbered(1, first=3000)) == 3000
+
+
+def test_a_log_that_nobody_closed_is_the_same_when_it_is_opened_again(engine: Engine) -> None:
+    log = engine.log(segment_bytes=20_000)
+    fill(log, 3000)
+    engine.restart()
+    assert read_all(engine.log(segment_bytes=20_000)) == read_all(log)
+
+
+def test_flush_says_up_to_where_everything_is_durable(engine: Engine) -> None:
+    log = engine.log()
+    assert log.flush() == 0
+    fill(log, 10)
+    assert log.flush() == 10
+
+
+@pytest.mark.parametrize("segment_bytes", [2_000, 2**20])
+def test_a_read_gives_whole_records_within_its_bounds(engine: Engine, segment_bytes: int) -> None:
+    log = engine.log(segment_bytes=segment_bytes)
+    fill(log, 2500)
+    size = log.size_bytes // 2500
+    for offset in (0, 1, 1023, 1024, 2499):
+        chunk = log.read(offset, 10 * size)
+        assert chunk.base_offset == offset
+        assert 0 < len(chunk.data) <= 10 * size
+        assert log.read(offset, 10**9, offset + 1).next_offset == offset + 1
+    assert log.read(100, 10**9, 100) == (b"", 100, 100)
+    assert log.read(2500, 1000) == (b"", 2500, 2500)
+
+
+def test_a_record_larger_than_the_bound_is_told_from_the_end(engine: Engine) -> None:
+    log = engine.log()
+    append(log, [Record(b"x" * 500, timestamp=NOW)])
+    chunk = log.read(0, 100)
+    assert (chunk.data, chunk.next_offset) == (b"", 0)
+    assert log.read(0, 0).next_offset == 0
+
+
+@pytest.mark.parametrize("offset", [-1, 11, 2**62])
+def test_an_offset_outside_is_refused_with_the_range(engine: Engine, offset: int) -> None:
+    log = engine.log()
+    fill(log, 10)
+    with pytest.raises(OffsetOutOfRangeError, match=r"\[0, 10\]") as caught:
+        log.read(offset, 1000)
+    assert (caught.value.first, caught.value.end) == (0, 10)
+
+
+def test_columns_are_what_the_records_are(engine: Engine) -> None:
+    log = engine.log(segment_bytes=30_000)
+    fill(log, 2000)
+    offset, offsets = 0, []
+    while offset < 2000:
+        columns = log.read_columns(offset, 10_000)
+        offsets += columns.offsets.tolist()
+        offset = offsets[-1] + 1
+    assert offsets == list(range(2000))
+    assert len(log.read_columns(2000, 10_000)) == 0
+
+
+def test_a_time_is_found_although_times_do_not_rise(engine: Engine) -> None:
+    log = engine.log(segment_bytes=20_000)
+    times = [NOW + (number * 7919) % 5000 for number in range(5000)]
+    for first in range(0, 5000, 100):
+        part = [Record(b"x", timestamp=time) for time in times[first : first + 100]]
+        append(log, part)
+    for asked in (0, NOW, NOW + 1, NOW + 2500, NOW + 4999):
+        assert log.find_time(asked) == next(number for number, time in enumerate(times) if time >= asked)
+    assert log.find_time(NOW + 5000) is None
+
+
+@pytest.mark.parametrize("next_offset", [0, 1, 1023, 1024, 1500, 2999, 3000])
+def test_truncation_removes_the_end_and_appending_goes_on_there(engine: Engine, next_offset: int) -> None:
+    log = engine.log(segment_bytes=20_000)
+    fill(log, 3000)
+    before = read_all(log)
+    log.truncate(next_offset)
+    assert (log.next_offset, read_all(log)) == (next_offset, before[:next_offset])
+    append(log, numbered(5, first=next_offset))
+    log.close()
+    engine.restart()
+    assert len(read_all(engine.log(segment_bytes=20_000))) == next_offset + 5
+
+
+def test_retention_by_age_removes_old_records_and_keeps_offsets(engine: Engine) -> None:
+    log = engine.log(segment_bytes=5_000, retention_seconds=10.0)
+    fill(log, 500)
+    assert log.clean(NOW + 5_000) == 0
+    assert log.clean(NOW + 60_000) > 0
+    assert (log.first_offset, log.next_offset) == (500, 500)
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(0, 1000)
+    assert append(log, numbered(1, first=500)) == 500
+
+
+def test_retention_by_size_keeps_at_least_that_much_of_the_end(engine: Engine) -> None:
+    log = engine.log(segment_bytes=5_000, retention_bytes=12_000)
+    fill(log, 1000)
+    log.clean(NOW)
+    assert 12_000 <= log.size_bytes < 20_000
+    found = read_all(log)
+    assert [record.offset for record in found] == list(range(log.first_offset, 1000))
+
+
+def test_compaction_keeps_the_last_record_of_each_key_and_those_without(engine: Engine) -> None:
+    log = engine.log(segment_bytes=3_000, cleanup="compact")
+    sent = [Record(b"%d" % number, b"k%d" % (number % 10), timestamp=NOW) for number in range(1000)]
+    sent[3] = Record(b"no key", timestamp=NOW)
+    for first in range(0, 1000, 50):
+        append(log, sent[first : first + 50])
+    assert log.clean(NOW) > 0
+    found = read_all(log)
+    assert [record.offset for record in found] == sorted({record.offset for record in found})
+    last = {record.key: record.payload for record in found if record.key is not None}
+    assert last == {b"k%d" % number: b"%d" % (990 + number) for number in range(10)}
+    assert any(record.payload == b"no key" for record in found)
+    assert len(found) < 300
+    chunk = log.read(10, 10**6)
+    assert chunk.base_offset > 10
+    log.close()
+    engine.restart()
+    assert read_all(engine.log(segment_bytes=3_000, cleanup="compact")) == found
+
+
+def test_a_tombstone_removes_its_key_and_after_a_while_itself(engine: Engine) -> None:
+    log = engine.log(segment_bytes=500, cleanup="compact", tombstone_seconds=60.0)
+    append(log, [Record(b"v", b"gone", timestamp=NOW)])
+    append(log, [Record(None, b"gone", timestamp=NOW)])
+    fill(log, 100)
+    log.clean(NOW)
+    assert [one.payload for one in read_all(log) if one.key == b"gone"] == [None]
+    fill(log, 100)
+    log.clean(NOW + 61_000)
+    assert [one for one in read_all(log) if one.key == b"gone"] == []
+
+
+def test_producers_are_remembered_after_a_restart(engine: Engine) -> None:
+    from babelbus.storage.format import mark_producer, rebase
+
+    log = engine.log()
+    fill(log, 5)
+    batch = mark_producer(encode_batch(numbered(3)), 77, 40)
+    log.append(rebase(batch, 5))
+    log.producers.add(77, 40, 3, 5)
+    before = log.producers.snapshot()
+    for close in (False, True):
+        if close:
+            log.close()
+        engine.restart()
+        log = engine.log()
+        assert log.producers.snapshot() == before
+
+
+# -- a store -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_any_name_of_a_topic_comes_back_as_it_is(engine: Engine, topic: str) -> None:
+    engine.store.save_settings(topic, b"{}")
+    fill(engine.log(topic, 2), 3)
+    engine.restart()
+    assert engine.store.topics() == [topic]
+    assert engine.store.partition_count(topic) == 3
+    assert engine.store.load_settings(topic) == b"{}"
+    assert engine.log(topic, 2).next_offset == 3
+
+
+def test_a_topic_without_settings_has_none(engine: Engine) -> None:
+    assert engine.store.load_settings("nobody") is None
+    assert engine.store.partition_count("nobody") == 0
+
+
+def test_a_hidden_topic_is_gone_and_its_name_begins_anew(engine: Engine) -> None:
+    log = engine.log("t")
+    fill(log, 10)
+    log.close()
+    token = engine.store.hide("t")
+    assert engine.store.topics() == []
+    engine.restart()
+    assert engine.store.topics() == []
+    engine.store.erase(token)
+    engine.store.erase(token)
+    assert engine.log("t").next_offset == 0
