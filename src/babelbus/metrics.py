@@ -71,7 +71,8 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._published: dict[tuple[str, str], Traffic] = {}
         self._fetched: dict[tuple[str, str], Traffic] = {}
-        registry.register(_Settler(self._published, self._fetched))
+        self._live: dict[tuple[str, str], Traffic] = {}
+        registry.register(_Settler(self._published, self._fetched, self._live))
         ProcessCollector(registry=registry)  # memory, processor time, descriptors
 
         def counter(name: str, doc: str, *labels: str) -> Counter:
@@ -81,12 +82,21 @@ class Metrics:
             return Gauge(name, doc, labels, namespace="babelbus", registry=registry)
 
         topic = ("protocol", "topic")
-        self.records_published_total = counter("records_published_total", "Records accepted", *topic)
-        self.bytes_published_total = counter("bytes_published_total", "Bytes of accepted records, as stored", *topic)
+        self.records_published_total = counter("records_published_total", "Records that publishers sent to topics", *topic)
+        self.bytes_published_total = counter("bytes_published_total", "Bytes of those: payloads, or whole records where they come in the stored form", *topic)
         self.records_fetched_total = counter("records_fetched_total", "Records given to readers", *topic)
         self.bytes_fetched_total = counter("bytes_fetched_total", "Bytes given to readers, as stored", *topic)
         self.publish_errors_total = counter(
             "publish_errors_total", "Publish requests refused or failed", "protocol", "reason"
+        )
+
+        live = ("protocol",)
+        self.live_received_total = counter("live_received_total", "Messages that clients published live", *live)
+        self.live_received_bytes_total = counter("live_received_bytes_total", "Bytes of live_received_total", *live)
+        self.live_delivered_total = counter("live_delivered_total", "Live messages sent, each receiver counted", *live)
+        self.live_delivered_bytes_total = counter("live_delivered_bytes_total", "Bytes of live_delivered_total", *live)
+        self.live_dropped_total = counter(
+            "live_dropped_total", "Live messages that did not reach a receiver", "protocol", "reason"
         )
 
         self.flush_seconds = Histogram(
@@ -134,6 +144,20 @@ class Metrics:
                 self.records_fetched_total.labels(protocol, topic), self.bytes_fetched_total.labels(protocol, topic)
             )
         return found
+
+    def live_received(self, protocol: str) -> Traffic:
+        """Give the counters of what clients of `protocol` publish; to be kept by who counts."""
+        return self._live.setdefault(
+            (protocol, "received"),
+            Traffic(self.live_received_total.labels(protocol), self.live_received_bytes_total.labels(protocol)),
+        )
+
+    def live_delivered(self, protocol: str) -> Traffic:
+        """Give the counters of what clients of `protocol` are sent live; to be kept by who counts."""
+        return self._live.setdefault(
+            (protocol, "delivered"),
+            Traffic(self.live_delivered_total.labels(protocol), self.live_delivered_bytes_total.labels(protocol)),
+        )
 
     def watch_topic(self, topic: str, *, segments: Callable[[], float], log_bytes: Callable[[], float]) -> None:
         """Ask these two for the gauges of `topic` whenever the metrics are read, in the thread that reads them."""

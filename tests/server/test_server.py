@@ -116,6 +116,7 @@ def test_an_unknown_client_is_closed_and_told_nothing(live: LiveServer) -> None:
     assert stranger.is_closed()
     stranger.close()
     assert live.call(lambda: list(live.server.broker.topics)) == []
+    assert sample(live, "connections_refused_total", protocol="jebp", reason="identity") == 1
     assert works(live)
 
 

@@ -137,6 +137,7 @@ class Session:
             return None
         client = self._authorise(established.fingerprint)
         if client is None:
+            self._metrics.connections_refused_total.labels(PROTOCOL, "identity").inc()
             raise UntrustedPeerError(established.fingerprint)
         log.info("jebp: %s (%s) connected", client.name, established.fingerprint[:16])
         self._client, self._fingerprint = client, established.fingerprint
