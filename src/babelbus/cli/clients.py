@@ -1,0 +1,204 @@
+"""`babelbus clients`: who may connect. Works on the lists in the data folder, whether the server runs or not."""
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import click
+
+from babelbus.cli.command import BusGroup, CommandError, examples
+from babelbus.cli.output import note, print_json, print_line, print_table
+from babelbus.cli.target import Target, folder_options, lock_owner
+
+if TYPE_CHECKING:
+    from babelbus.server.access import AccessLists, ClientEntry
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+WHO_HELP = "NAME or fingerprint of the client"
+
+
+@click.group(cls=BusGroup)
+def clients() -> None:
+    """Add, list, change and remove who may connect to the server.
+
+    A client is known by the fingerprint of its certificate. A change takes effect at once in a running server.
+    """
+
+
+@clients.command(
+    "add",
+    epilog=examples(
+        "babelbus clients add console                          make a key for it, and say where",
+        "babelbus clients add backup --admin --key-file backup.key",
+        "babelbus clients add plant7 --fingerprint 7db0b01f... its owner keeps the key",
+    ),
+)
+@click.argument("name")
+@click.option("--admin", is_flag=True, help="It may make and remove topics.")
+@click.option("--fingerprint", metavar="HEX", help="Fingerprint of a certificate that it has already.")
+@click.option(
+    "--key-file", metavar="FILE", help="Its key; made if it is not there.  [default: <data>/conf/clients/NAME.key]"
+)
+@json_option
+@folder_options
+def add_client(
+    target: Target, name: str, admin: bool, fingerprint: str | None, key_file: str | None, as_json: bool
+) -> None:
+    """Let a client connect. Without --fingerprint its key is made here."""
+    from babelbus.server.access import ClientEntry
+
+    if fingerprint and key_file:
+        raise click.UsageError("--fingerprint says that the client has a key: leave --key-file out")
+    target.existing_folder()
+    lists = _lists(target)
+    if any(entry.name == name for entry in lists.clients.values()):
+        raise CommandError(f"there is a client {name!r} already; 'babelbus clients change' changes it")
+    if fingerprint is None:
+        key_file, fingerprint = _make_key(target, name, key_file)
+    known = lists.clients.get(fingerprint.lower())
+    if known is not None:
+        raise CommandError(f"this certificate is that of client {known.name!r} already")
+    entry = ClientEntry(fingerprint.lower(), name, admin)
+    lists.put(entry)
+    effect = _apply(target)
+    server = target.server_fingerprint()
+    if as_json:
+        extra = {"key_file": key_file, "server_fingerprint": server, "effective": effect.startswith("in effect")}
+        print_json(_as_dict(entry) | extra)
+        return
+    print_line(f"client {name} may connect{' and administer' if admin else ''}: {entry.fingerprint}")
+    if key_file:
+        print_line(f"its key is {key_file}; keep it secret, and take it to the client")
+    if server:
+        print_line(f"the server's fingerprint, for the client to pin: {server}")
+    print_line(effect)
+
+
+@clients.command("list", epilog=examples("babelbus clients list", "babelbus clients list --json | jq -r .fingerprint"))
+@json_option
+@folder_options
+def list_clients(target: Target, as_json: bool) -> None:
+    """Show who may connect."""
+    target.existing_folder()
+    entries = sorted(_lists(target).clients.values(), key=lambda entry: entry.name)
+    if as_json:
+        for entry in entries:
+            print_json(_as_dict(entry))
+        return
+    rows = [(entry.name, "yes" if entry.admin else "no", entry.fingerprint) for entry in entries]
+    print_table(("Client", "Admin", "Fingerprint"), rows)
+    if server := target.server_fingerprint():
+        note(f"the server's own fingerprint: {server}")
+
+
+@clients.command(
+    "change",
+    epilog=examples("babelbus clients change console --admin", "babelbus clients change console --name desk"),
+)
+@click.argument("who")
+@click.option("--name", metavar="NAME", help="Its new name.")
+@click.option("--admin/--no-admin", default=None, help="Whether it may make and remove topics.")
+@json_option
+@folder_options
+def change_client(target: Target, who: str, name: str | None, admin: bool | None, as_json: bool) -> None:
+    """Change the name or the rights of a client. WHO is its name or its fingerprint."""
+    from babelbus.server.access import ClientEntry
+
+    if name is None and admin is None:
+        raise click.UsageError("nothing to change: give --name, --admin or --no-admin")
+    target.existing_folder()
+    lists = _lists(target)
+    old = _find(lists, who)
+    if name is not None and any(one.name == name and one != old for one in lists.clients.values()):
+        raise CommandError(f"there is a client {name!r} already")
+    entry = ClientEntry(old.fingerprint, old.name if name is None else name, old.admin if admin is None else admin)
+    lists.put(entry)
+    effect = _apply(target)
+    if as_json:
+        print_json(_as_dict(entry) | {"effective": effect.startswith("in effect")})
+    else:
+        print_line(f"client {entry.name} {'may' if entry.admin else 'may not'} administer")
+        print_line(effect)
+
+
+@clients.command("remove", epilog=examples("babelbus clients remove console", "babelbus clients remove console --yes"))
+@click.argument("who")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@folder_options
+def remove_client(target: Target, who: str, yes: bool, as_json: bool) -> None:
+    """Take away a client's right to connect; its connections are closed. Its key file stays where it is.
+
+    WHO is its name or its fingerprint.
+    """
+    target.existing_folder()
+    lists = _lists(target)
+    entry = _find(lists, who)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise CommandError(f"this would lock out client {entry.name}: add --yes if that is meant")
+        click.confirm(f"Remove client {entry.name}, {entry.fingerprint}?", abort=True, err=True)
+    lists.remove(entry.fingerprint)
+    effect = _apply(target)
+    if as_json:
+        print_json({"removed": entry.fingerprint, "name": entry.name, "effective": effect.startswith("in effect")})
+    else:
+        print_line(f"client {entry.name} is removed")
+        print_line(effect)
+
+
+def _lists(target: Target) -> "AccessLists":
+    from babelbus.server.access import AccessLists
+    from babelbus.storage.files import LocalFiles
+
+    lists = AccessLists(LocalFiles(), target.conf("").rstrip(os.sep))
+    lists.reload()
+    return lists
+
+
+def _find(lists: "AccessLists", who: str) -> "ClientEntry":
+    found = [entry for entry in lists.clients.values() if who in (entry.name, entry.fingerprint)]
+    if not found:
+        raise CommandError(f"there is no client {who!r}; 'babelbus clients list' shows all")
+    if len(found) > 1:
+        raise CommandError(f"{len(found)} clients have the name {who!r}; give the fingerprint of the one you mean")
+    return found[0]
+
+
+def _make_key(target: Target, name: str, path: str | None) -> tuple[str, str]:
+    """Give the path and the fingerprint of a client's key, made if it is not there."""
+    from babelbus.protocols.jebp.identity import Identity
+
+    if path is None:
+        folder = target.conf("clients")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = os.path.join(folder, f"{quote(name, safe='')}.key")  # a name may hold a slash
+    path = os.path.abspath(path)
+    if not os.path.exists(path):
+        Identity.generate().save(path, name=name)
+    return path, Identity.load(path).fingerprint
+
+
+def _apply(target: Target) -> str:
+    """Let a running server read its lists again, and say in a sentence whether it has.
+
+    The administration endpoint answers when it is done; SIGHUP does the same where that endpoint is switched off.
+    """
+    pid = lock_owner(target.folder)
+    if pid is None:
+        return "no server runs on this data folder; the next start knows it"
+    running = target.running()
+    if running is not None and "admin" in running.addresses:
+        target.api().reload()
+        return f"in effect: the server (process {pid}) has read the list again"
+    try:
+        os.kill(pid, signal.SIGHUP)
+    except OSError as error:
+        return f"the server must be told: send SIGHUP to process {pid} ({error.strerror})"
+    return f"in effect: the server (process {pid}) was told to read the list again"
+
+
+def _as_dict(entry: "ClientEntry") -> dict[str, object]:
+    return {"name": entry.name, "fingerprint": entry.fingerprint, "admin": entry.admin}

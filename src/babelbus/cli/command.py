@@ -1,0 +1,74 @@
+"""What every command does alike: its failures are one line on standard error that says what to do, and exit code 1."""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from typing import IO, Any, TypeVar
+
+import click
+
+from babelbus.errors import BabelbusError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CommandError(BabelbusError):
+    """A command cannot do what was asked; the message says what to do about it."""
+
+
+class Failure(click.ClickException):
+    """How a failure is shown: `babelbus: what happened`, on one line."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Write the line to standard error."""
+        from babelbus.cli.output import escape
+
+        # A peer's words may be part of the message, and must not steer the terminal.
+        click.echo(f"babelbus: {escape(' '.join(self.message.split()))}", file=file or sys.stderr)
+
+
+class BusCommand(click.Command):
+    """A command whose expected failures end in a `Failure`; with `--debug`, in a traceback."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_note_debug, is_eager=True)
+        debug.help = "Show where a failure comes from."
+        self.params.append(debug)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (BabelbusError, OSError) as error:
+            # Whoever reads our output has gone (`| head`): click ends the process without a word.
+            if ctx.meta.get(DEBUG) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+                raise
+            raise Failure(describe(error)) from error
+
+
+class BusGroup(click.Group):
+    """A group of commands (`topics`, `clients`)."""
+
+    command_class = BusCommand
+
+
+DEBUG = "babelbus.debug"
+
+
+def _note_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta[DEBUG] = ctx.meta.get(DEBUG, False) or value
+
+
+def describe(error: BaseException) -> str:
+    """Say in one line what happened."""
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if not error.filename else f"{os.fspath(error.filename)!s}: {error.strerror}"
+        return f"{text} (error {error.errno})" if error.filename is None else text
+    return str(error) or type(error).__name__
+
+
+def examples(*lines: str) -> str:
+    """Give the examples at the end of a command's help: `("babelbus tail orders", "what it does")` a line."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,174 @@
+"""What commands print: tables for people, JSON lines for programs, progress on standard error."""
+
+import base64
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from babelbus.storage.record import Record
+
+# C0 (a tab and all), DEL, C1, and what turns the direction of text around: a payload must neither steer the terminal
+# nor show as what it is not.
+_STEERING = (*range(32), *range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _STEERING}
+_ESCAPES |= {9: "\\t", 10: "\\n", 13: "\\r"}
+
+_TIME_MS_MAX = 253_402_300_799_999
+"""The last millisecond that a date of four digits can name."""
+
+
+def escape(text: str) -> str:
+    """Give `text` as one line that a terminal shows and does not obey."""
+    return text.translate(_ESCAPES)
+
+
+def show_bytes(data: bytes) -> str:
+    """Give bytes for a person: UTF-8 as it is, `\\xff` for what is none or could steer the terminal."""
+    return escape(data.decode("utf-8", "backslashreplace"))
+
+
+def print_line(text: str) -> None:
+    """Print one line to standard output."""
+    click.echo(text)
+
+
+def note(text: str) -> None:
+    """Tell a person something on standard error, out of the way of what programs read."""
+    click.echo(text, err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON line, at once: whoever reads it waits for it."""
+    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
+    """Print a table; the columns named in `numbers` stand to the right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(escape(str(cell))) for cell in row))  # as Text: a name in [brackets] is no markup
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:  # in a file or pipe a row stays one line, however long
+        console = Console(file=sys.stdout, width=4096)
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        print_line(line.rstrip())
+
+
+def human_bytes(size: float) -> str:
+    """Give a size in two to four digits: 1536 is "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def human_time(timestamp_ms: int) -> str:
+    """Give a record's time as people write it, in UTC; the number itself where a date cannot tell it."""
+    if not 0 <= timestamp_ms <= _TIME_MS_MAX:
+        return str(timestamp_ms)
+    moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC).replace(microsecond=timestamp_ms % 1000 * 1000)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Give bytes as one entry of a JSON object: text if they are UTF-8, else base64 under `<name>_base64`."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def json_record(record: "Record", topic: str, partition: int) -> dict[str, Any]:
+    """Give a record as the JSON object of `tail`, `fetch` and `export`, which `publish` and `import` read."""
+    line: dict[str, Any] = {
+        "topic": topic,
+        "partition": partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        **json_bytes("key", record.key),
+        **json_bytes("payload", record.payload),
+    }
+    if record.headers:
+        line |= json_headers(record.headers)
+    if record.attributes:
+        line["attributes"] = record.attributes
+    return line
+
+
+def json_headers(headers: Sequence[tuple[bytes, bytes | None]]) -> dict[str, Any]:
+    """Give headers as an object; as a list of base64 pairs where an object cannot say them (twice a key, no UTF-8)."""
+    try:
+        as_text = {key.decode(): None if value is None else value.decode() for key, value in headers}
+    except UnicodeDecodeError:
+        as_text = {}
+    if len(as_text) == len(headers):
+        return {"headers": as_text}
+    encode = base64.b64encode
+    return {
+        "headers_base64": [[encode(k).decode(), None if v is None else encode(v).decode()] for k, v in headers],
+    }
+
+
+def show_record(record: "Record", partition: int) -> str:
+    """Give a record as one line for a person: where, when, key, payload."""
+    key = "" if record.key is None else f"  {show_bytes(record.key)}"
+    payload = "(removed)" if record.payload is None else show_bytes(record.payload)
+    headers = "".join(
+        f" {show_bytes(name)}={'' if value is None else show_bytes(value)}" for name, value in record.headers
+    )
+    return f"{partition}:{record.offset}  {human_time(record.timestamp)}{key}  {payload}" + (
+        f"  [{headers.strip()}]" if headers else ""
+    )
+
+
+class Advance(Protocol):
+    """Moves a progress bar on by `step`; `total` is told where it is known only now."""
+
+    def __call__(self, step: int, total: int | None = None) -> None:
+        """Move on."""
+
+
+@contextmanager
+def progress(what: str, total: int | None, unit: str, *, quiet: bool = False) -> Iterator[Advance]:
+    """Show a progress bar on standard error, if that is a terminal; gives the function that moves it on.
+
+    `unit` is "records" or "bytes"; `total` may be unknown.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield _stand_still
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    count = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(escape(what), total=total)
+
+        def advance(step: int, total: int | None = None) -> None:
+            bar.update(task, advance=step, total=total)  # None leaves the total as it is
+
+        yield advance
+
+
+def _stand_still(step: int, total: int | None = None) -> None:
+    """Move no bar: nobody looks."""

@@ -1,0 +1,172 @@
+"""`babelbus publish`: records from arguments, lines of standard input, or JSON lines."""
+
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from babelbus.cli.command import BusCommand, examples
+from babelbus.cli.output import print_json, print_line
+from babelbus.cli.target import Target, bus_options
+from babelbus.cli.times import read_time
+from babelbus.clock import SystemClock
+
+if TYPE_CHECKING:
+    from babelbus.client import BlockingClient
+    from babelbus.storage.record import Record
+
+
+def read_headers(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[bytes, bytes | None], ...]:
+    """Read the texts of `--header`: cut at the first `=`; a name without one has no value."""
+    headers = []
+    for text in values:
+        name, found, content = text.partition("=")
+        if not name:
+            raise click.BadParameter(f"{text!r} is no header: write NAME=VALUE", ctx, param)
+        headers.append((name.encode(), content.encode() if found else None))
+    return tuple(headers)
+
+
+@click.command(
+    cls=BusCommand,
+    epilog=examples(
+        "babelbus publish orders 'first order' 'second order'",
+        "babelbus publish orders --key 17 --header type=order '{\"id\": 17}'",
+        "tail -f app.log | babelbus publish logs",
+        'babelbus publish orders --json \'{"key": "17", "payload": "paid", "headers": {"type": "order"}}\'',
+        "babelbus export orders - | babelbus publish copy --json",
+    ),
+)
+@click.argument("topic")
+@click.argument("payload", nargs=-1)
+@click.option("--key", help="Key of every record.")
+@click.option(
+    "--header", "headers", multiple=True, callback=read_headers, metavar="NAME=VALUE", help="Header; may be repeated."
+)
+@click.option("--partition", type=click.IntRange(0), help="Partition.  [default: by key, else in turn]")
+@click.option(
+    "--timestamp",
+    metavar="TIME",
+    callback=read_time,
+    help="Time of the records (ISO, ms, -1h).  [default: when the server takes it]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Payloads are JSON records, and so is what is printed.")
+@bus_options
+def publish(
+    target: Target,
+    topic: str,
+    payload: tuple[str, ...],
+    key: str | None,
+    headers: tuple[tuple[bytes, bytes | None], ...],
+    partition: int | None,
+    timestamp: int | None,
+    as_json: bool,
+) -> None:
+    """Publish records to a topic.
+
+    Each PAYLOAD is a record; without one, or with '-', each line of standard input is. With --json a record is an
+    object with "payload" (or "payload_base64") and perhaps "key", "headers" and "timestamp". One record prints
+    partition:offset; many print how many there were, once all are as durable as the topic's ack level says.
+    """
+    from babelbus.storage.record import Record
+
+    if not payload and sys.stdin.isatty():
+        raise click.UsageError("no payload: give some, pipe lines in, or write '-' to type them")
+    texts = _from_input() if payload in ((), ("-",)) else (text.encode("utf-8", "surrogateescape") for text in payload)
+    own_key = None if key is None else key.encode()
+    if as_json:
+        records = _from_json(texts, Record(b"", own_key, headers, timestamp or 0))
+    else:
+        records = (Record(text, own_key, headers, timestamp or 0) for text in texts)
+    choose = _lane_chooser(target, topic, partition)
+    with target.connect() as client:
+        if len(payload) == 1 and payload != ("-",):
+            record = next(iter(records), None)
+            if record is None:
+                raise click.UsageError("an empty payload is no JSON record")
+            _publish_one(client, topic, record, choose(record.key), as_json)
+        else:
+            _publish_many(client, topic, records, choose, as_json)
+
+
+def _lane_chooser(target: Target, topic: str, partition: int | None) -> Callable[[bytes | None], int]:
+    """Give what chooses the partition of a key, as the server does for other protocols; -1 leaves it to the server.
+
+    Asking for the topic first also tells a missing one in clear words.
+    """
+    partitions = target.partitions(topic)
+    if partition is not None:
+        return lambda key: partition
+    count = 1 if partitions is None else len(partitions)
+    return lambda key: -1 if key is None or count == 1 else zlib.crc32(key) % count
+
+
+def _from_input() -> Iterator[bytes]:
+    for line in sys.stdin.buffer:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _from_json(texts: Iterable[bytes], given: "Record") -> "Iterator[Record]":
+    """Read JSON records; what an option says holds for those that say nothing themselves."""
+    import msgspec
+
+    from babelbus.cli.lines import parse_line
+
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        record, _ = parse_line(text, number)
+        yield msgspec.structs.replace(
+            record,
+            key=given.key if record.key is None else record.key,
+            headers=record.headers or given.headers,
+            timestamp=record.timestamp or given.timestamp,
+        )
+
+
+def _publish_one(client: "BlockingClient", topic: str, record: "Record", partition: int, as_json: bool) -> None:
+    position = client.publish(
+        topic,
+        record.payload,
+        key=record.key,
+        headers=record.headers,
+        timestamp=record.timestamp,
+        partition=partition,
+    )
+    if as_json:
+        print_json({"topic": topic, "partition": position.partition, "offset": position.offset})
+    else:
+        print_line(f"{position.partition}:{position.offset}")
+
+
+def _publish_many(
+    client: "BlockingClient",
+    topic: str,
+    records: "Iterable[Record]",
+    choose: Callable[[bytes | None], int],
+    as_json: bool,
+) -> None:
+    clock, count = SystemClock(), 0
+    start, send = clock.monotonic(), client.send
+    try:
+        for record in records:
+            send(
+                topic,
+                record.payload,
+                key=record.key,
+                headers=record.headers,
+                timestamp=record.timestamp,
+                partition=choose(record.key),
+            )
+            count += 1
+    finally:
+        client.flush()  # also when a later line is wrong: what came before it was meant
+    seconds = max(clock.monotonic() - start, 1e-9)
+    if as_json:
+        print_json({"topic": topic, "records": count, "seconds": round(seconds, 6)})
+    else:
+        print_line(f"{count} records published, {count / seconds:,.0f} a second")

@@ -1,0 +1,143 @@
+"""`babelbus check` and `babelbus repair`: what is wrong in a data folder, and making it whole again."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from babelbus.cli.command import BusCommand, CommandError, examples
+from babelbus.cli.output import human_bytes, note, print_json, print_line, progress
+from babelbus.cli.target import Target, folder_options, lock_owner
+
+if TYPE_CHECKING:
+    from babelbus.storage.repair import Problem, Report
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: a problem a line, then the summary.")
+
+
+@click.command(
+    cls=BusCommand,
+    epilog=examples(
+        "babelbus check                              the data folder of the configuration",
+        "babelbus check /var/lib/babelbus --json",
+    ),
+)
+@click.argument("folder", required=False)
+@json_option
+@folder_options
+def check(target: Target, folder: str | None, as_json: bool) -> None:
+    """Read every record and every index of a data folder, and say what is wrong. Nothing is changed.
+
+    The server may run meanwhile. Exit code 0: all is well; 1: there are problems.
+    """
+    from babelbus.storage.files import LocalFiles
+    from babelbus.storage.repair import check_folder
+
+    path = _folder(target, folder)
+    with _bytes_read(f"check {path}") as advance:
+        # What looks like a leftover of a crash may be the work of a server that runs.
+        report = check_folder(LocalFiles(), path, progress=advance, live=lock_owner(path) is not None)
+    advice = f"stop the server and run 'babelbus repair {path}'" if report.all_problems else ""
+    _tell(report, "repair would", as_json, advice, {})
+    if report.all_problems:
+        click.get_current_context().exit(1)
+
+
+@click.command(
+    cls=BusCommand,
+    epilog=examples(
+        "babelbus repair --dry-run                   what it would do",
+        "babelbus repair /var/lib/babelbus",
+    ),
+)
+@click.argument("folder", required=False)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@json_option
+@folder_options
+def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> None:
+    """Mend what 'babelbus check' finds. The server must be stopped.
+
+    Indexes are made again; damaged bytes are moved to a file beside the log and never deleted, and readers go on behind
+    them.
+
+    Exit code 0: all is well now; 1: problems are left, or (--dry-run) there are some.
+    """
+    from babelbus.storage.files import LocalFiles
+    from babelbus.storage.repair import repair_folder
+
+    path = _folder(target, folder)
+    with _bytes_read(f"repair {path}") as advance:
+        report = repair_folder(LocalFiles(), path, dry_run=dry_run, progress=advance)
+    left = report.all_problems if dry_run else report.left
+    advice = ""
+    if left:
+        advice = (
+            f"nothing was changed; 'babelbus repair {path}' does it" if dry_run else f"{len(left)} problems are left"
+        )
+    more = {"dry_run": dry_run, "kept": report.kept, "left": len(left)}
+    _tell(report, "repair would" if dry_run else "done", as_json, advice, more)
+    if not as_json and not dry_run:
+        for file in report.kept:
+            print_line(f"damaged bytes are kept in {file}")
+        for problem in left:
+            print_line(f"still wrong: {show_problem(problem, 'to do')}")
+    if left:
+        click.get_current_context().exit(1)
+
+
+def _folder(target: Target, folder: str | None) -> str:
+    path = os.path.abspath(folder) if folder is not None else target.existing_folder()
+    # A folder of something else would be "clean", which is worse than an error.
+    if not os.path.isdir(os.path.join(path, "topics")):
+        raise CommandError(f"{path} is no data folder: it has no folder 'topics'; name the right one")
+    return path
+
+
+@contextmanager
+def _bytes_read(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how much was read: gives what takes the bytes read so far and the bytes there are."""
+    with progress(what, None, "bytes") as advance:
+        last = 0
+
+        def seen(done: int, total: int) -> None:
+            nonlocal last
+            advance(done - last, total)
+            last = done
+
+        yield seen
+
+
+def _tell(report: "Report", label: str, as_json: bool, advice: str, more: dict[str, Any]) -> None:
+    problems = report.all_problems
+    summary = {
+        "problems": len(problems),
+        "partitions": len(report.partitions),
+        "segments": sum(len(partition.segments) for partition in report.partitions),
+        "records": report.records,
+        "bytes": report.size_bytes,
+    }
+    if as_json:
+        for problem in problems:
+            print_json(msgspec.to_builtins(problem))
+        print_json(summary | more)
+        return
+    for problem in problems:
+        print_line(show_problem(problem, label))
+    print_line(
+        f"{summary['records']} records in {summary['segments']} segments of {summary['partitions']} partitions, "
+        f"{human_bytes(report.size_bytes)}: {f'{len(problems)} problems' if problems else 'all is well'}"
+    )
+    if advice:
+        note(f"babelbus: {advice}")
+
+
+def show_problem(problem: "Problem", label: str) -> str:
+    """Give a problem as one line: file, where in it, which offsets, why, and what repair does."""
+    where = "" if problem.position is None else f", byte {problem.position}"
+    if problem.offset is not None:
+        last = "" if problem.next_offset is None else f" to {problem.next_offset - 1}"
+        where += f", offset {problem.offset}{last}"
+    return f"{problem.file}{where}: {problem.kind}: {problem.reason} ({label}: {problem.repair})"

@@ -1,0 +1,211 @@
+"""`babelbus import`: the records of a file into a topic, with their times, keys and headers."""
+
+import gzip
+import io
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from babelbus.cli.api import ApiError
+from babelbus.cli.command import BusCommand, CommandError, examples
+from babelbus.cli.export import format_option, tell_done
+from babelbus.cli.lines import parse_line
+from babelbus.cli.output import progress
+from babelbus.cli.target import Target, bus_options
+from babelbus.clock import SystemClock
+from babelbus.errors import BabelbusError
+
+if TYPE_CHECKING:
+    from babelbus.client import BlockingClient
+    from babelbus.storage.record import Record
+
+BATCH_RECORDS = 10_000
+BATCH_BYTES = 4 * 2**20
+CHUNK_BYTES = 4 * 2**20
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@click.command(
+    "import",
+    cls=BusCommand,
+    epilog=examples(
+        "babelbus import orders orders.json.gz --create",
+        "babelbus export orders - | babelbus import copy -",
+        "babelbus import orders orders.log --format log --partition 0",
+    ),
+)
+@click.argument("topic")
+@click.argument("file")
+@format_option
+@click.option("--create", is_flag=True, help="Make the topic if it is not there.")
+@click.option(
+    "--partition", type=click.IntRange(0), help="Partition for all.  [default: the one they came from, or by key]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@bus_options
+def import_(
+    target: Target, topic: str, file: str, form: str, create: bool, partition: int | None, as_json: bool
+) -> None:
+    """Publish the records of FILE ('-' is standard input; compressed files are recognised) to a topic.
+
+    Times, keys and headers are kept; offsets are new. A record goes to the partition that it was exported from; where
+    the topic has fewer, the records of one old partition stay together. If a line is wrong, what stands before it is
+    imported and the line is named.
+    """
+    clock = SystemClock()
+    start = clock.monotonic()
+    count_partitions = _find_topic(target, topic, create)
+    size = os.path.getsize(file) if file != "-" and os.path.isfile(file) else None
+    with (
+        target.connect() as client,
+        progress(f"import {topic}", size, "bytes") as advance,
+        _open(file, advance) as input_,
+    ):
+        records = _from_json(input_) if form == "json" else _from_log(input_)
+        choose = _lane_chooser(count_partitions, partition)
+        count = _publish(client, topic, records, choose)
+    tell_done("imported", topic, file, count, clock.monotonic() - start, as_json)
+
+
+def _find_topic(target: Target, topic: str, create: bool) -> int | None:
+    """Give how many partitions the topic has; `None` where the administration endpoint is out of reach."""
+    try:
+        partitions = target.partitions(topic)
+    except ApiError as error:
+        if error.code != "unknown_topic":
+            raise
+        if not create:
+            raise CommandError(
+                f"there is no topic {topic!r}; add --create, or make it with 'babelbus topics create'"
+            ) from None
+        partitions = target.api().create_topic(topic, None, {})["partitions"]
+    else:
+        if partitions is None and create:
+            from babelbus.client import TopicExistsError
+
+            with target.connect() as client:
+                try:
+                    client.create_topic(topic)
+                except TopicExistsError:
+                    pass
+    return None if partitions is None else len(partitions)
+
+
+def _lane_chooser(count: int | None, partition: int | None) -> Callable[[bytes | None, int], int]:
+    if partition is not None:
+        return lambda key, old: partition
+
+    def choose(key: bytes | None, old: int) -> int:
+        if count is None:
+            return max(old, 0)  # a partition that is not there is refused, which is better than a lost order
+        if old >= 0:
+            return old % count
+        return zlib.crc32(key) % count if key is not None else 0
+
+    return choose
+
+
+def _publish(
+    client: "BlockingClient",
+    topic: str,
+    records: "Iterator[tuple[Record, int]]",
+    choose: Callable[[bytes | None, int], int],
+) -> int:
+    """Publish in large batches, in order within each partition; give how many."""
+    lanes: dict[int, list[Record]] = {}
+    sizes: dict[int, int] = {}
+    count = 0
+
+    def send(number: int) -> None:
+        nonlocal count
+        batch = lanes.pop(number)
+        sizes.pop(number)
+        client.publish_many(topic, batch, partition=number)
+        count += len(batch)
+
+    failure: BabelbusError | None = None
+    try:
+        for record, old in records:
+            number = choose(record.key, old)
+            lane = lanes.setdefault(number, [])
+            lane.append(record)
+            sizes[number] = sizes.get(number, 0) + len(record.payload or b"")
+            if len(lane) >= BATCH_RECORDS or sizes[number] >= BATCH_BYTES:
+                send(number)
+    except BabelbusError as error:
+        failure = error
+    for number in list(lanes):
+        send(number)
+    if failure is not None:
+        raise CommandError(f"{failure}; {count} records were imported") from failure
+    return count
+
+
+def _from_json(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
+    for number, line in enumerate(input_, 1):
+        if line.strip():
+            yield parse_line(line, number)
+
+
+def _from_log(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
+    """Read records in the stored form, each CRC checked, without the headers that are the bus's own."""
+    from babelbus.storage.columns import decode_columns, find_positions, iterate, verify
+    from babelbus.storage.format import CorruptRecordError
+
+    rest, position = b"", 0
+    while chunk := input_.read(CHUNK_BYTES):
+        data = rest + chunk
+        positions, end = find_positions(data, 0, len(data))
+        try:
+            if len(positions):
+                verify(data, positions, end)
+                for record in iterate(decode_columns(data, positions)):
+                    yield record, -1
+        except CorruptRecordError as error:
+            raise CommandError(f"bad record at byte {position + error.position}: {error.reason}") from error
+        rest, position = data[end:], position + end
+        if not len(positions) and len(rest) > 2 * CHUNK_BYTES + 2**24:
+            break  # longer than any record can be: no log
+    if rest:
+        raise CommandError(f"the file is no log, or cut off, at byte {position}: no whole record stands there")
+
+
+class _Counted(io.RawIOBase):
+    """A file that tells how much of it was read."""
+
+    def __init__(self, file: IO[bytes], advance: Callable[[int], None]) -> None:
+        self._file, self._advance = file, advance
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read, and tell how much."""
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        self._advance(len(data))
+        return len(data)
+
+
+@contextmanager
+def _open(file: str, advance: Callable[[int], None]) -> "Iterator[IO[bytes]]":
+    """Open a file to read, decompressed if it begins as gzip does."""
+    raw: IO[bytes] = sys.stdin.buffer if file == "-" else open(file, "rb")  # noqa: SIM115 - closed below
+    try:
+        counted = io.BufferedReader(_Counted(raw, advance), 2**18)
+        if counted.peek(2)[:2] == GZIP_MAGIC:
+            with gzip.GzipFile(fileobj=counted) as unpacked:
+                yield unpacked  # type: ignore[misc]  # a GzipFile is an IO[bytes] in all that is used
+        else:
+            yield counted
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CommandError(f"{file} is damaged: {error}") from error
+    finally:
+        if file != "-":
+            raw.close()

@@ -1,0 +1,180 @@
+"""`babelbus serve` and `babelbus config`: the settings as flags, a server, and what it says when it is ready."""
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from babelbus.cli.command import BusCommand, CommandError, examples
+from babelbus.cli.output import print_json, print_line
+from babelbus.cli.target import Running, load_config
+from babelbus.config import Config, describe, render
+
+if TYPE_CHECKING:
+    from babelbus.server.app import Server
+
+ADDRESSES_NAME = "addresses"
+
+
+def flag_of(key: str) -> str:
+    """Give the flag of a setting: `jebp.port` is --jebp-port."""
+    return "--" + key.replace(".", "-").replace("_", "-")
+
+
+class SettingOption(click.Option):
+    """The flag of one setting. Its value is text, which the configuration reads as it reads the environment."""
+
+    def __init__(self, key: str, type_text: str, default: str, doc: str) -> None:
+        self.key = key
+        is_switch = type_text == "true or false"
+        flag = flag_of(key)
+        names = [f"{flag}/--no-{flag[2:]}" if is_switch else flag, "setting_" + key.replace(".", "_")]
+        if key == "server.insecure":
+            names.insert(1, "--insecure")
+        metavar = None if is_switch else type_text.upper().replace(" OR ", "|")
+        super().__init__(names, default=None, metavar=metavar, help=f"{doc}.  [default: {default}]")
+
+
+class SettingsCommand(BusCommand):
+    """A command that takes every setting as a flag; its help shows them by section."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [SettingOption(one.key, one.type, one.default, one.doc) for one in describe()]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Gather the flags that were given under their dotted keys."""
+        options = [param for param in self.params if isinstance(param, SettingOption)]
+        values = {option.key: ctx.params.pop(str(option.name)) for option in options}
+        ctx.params["flags"] = {key: value for key, value in values.items() if value is not None}
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options: the command's own, then the settings below the name of their section."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            name = f"Settings, {param.key.partition('.')[0]}" if isinstance(param, SettingOption) else "Options"
+            if row is not None:
+                sections.setdefault(name, []).append(row)
+        for name, rows in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(rows)
+
+
+SERVE_EXAMPLES = examples(
+    "babelbus serve                                   data in ./data, loopback only",
+    "babelbus serve --data-folder /var/lib/babelbus --jebp-host 0.0.0.0",
+    "babelbus serve --jebp-port 0 --admin-port 0 --json   free ports, told in one JSON line",
+    "babelbus config --defaults > babelbus.toml       a file with every setting, to change",
+)
+
+
+@click.command(cls=SettingsCommand, epilog=SERVE_EXAMPLES)
+@click.option(
+    "--config", metavar="FILE", help="Read settings from this file.  [default: ./babelbus.toml if it is there]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready.")
+def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
+    """Run a server until SIGTERM or Ctrl-C.
+
+    The first start makes the data folder, the server's certificate and an administrator's identity, which the other
+    commands use by themselves on this machine. A setting is taken from its flag, else from its environment variable
+    (--jebp-port is BABELBUS_JEBP_PORT), else from the file. SIGHUP reads the lists of clients again.
+
+    Exit code 0 after a graceful stop, 1 when it could not start.
+    """
+    settings = load_config(config, flags)
+    from babelbus.server.app import run
+    from babelbus.server.logs import configure
+
+    configure(settings.log.level, settings.log.format)
+    folder = os.path.abspath(settings.data.folder)
+    first_start = not os.path.exists(os.path.join(folder, "conf", "server_key"))
+    noted: list[str] = []
+
+    def ready(server: "Server") -> None:
+        path = os.path.join(folder, "conf", ADDRESSES_NAME)
+        _note_addresses(path, server.addresses)
+        noted.append(path)
+        _announce(server, first_start, as_json)
+
+    try:
+        run(settings, ready)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
+            raise CommandError(
+                f"cannot listen: {error.strerror}; choose another address with --jebp-port, --admin-port, "
+                "--jebp-host or --admin-host, or stop what listens there"
+            ) from error
+        raise
+    finally:
+        for path in noted:
+            if os.path.exists(path):
+                os.unlink(path)
+
+
+def _note_addresses(path: str, addresses: dict[str, str]) -> None:
+    """Write down where this server listens, for the commands on this machine (see `target`)."""
+    draft = f"{path}.new"
+    with open(draft, "wb") as file:
+        file.write(msgspec.json.encode(Running(os.getpid(), addresses)) + b"\n")
+    os.replace(draft, path)
+
+
+def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
+    import babelbus
+    from babelbus.protocols.jebp.identity import Identity
+
+    conf = os.path.join(server.folder, "conf")
+    certificate = Identity.load(os.path.join(conf, "server_key")).fingerprint
+    admin_key = os.path.join(conf, "admin_key")
+    if as_json:
+        print_json(
+            {
+                "ready": True,
+                "version": babelbus.__version__,
+                "pid": os.getpid(),
+                "data_folder": server.folder,
+                "addresses": server.addresses,
+                "server_fingerprint": certificate,
+                "admin_key": admin_key,
+                "first_start": first_start,
+            }
+        )
+        return
+    print_line(f"babelbus {babelbus.__version__} serves {server.folder}")
+    for protocol, address in server.addresses.items():
+        print_line(f"{protocol:6} listens on {'http://' if protocol == 'admin' else ''}{address}")
+    if first_start:
+        print_line(
+            f"first start: made the server's certificate {certificate} ({os.path.join(conf, 'server_key')}) "
+            f"and an administrator's identity ({admin_key})"
+        )
+
+
+CONFIG_EXAMPLES = examples(
+    "babelbus config                                what a server started here would run with",
+    "babelbus config --defaults > babelbus.toml     a file with every setting and its meaning",
+    "babelbus config --config /etc/bus.toml         say whether a file is right (exit code 1 if not)",
+)
+
+
+@click.command(cls=SettingsCommand, epilog=CONFIG_EXAMPLES)
+@click.option(
+    "--config", metavar="FILE", help="Read settings from this file.  [default: ./babelbus.toml if it is there]"
+)
+@click.option("--defaults", is_flag=True, help="Show the defaults, with what each setting means.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def config(config: str | None, defaults: bool, as_json: bool, flags: dict[str, object]) -> None:
+    """Show the configuration as a babelbus.toml, and check it.
+
+    File, environment and flags are read as 'serve' reads them. A wrong setting is named with the place it came from.
+    """
+    settings = Config() if defaults else load_config(config, flags)
+    if as_json:
+        print_json(settings)
+    else:
+        print_line(render(settings, comments=defaults).strip())

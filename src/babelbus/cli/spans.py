@@ -1,0 +1,110 @@
+"""Which part of which partitions a reading command means: from an offset or a time, up to the end or on."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from babelbus.cli.command import CommandError
+from babelbus.cli.output import note
+from babelbus.cli.target import Target
+
+if TYPE_CHECKING:
+    from babelbus.client import BlockingClient
+    from babelbus.storage.record import Record
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A part of one partition, from `offset` or `timestamp` on (from its first record if neither is given).
+
+    `count_max` is how many records there were from `offset` (or the beginning) on when it was made; `None`: unknown.
+    """
+
+    partition: int
+    offset: int | None = None
+    timestamp: int | None = None
+    count_max: int | None = None
+
+    def records(self, client: "BlockingClient", topic: str, *, until_end: bool) -> "Iterator[Record]":
+        """Yield the records, and with `until_end` stop where the partition ends now."""
+        return client.follow(
+            topic, offset=self.offset, timestamp=self.timestamp, partition=self.partition, until_end=until_end
+        )
+
+
+def find_spans(
+    target: Target, topic: str, partition: int | None, *, offset: int | None = None, timestamp: int | None = None
+) -> list[Span]:
+    """Give the spans of one partition or of all that have the start; those without records are left out.
+
+    Raises:
+        CommandError: there is no such topic, partition or offset.
+    """
+    partitions = target.partitions(topic)
+    if partitions is None:
+        return [Span(_only(partition), offset, timestamp)]
+    spans, bounds = [], []
+    for one in partitions:
+        number, first, end = one["partition"], one["first_offset"], one["high_watermark"]
+        if partition is not None and number != partition:
+            continue
+        bounds.append(f"{first} to {end}" if len(partitions) == 1 else f"{first} to {end} in partition {number}")
+        if offset is None:
+            spans.append(Span(number, None, timestamp, end - first))
+        elif first <= offset <= end:
+            spans.append(Span(number, offset, None, end - offset))
+    if not bounds:
+        raise CommandError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {partition}")
+    if not spans:
+        raise CommandError(f"topic {topic!r} has no offset {offset}: there are {', '.join(bounds)}")
+    return [span for span in spans if span.count_max]
+
+
+def find_ends(target: Target, client: "BlockingClient", topic: str, partition: int | None, now_ms: int) -> list[Span]:
+    """Give the spans that begin where the partitions end now.
+
+    Raises:
+        CommandError: there is no such topic or partition.
+    """
+    from babelbus.client import OffsetOutOfRangeError
+
+    partitions = target.partitions(topic)
+    if partitions is None:
+        number = _only(partition)
+        try:
+            return [Span(number, client.end_offset(topic))]
+        except OffsetOutOfRangeError:  # retention removed everything: what comes from now on is what is meant
+            return [Span(number, None, now_ms)]
+    spans = [
+        Span(one["partition"], one["high_watermark"]) for one in partitions if partition in (None, one["partition"])
+    ]
+    if not spans:
+        raise CommandError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {partition}")
+    return spans
+
+
+def all_partitions(target: Target, topic: str, partition: int | None, offset: int | None, ts: int | None) -> list[Span]:
+    """Give the spans of a command that goes on when the end is reached: also those without records so far.
+
+    Raises:
+        CommandError: there is no such topic, partition or offset.
+    """
+    found = {span.partition: span for span in find_spans(target, topic, partition, offset=offset, timestamp=ts)}
+    partitions = target.partitions(topic)
+    if partitions is None:
+        return list(found.values())
+    for one in partitions:
+        number, end = one["partition"], one["high_watermark"]
+        if number not in found and partition in (None, number) and (offset is None or offset >= end):
+            # Nothing here yet, or less than elsewhere: from its end on, all that comes is later than what was meant.
+            found[number] = Span(number, end)
+    return [found[number] for number in sorted(found)]
+
+
+def _only(partition: int | None) -> int:
+    if partition is None:
+        note(
+            "babelbus: partition 0 is read; jebp does not tell how many there are: name others with --partition, "
+            "or give --admin"
+        )
+    return partition or 0

@@ -1,0 +1,336 @@
+"""Which server a command talks to, and as whom: from options, the environment, and the data folder on this machine.
+
+A running server notes its addresses in `<data>/conf/addresses`, so that a command that knows the data folder finds
+it on whatever port it listens. The note counts only while the folder's lock is held: a killed server leaves it behind.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from babelbus.cli.command import CommandError
+from babelbus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from babelbus.cli.api import AdminApi
+    from babelbus.client import BlockingClient
+    from babelbus.config import Config
+
+ADMIN_VARIABLE = "BABELBUS_ADMIN"
+SERVER_VARIABLE = "BABELBUS_SERVER"
+IDENTITY_VARIABLE = "BABELBUS_IDENTITY"
+FINGERPRINT_VARIABLE = "BABELBUS_SERVER_FINGERPRINT"
+OWN_VARIABLES = frozenset({ADMIN_VARIABLE, SERVER_VARIABLE, IDENTITY_VARIABLE, FINGERPRINT_VARIABLE})
+"""What the command line reads beside the settings; the configuration would take them for misspelt settings."""
+
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a listener is everywhere, we reach it here
+FIRST_START = "start a server there once with 'babelbus serve', or name another folder with --data-folder"
+
+
+class Running(msgspec.Struct, frozen=True):
+    """The note of a running server: its process and its addresses ("host:port" by protocol)."""
+
+    pid: int
+    addresses: dict[str, str]
+
+
+class Target:
+    """The server that a command is for; everything is found when it is asked for."""
+
+    def __init__(
+        self,
+        *,
+        config: str | None = None,
+        data_folder: str | None = None,
+        admin: str | None = None,
+        server: str | None = None,
+        identity: str | None = None,
+        server_fingerprint: str | None = None,
+    ) -> None:
+        self._config_path = config
+        self._data_folder = data_folder
+        self._admin = admin
+        self._server = server
+        self._identity = identity
+        self._fingerprint = server_fingerprint
+        self._warned = False
+        self._config: Config | None = None
+
+    @property
+    def config(self) -> "Config":
+        """The configuration that a server started from here would have.
+
+        Raises:
+            ConfigError: it is wrong.
+        """
+        if self._config is None:
+            self._config = load_config(self._config_path, {"data.folder": self._data_folder})
+        return self._config
+
+    @property
+    def folder(self) -> str:
+        """The data folder, absolute."""
+        return os.path.abspath(self.config.data.folder)
+
+    def existing_folder(self) -> str:
+        """Give the data folder.
+
+        Raises:
+            CommandError: it is not there; a misspelt folder must not be made by a command that means another.
+        """
+        if not os.path.isdir(self.folder):
+            raise CommandError(f"there is no data folder {self.folder}; {FIRST_START}")
+        return self.folder
+
+    def conf(self, name: str) -> str:
+        """Give the path of a file in `<data>/conf`."""
+        return os.path.join(self.folder, "conf", name)
+
+    def running(self) -> Running | None:
+        """Give what the server that runs on the data folder says of itself; `None` when none runs or says it."""
+        pid = lock_owner(self.folder)
+        if pid is None:
+            return None
+        try:
+            with open(self.conf("addresses"), "rb") as file:
+                note = msgspec.json.decode(file.read(), type=Running)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return note if note.pid == pid else None  # else it is of one that was killed
+
+    def api(self) -> "AdminApi":
+        """Give the administration API of the server.
+
+        Raises:
+            BabelbusError: the token cannot be read, or the configuration is wrong.
+        """
+        from babelbus.cli.api import AdminApi
+        from babelbus.web.token import read_token
+
+        self.existing_folder()
+        return AdminApi(self.admin_address(), read_token(self.folder))
+
+    def admin_address(self) -> str:
+        """Give "host:port" of the administration endpoint."""
+        if self._admin:
+            return self._admin
+        return self._address("admin", self.config.admin.host, self.config.admin.port)
+
+    def jebp_address(self) -> str:
+        """Give "host:port" of the jebp listener; with `--admin` alone, what the server there says."""
+        if self._server:
+            return self._server
+        if self._admin:
+            addresses = self.api().server()["addresses"]
+            if "jebp" not in addresses:
+                raise CommandError(f"the server at {self._admin} does not speak jebp: start it with --jebp-enabled")
+            return _reachable(addresses["jebp"])
+        return self._address("jebp", self.config.jebp.host, self.config.jebp.port)
+
+    def _address(self, protocol: str, host: str, port: int) -> str:
+        running = self.running()
+        if running is not None:
+            if protocol not in running.addresses:
+                raise CommandError(
+                    f"the server on {self.folder} has {protocol} switched off: start it with --{protocol}-enabled"
+                )
+            return _reachable(running.addresses[protocol])
+        if port == 0:
+            raise CommandError(f"no server runs on {self.folder}; start one with 'babelbus serve'")
+        return _reachable(f"{host}:{port}")
+
+    @contextmanager
+    def connect(self) -> "Iterator[BlockingClient]":
+        """Give a connected client of the server, for a `with`.
+
+        Raises:
+            BabelbusError: there is no identity, or nobody listens, or it is not the server that was expected.
+        """
+        from babelbus.client import BlockingClient
+
+        arguments = self.client_arguments()
+        client = BlockingClient(**arguments)
+        with ExitStack() as stack:
+            with clear_errors(arguments["address"]):
+                stack.enter_context(client)
+            yield client
+
+    def client_arguments(self) -> dict[str, Any]:
+        """Give what a client of the server is made with: `address`, `identity`, `server_fingerprint`.
+
+        Raises:
+            BabelbusError: there is no identity, or the server's address is not known.
+        """
+        from babelbus.protocols.jebp.identity import Identity
+
+        path = self._identity or self.conf("admin_key")
+        if not os.path.exists(path):
+            hint = "name another with --identity" if self._identity else f"{FIRST_START}, or name a key with --identity"
+            raise CommandError(f"there is no key file {path}; {hint}")
+        return {
+            "address": self.jebp_address(),
+            "identity": Identity.load(path),
+            "server_fingerprint": self._expected_fingerprint(),
+        }
+
+    def partitions(self, topic: str) -> list[dict[str, Any]] | None:
+        """Give the partitions of a topic as the administration endpoint tells them; `None` where none is in reach.
+
+        Raises:
+            ApiError: there is no such topic.
+            CommandError: no server runs.
+        """
+        running = None if self._admin else self.running()
+        if not self._admin and (self._server or (running is not None and "admin" not in running.addresses)):
+            return None
+        found: list[dict[str, Any]] = self.api().topic(topic)["partitions"]
+        return found
+
+    def _expected_fingerprint(self) -> str | None:
+        """Give the certificate that the server must prove; `None` is whoever answers."""
+        if self._fingerprint:
+            return self._fingerprint.lower()
+        if self._server:
+            if not self._warned:
+                self._warned = True
+                click.echo(
+                    "babelbus: the server's certificate is not checked; pin it with --server-fingerprint "
+                    "('babelbus clients list' on the server prints it)",
+                    err=True,
+                )
+            return None
+        return self.server_fingerprint()
+
+    def server_fingerprint(self) -> str | None:
+        """Give the fingerprint of the data folder's server; `None` before its first start."""
+        from babelbus.protocols.jebp.identity import Identity
+
+        path = self.conf("server_key")
+        return Identity.load(path).fingerprint if os.path.exists(path) else None
+
+
+@contextmanager
+def clear_errors(address: str) -> Iterator[None]:
+    """Say what to do where a client only says that nobody answered."""
+    from babelbus.client import ConnectionLostError
+
+    try:
+        yield
+    except ConnectionLostError as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            raise CommandError(f"nothing listens on {address}; start one with 'babelbus serve'") from error
+        raise
+
+
+def load_config(path: str | None, flags: dict[str, object]) -> "Config":
+    """Put the configuration together from the file `path`, the environment of this process, and `flags`.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
+    from babelbus.config import load
+
+    return load(path, {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}, flags)
+
+
+def lock_owner(folder: str) -> int | None:
+    """Give the process that owns a data folder; `None` when none does.
+
+    The number in the file alone says nothing: it may be of a process that is gone, and by now another's.
+    """
+    try:
+        descriptor = os.open(os.path.join(folder, "lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # A shared lock is refused while the server has its own, and is given back before anybody notices.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        return int(text) if text.isdecimal() else None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _reachable(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    return f"{_ANYWHERE.get(host.strip('[]'), host)}:{port}"
+
+
+def _check_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    host, _, port = value.removeprefix("http://").rstrip("/").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise click.BadParameter(f"{value!r} is no address: write HOST:PORT", ctx, param)
+    return f"{host}:{port}"
+
+
+_PLACE = (
+    click.option(
+        "--data-folder", metavar="FOLDER", help="The server's data folder.  [default: from the configuration]"
+    ),
+    click.option(
+        "--config", metavar="FILE", help="The server's configuration.  [default: ./babelbus.toml if it is there]"
+    ),
+)  # fmt: skip
+_PLACE_NAMES = ("data_folder", "config")
+_ADMIN = (
+    click.option(
+        "--admin", metavar="HOST:PORT", envvar=ADMIN_VARIABLE, callback=_check_address,
+        help=f"Administration endpoint; also {ADMIN_VARIABLE}.  [default: of the server on the data folder]",
+    ),
+)  # fmt: skip
+_BUS = (
+    click.option(
+        "--server", metavar="HOST:PORT", envvar=SERVER_VARIABLE, callback=_check_address,
+        help=f"Server to connect to; also {SERVER_VARIABLE}.  [default: the one on the data folder]",
+    ),
+    click.option(
+        "--identity", metavar="FILE", envvar=IDENTITY_VARIABLE,
+        help=f"Key file to connect with; also {IDENTITY_VARIABLE}.  [default: the administrator's of the data folder]",
+    ),
+    click.option(
+        "--server-fingerprint", metavar="HEX", envvar=FINGERPRINT_VARIABLE,
+        help="Fingerprint that the server's certificate must have.  [default: of the server of the data folder]",
+    ),
+)  # fmt: skip
+
+
+def _with_target(
+    command: Callable[..., Any], options: tuple[Callable[..., Any], ...], names: tuple[str, ...]
+) -> Callable[..., Any]:
+    def run(**values: Any) -> Any:
+        target = Target(**{name: values.pop(name) for name in names})
+        return command(target, **values)
+
+    wrapped: Callable[..., Any] = update_wrapper(run, command)
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that name a data folder; its first argument is the `Target`."""
+    return _with_target(command, _PLACE, _PLACE_NAMES)
+
+
+def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that name an administration endpoint; its first argument is the `Target`."""
+    return _with_target(command, (*_ADMIN, *_PLACE), ("admin", *_PLACE_NAMES))
+
+
+def bus_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a client of the bus; its first argument is the `Target`."""
+    names = ("server", "identity", "server_fingerprint", "admin", *_PLACE_NAMES)
+    return _with_target(command, (*_BUS, *_ADMIN, *_PLACE), names)
+
+
+__all__ = ["ConfigError", "Running", "Target", "admin_options", "bus_options", "folder_options", "lock_owner"]

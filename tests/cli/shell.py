@@ -1,0 +1,69 @@
+"""A server of the real command line, one for each module of tests, and the commands against it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+COMMAND = [sys.executable, "-c", "from babelbus.cli import main; main()"]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BABELBUS_")}
+
+
+class Shell:
+    """What a person at the server's machine has: the commands, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+
+    def start(self, *args: str, **options: Any) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*COMMAND, *args],
+            cwd=self.folder,
+            env=ENVIRONMENT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
+        )
+
+    def run(self, *args: str, input: str = "", code: int = 0) -> str:  # noqa: A002 - the name that subprocess has
+        done = self.run_raw(*args, input=input)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    def run_raw(self, *args: str, input: str = "") -> "subprocess.CompletedProcess[str]":  # noqa: A002 - the same
+        return subprocess.run(
+            [*COMMAND, *args],
+            cwd=self.folder,
+            env=ENVIRONMENT,
+            input=input,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+
+    def rows(self, *args: str, input: str = "") -> list[dict[str, Any]]:  # noqa: A002 - the same
+        return [json.loads(line) for line in self.run(*args, input=input).splitlines()]
+
+
+class Served(Shell):
+    """A shell with a server on its data folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.process = self.start("serve", "--jebp-port", "0", "--admin-port", "0", "--json", "--log-level", "error")
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        self.ready = json.loads(line)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=30)
+        return self.process.returncode

@@ -1,0 +1,132 @@
+import gzip
+import json
+import signal
+
+import pytest
+
+from tests.cli.shell import Served
+
+
+@pytest.fixture(scope="module")
+def orders(served: Served) -> str:
+    """A topic of three partitions with 300 keyed records and some odd ones."""
+    served.run("topics", "create", "orders", "--partitions", "3")
+    lines = [
+        json.dumps({"key": f"k{n % 7}", "payload": f"order {n}", "headers": {"n": str(n)}, "timestamp": 1_000_000 + n})
+        for n in range(300)
+    ]
+    lines.append('{"payload_base64": "/wA=", "key": "k0", "timestamp": 2000000}')
+    lines.append('{"payload": null, "key": "k1", "timestamp": 2000001}')
+    (done,) = served.rows("publish", "orders", "--json", input="\n".join(lines))
+    assert done["records"] == 302
+    return "orders"
+
+
+def content(served: Served, topic: str) -> dict[int, list[tuple[object, ...]]]:
+    found: dict[int, list[tuple[object, ...]]] = {}
+    for row in served.rows("fetch", topic, "--json"):
+        payload = row.get("payload", row.get("payload_base64"))
+        headers = tuple(row.get("headers", {}).items())
+        found.setdefault(row["partition"], []).append((row["key"], payload, headers, row["timestamp"]))
+    return found
+
+
+def test_arguments_and_lines_become_records(served: Served) -> None:
+    served.run("topics", "create", "lines")
+    assert served.run("publish", "lines", "first") == "0:0\n"
+    assert "2 records" in served.run("publish", "lines", "a", "b", "--key", "k", "--header", "x=y")
+    assert "2 records" in served.run("publish", "lines", input="c\nd\r\n")
+    rows = served.rows("fetch", "lines", "--json")
+    assert [row["payload"] for row in rows] == ["first", "a", "b", "c", "d"]
+    assert (rows[1]["key"], rows[1]["headers"]) == ("k", {"x": "y"})
+    assert [row["offset"] for row in served.rows("fetch", "lines", "--from-offset", "3", "--max", "1", "--json")] == [3]
+    assert "no offset 9" in served.run("fetch", "lines", "--from-offset", "9", code=1)
+    assert len(served.rows("fetch", "lines", "--from-time", "-1h", "--json")) == 5
+    assert served.run("fetch", "lines", "--max", "1").startswith("0:0  ")
+
+
+def test_records_of_a_key_stay_together_and_in_order(served: Served, orders: str) -> None:
+    places: dict[object, set[int]] = {}
+    for partition, rows in content(served, orders).items():
+        for key, *_ in rows:
+            places.setdefault(key, set()).add(partition)
+        assert [row[3] for row in rows] == sorted(row[3] for row in rows)  # type: ignore[type-var]
+    assert len(places) == 7
+    assert all(len(found) == 1 for found in places.values())
+
+
+@pytest.mark.parametrize("name", ["orders.json", "orders.json.gz"])
+def test_an_export_imported_again_is_the_same_topic(served: Served, orders: str, name: str) -> None:
+    copy = name.replace(".", "-")
+    (done,) = served.rows("export", orders, name, "--json")
+    assert done["records"] == 302
+    data = (served.folder / name).read_bytes()
+    assert (gzip.decompress(data) if name.endswith("gz") else data).count(b"\n") == 302
+    assert "add --create" in served.run("import", copy, name, code=1)
+    served.run("topics", "create", copy, "--partitions", "3")
+    (done,) = served.rows("import", copy, name, "--json")
+    assert done["records"] == 302
+    assert content(served, copy) == content(served, orders)
+
+
+def test_the_log_format_keeps_the_stored_bytes_of_one_partition(served: Served, orders: str) -> None:
+    assert "--partition N" in served.run("export", orders, "all.log", "--format", "log", code=1)
+    assert not list(served.folder.glob("all.log*"))
+    served.run("export", orders, "one.log", "--format", "log", "--partition", "1")
+    served.run("import", "one", "one.log", "--format", "log", "--create")
+    assert content(served, "one")[0] == content(served, orders)[1]
+    (served.folder / "cut.log").write_bytes((served.folder / "one.log").read_bytes()[:-1])
+    assert "cut off" in served.run("import", "one", "cut.log", "--format", "log", code=1)
+
+
+def test_an_export_goes_through_a_pipe(served: Served, orders: str) -> None:
+    lines = served.run("export", orders, "-")
+    (done,) = served.rows("import", "piped", "-", "--create", "--json", input=lines)
+    assert done["records"] == 302
+
+
+def test_what_stands_before_a_wrong_line_is_imported_and_the_line_named(served: Served) -> None:
+    told = served.run("import", "half", "-", "--create", input='{"payload":"a"}\n{"paylod":"b"}\n', code=1)
+    assert "line 2 is no record" in told
+    assert "1 records were imported" in told
+    assert len(served.rows("fetch", "half", "--json")) == 1
+
+
+@pytest.mark.parametrize("partition", [[], ["--partition", "1"]])
+def test_tail_shows_what_comes_and_ends_with_code_0_on_ctrl_c(
+    served: Served, orders: str, partition: list[str]
+) -> None:
+    process = served.start("tail", orders, "--from-offset", "0", "--json", *partition)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["offset"] == 0
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert (process.returncode, told) == (0, "")
+
+
+def test_tail_stops_after_the_records_that_were_asked_for(served: Served, orders: str) -> None:
+    assert len(served.rows("tail", orders, "--from-offset", "0", "--max", "20", "--json")) == 20
+    assert (
+        len(served.rows("tail", orders, "--from-time", "1970-01-01", "--partition", "0", "--max", "5", "--json")) == 5
+    )
+
+
+def test_a_reader_that_goes_away_is_no_error(served: Served, orders: str) -> None:
+    process = served.start("fetch", orders)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr as told:
+        assert told.read() == ""
+    process.wait(timeout=30)
+
+
+def test_nobody_there_is_told_with_what_to_do(served: Served) -> None:
+    told = served.run("publish", "orders", "x", "--server", "127.0.0.1:1", code=1)
+    assert "nothing listens on 127.0.0.1:1; start one with 'babelbus serve'" in told
+
+
+def test_bench_leaves_figures_and_no_topic(served: Served) -> None:
+    (result,) = served.rows("bench", "--records", "5000", "--single", "10", "--json")
+    assert min(result["publish_per_second"], result["read_per_second"], result["single_per_second"]) > 0
+    assert not any(topic["name"].startswith("bench-") for topic in served.rows("topics", "list", "--json"))
