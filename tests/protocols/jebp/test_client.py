@@ -1,6 +1,8 @@
 """The client against the real server, over real sockets; faults of the network come from a proxy that cuts."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -651,3 +653,21 @@ def test_threads_share_a_blocking_client_and_each_keeps_its_order(tmp_path: Path
             stored = [record.payload or b"" for record in client.follow("t", until_end=True)]
         for name in (b"a", b"b", b"c"):
             assert [one for one in stored if one.startswith(name)] == [b"%s%d" % (name, i) for i in range(2_000)]
+
+
+def test_following_can_be_interrupted_and_the_client_goes_on(tmp_path: Path) -> None:
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with Background(tmp_path) as bus, BlockingClient(bus.address, identity=bus.admin) as client:
+            client.create_topic("quiet")
+            sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1))
+            with pytest.raises(KeyboardInterrupt):
+                sender.start()
+                next(client.follow("quiet"))
+            sender.join()
+            assert client.publish("quiet", b"on") == Position(0, 0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -323,9 +323,14 @@ class BlockingClient:
         async def following() -> tuple[FetchedBatch, int | None] | None:
             return await anext(batches, None)
 
+        async def ending() -> None:
+            while batches.ag_running:  # the step that Ctrl-C interrupted is cancelled, but may not have ended yet
+                await asyncio.sleep(0)
+            await batches.aclose()
+
         try:
             while (item := self._run(following())) is not None:
                 yield item
         finally:
             if self._loop is not None:
-                self._run(batches.aclose())
+                self._run(ending())
