@@ -182,6 +182,13 @@ class FaultyFiles:
         self.faults.clear()
         self.locked.clear()
 
+    def settle(self) -> None:
+        """Let the disk have everything, as it does some time after a clean stop (or after a test damaged it)."""
+        self._durable_names = dict(self._names)
+        self._pending.clear()
+        for inode in self._names.values():
+            inode.flush()
+
     def kill(self) -> None:
         """Let the process end: what was written stays, flushed or not."""
         self.faults.clear()

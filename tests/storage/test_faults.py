@@ -90,7 +90,7 @@ def lose_power_often(seed: int) -> None:
 
         files.before_call = cut
         try:
-            publish_until_cut(files, log, chance, durable, 60)
+            publish_until_cut(files, log, chance, durable, 40)
         except PowerCutError:
             pass
         files.before_call = lambda operation, path: None
@@ -157,13 +157,13 @@ def fail_flushes(seed: int) -> None:
     check_log(open_log(files, SMALL), acknowledged)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_after_a_failed_flush_nothing_acknowledged_is_lost(seed: int) -> None:
     fail_flushes(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(60, 2560))
+@pytest.mark.parametrize("seed", range(40, 2540))
 def test_after_a_failed_flush_nothing_acknowledged_is_lost_long_form(seed: int) -> None:
     fail_flushes(seed)
 

@@ -9,6 +9,8 @@ from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import FileSystem
 from babelbus.storage.log import Log
 
+LOCK_NAME = "lock"
+"""The lock file of a data folder: one process owns it."""
 SETTINGS_NAME = "settings.json"
 REMOVED_PREFIX = ".removed-"
 FOLDER_BYTES_MAX = 255

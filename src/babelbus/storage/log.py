@@ -296,6 +296,7 @@ class Log:
         if kept and kept[-1].next_offset > base_offset:
             try:
                 kept[-1].cut(kept[-1].locate(base_offset)[0], base_offset)
+                kept[-1].flush()  # of the cut alone: what is in front of it was durable before
             except CorruptRecordError:  # not readable from there on: then it stays as it is
                 kept[-1].recover(0, kept[-1].base_offset, base_offset)
         if kept:

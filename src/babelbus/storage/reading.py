@@ -103,9 +103,13 @@ class SegmentReader:
         return self._find_slowly(data, block, offset)
 
     def _find_slowly(self, data: bytes, block: int, offset: int) -> tuple[int, int] | None:
-        """Look for the record in a block that is damaged, or not where the index says."""
-        if not self.dense and not self._offsets_hold(data, block):
-            return None
+        """Look for the record in a block that is damaged, or not where the index says.
+
+        Raises:
+            CorruptRecordError: the block's sum says that an offset in it has changed.
+        """
+        if not self.dense and not self.offsets_hold(data, block):
+            raise self.corrupt(offset)  # and not `None`: a new index would believe what stands there
         position, end = self._bounds(block)
         if self._walked is None or self._walked[:2] != (block, end):
             good = good_records(
@@ -121,7 +125,7 @@ class SegmentReader:
             position = at + size
         return None
 
-    def _offsets_hold(self, data: bytes, block: int) -> bool:
+    def offsets_hold(self, data: bytes, block: int) -> bool:
         """Say whether the offsets of a whole block can be as they were written, as far as its sum can tell."""
         total = self.index.sums[block]
         if total == UNKNOWN_SUM or crc32c(data) == total:
@@ -268,7 +272,7 @@ class SegmentReader:
         for block in {self.index.block_at(begin), self.index.block_at(end - 1)}:
             if block >= 0:
                 start, finish = self._bounds(block)
-                if (start < begin or end < finish) and not self._offsets_hold(self.pread(finish - start, start), block):
+                if (start < begin or end < finish) and not self.offsets_hold(self.pread(finish - start, start), block):
                     return False
         return True
 

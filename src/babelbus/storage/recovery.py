@@ -78,7 +78,8 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
         else:
             position, offset = (known.position, known.next_offset) if known and known.segment == base else (0, base)
             found = segment.recover(position, offset, following)
-            if following == bases[-1] and found.next_offset < following and _never_used(files, folder, following):
+            amiss = following is not None and (found.overlap or found.next_offset < following)
+            if amiss and following == bases[-1] and _never_used(files, folder, following):
                 # The power went after the next segment was made and before this one's end was durable.
                 Segment(files, folder, following).remove()
                 files.flush_folder(folder)
@@ -88,6 +89,9 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
         if found is not None:
             _take_note(segment, found, following, recovery)
             producers.restore(found.producers)
+            if found.overlap:
+                _keep_overlap(files, segment, found.end)
+                segment.cut_tail(found.end)
         if following is not None:
             segment.close()  # a partition may have thousands
         opened.segments.append(segment)
@@ -171,3 +175,17 @@ def _take_note(segment: Segment, found: Scan, following: int | None, recovery: R
                 path, size - segment.size_bytes, segment.size_bytes, found.tail)  # fmt: skip
     recovery.cut_bytes += size - segment.size_bytes
     segment.cut_tail(segment.size_bytes)
+
+
+def _keep_overlap(files: FileSystem, segment: Segment, position: int) -> None:
+    """Put the bytes behind `position` beside the log before they are cut: nothing is deleted by itself.
+
+    As a rule the next segment holds the same records (a rescue after a failed flush was cut short); but somebody may
+    have put a wrong file there, and then these are the only ones.
+    """
+    kept = f"{segment.path}.log.damaged-{position}"
+    if not files.exists(kept):
+        files.replace_file(kept, segment.pread(segment.file_bytes() - position, position))
+        log.warning(
+            "%s.log: the next segment begins in it; its bytes from %d on are kept in %s", segment.path, position, kept
+        )

@@ -73,7 +73,7 @@ class Segment(SegmentReader):
         self.size_bytes = self.file_bytes()
         index = self._load_index()
         if index is not None and self._fits(index):
-            self.index = index
+            self.set_index(index)
             self._entries_written = self._blocks_written = len(index)
             return None
         return self.rebuild()
@@ -94,13 +94,19 @@ class Segment(SegmentReader):
         if not lowest <= offset < self.next_offset:
             return False
         # As many blocks as offsets, unless compaction left gaps, which raise the offset of the last block.
-        return bool(offset > lowest or self.next_offset - offset <= BLOCK_RECORDS)
+        if offset > lowest or self.next_offset - offset <= BLOCK_RECORDS:
+            return True
+        # Either its end is lost, or this offset has changed: then the sum says so, and a new index would not.
+        self.set_index(index)
+        return not self.offsets_hold(self.pread(self.size_bytes, index.positions[-1]), len(index) - 1)
 
     def rebuild(self) -> Scan:
         """Make the derived files of a sealed segment again from the log."""
         found = scan(self.file(), 0, self.base_offset, gaps=True, size=self.size_bytes, limit=self.next_offset)
         log.warning("%s: index rebuilt from %d bytes of records", self.path, found.end)
         self._rebuilt = True
+        if found.overlap:
+            self.size_bytes = found.end
         self._take_scan(found)
         return found
 
@@ -271,7 +277,7 @@ class Segment(SegmentReader):
         self.write_index()
 
     def cut_tail(self, position: int) -> None:
-        """Remove bytes that are no records, behind the last good one.
+        """Remove bytes behind the last good record that are none, or stand in the next segment too.
 
         Raises:
             OSError: the disk refused.
@@ -287,12 +293,17 @@ class Segment(SegmentReader):
             OSError: the disk refused; the segment is the old or the new one.
         """
         self.close()
+        folder = self.path.rpartition("/")[0]
+        # First, and durably: beside the new log the old sums would say that its offsets have changed.
+        for suffix in DERIVED_SUFFIXES:
+            self._files.unlink(self.path + suffix)
+        self._files.flush_folder(folder)
         self._files.rename(source, f"{self.path}.log")
-        # From here on the files are the new ones, whatever else fails. Old index files beside them would be noticed.
+        # From here on the log is the new one, whatever else fails.
         self.size_bytes = self.file_bytes()
         self.rebuild()
         self._rebuilt = False
-        self._files.flush_folder(self.path.rpartition("/")[0])
+        self._files.flush_folder(folder)
 
     def cut(self, position: int, next_offset: int) -> None:
         """Remove the records from the byte `position` on, where the record `next_offset` begins.
