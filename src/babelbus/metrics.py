@@ -82,8 +82,10 @@ class Metrics:
             return Gauge(name, doc, labels, namespace="babelbus", registry=registry)
 
         topic = ("protocol", "topic")
-        self.records_published_total = counter("records_published_total", "Records that publishers sent to topics", *topic)
-        self.bytes_published_total = counter("bytes_published_total", "Bytes of those: payloads, or whole records where they come in the stored form", *topic)
+        self.records_published_total = counter(
+            "records_published_total", "Records that publishers sent to topics", *topic
+        )
+        self.bytes_published_total = counter("bytes_published_total", "Bytes of those, as they were sent", *topic)
         self.records_fetched_total = counter("records_fetched_total", "Records given to readers", *topic)
         self.bytes_fetched_total = counter("bytes_fetched_total", "Bytes given to readers, as stored", *topic)
         self.publish_errors_total = counter(
@@ -91,10 +93,10 @@ class Metrics:
         )
 
         live = ("protocol",)
-        self.live_received_total = counter("live_received_total", "Messages that clients published live", *live)
-        self.live_received_bytes_total = counter("live_received_bytes_total", "Bytes of live_received_total", *live)
+        self.live_received_total = counter("live_received_total", "Packets from clients of a live protocol", *live)
+        self.live_received_bytes_total = counter("live_received_bytes_total", "Their bytes", *live)
         self.live_delivered_total = counter("live_delivered_total", "Live messages sent, each receiver counted", *live)
-        self.live_delivered_bytes_total = counter("live_delivered_bytes_total", "Bytes of live_delivered_total", *live)
+        self.live_delivered_bytes_total = counter("live_delivered_bytes_total", "Their bytes", *live)
         self.live_dropped_total = counter(
             "live_dropped_total", "Live messages that did not reach a receiver", "protocol", "reason"
         )

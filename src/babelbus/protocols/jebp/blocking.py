@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Generator, Sequence
 from contextlib import closing
-from types import TracebackType
+from types import AsyncGeneratorType, TracebackType
 from typing import Any, TypeVar
 
 from babelbus.errors import BabelbusError
@@ -323,8 +323,10 @@ class BlockingClient:
         async def following() -> tuple[FetchedBatch, int | None] | None:
             return await anext(batches, None)
 
+        assert isinstance(batches, AsyncGeneratorType)
+
         async def ending() -> None:
-            while batches.ag_running:  # the step that Ctrl-C interrupted is cancelled, but may not have ended yet
+            while batches.ag_running:  # noqa: ASYNC110 - the step that Ctrl-C cancelled may not have ended yet
                 await asyncio.sleep(0)
             await batches.aclose()
 

@@ -291,7 +291,8 @@ class Client:
         timestamps: Sequence[int] | None = None,
     ) -> None:
         """Do with command 12 what it can do."""
-        payloads, times = [], list(timestamps or [0] * len(records))
+        payloads: list[bytes] = []
+        times = list(timestamps or [0] * len(records))
         for number, record in enumerate(records):
             if isinstance(record, Record):
                 if record.key is not None or record.headers or record.payload is None:
@@ -299,6 +300,7 @@ class Client:
                 payloads.append(record.payload)
                 times[number] = times[number] or record.timestamp
             else:
+                assert isinstance(record, bytes)
                 payloads.append(record)
         if partition != ANY_PARTITION:
             raise UnsupportedByServerError("the server speaks jebp/1.0: it chooses the partition itself")

@@ -115,9 +115,14 @@ class Keeper:
                     await future
         except TimeoutError:
             raise ConnectionLostError(f"no connection to {self._address}: {self._lost}") from self._lost
-        if self.link is None:
+        link = self._link_now()
+        if link is None:
             assert self.dead is not None
             raise self.dead
+        return link
+
+    def _link_now(self) -> Link | None:
+        """Give the connection, if there is one by now (a type checker does not see what awaiting changed)."""
         return self.link
 
     async def _connect(self) -> Link:
