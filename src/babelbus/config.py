@@ -127,6 +127,59 @@ class JebpSettings(msgspec.Struct, frozen=True):
     ] = 10_000
 
 
+class SbusSettings(msgspec.Struct, frozen=True):
+    """The sbus sockets (docs/protocols/sbus.md)."""
+
+    enabled: Annotated[bool, of("whether the server speaks sbus, to the processes of this machine")] = True
+    address: (
+        Annotated[
+            str,
+            of("a path, /dev/unix/abstract (a name is made up) or /dev/unix/abstract/HEX; "
+               "none is run/sbus.socket in the data folder"),
+        ]
+        | None
+    ) = None  # fmt: skip
+    group: Annotated[bool, of("whether the group of the socket's file may connect")] = False
+    others: Annotated[bool, of("whether everybody on this machine may connect")] = False
+    users: (
+        Annotated[
+            str,
+            of("serve only these users and the server's own: names or numbers, with commas between; none asks the file "
+               "mode alone, which abstract addresses do not have"),
+        ]
+        | None
+    ) = None  # fmt: skip
+    more_doors: (
+        Annotated[
+            str, of("further addresses of the same bus, with blanks between: ADDRESS[,group][,others][,user=NAME]...")
+        ]
+        | None
+    ) = None
+    soft: Annotated[
+        Literal["queue", "discard", "block", "error"],
+        of("what happens with what a client does not take at once, until it says otherwise"),
+    ] = "queue"
+    hard: Annotated[
+        Literal["discard", "block", "error"],
+        of("what happens when its queue is full: drop, stop who publishes, or disconnect it"),
+    ] = "block"
+    order: Annotated[Literal["queue", "stack", "random"], of("order of its queue: oldest, newest or largest first")] = (
+        "queue"
+    )
+    queue_bytes_max: Annotated[int, of("what waits for one client before its queue is full", "bytes", ge=0)] = 8 * MIB
+    queue_packets_max: Annotated[int, of("the same in packets", "count", ge=0)] = 65_536
+    patterns_max: Annotated[
+        int, of("subscriptions of one client; over it, the client is disconnected", "count", ge=1)
+    ] = 100_000
+    patterns_bytes_max: Annotated[int, of("the same in bytes of their patterns", "bytes", ge=1)] = 64 * MIB
+    connections_max: Annotated[
+        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
+    ] = 10_000
+    open_cred: Annotated[
+        bool, of("deliver secret keys (!/cred/...) to every client whose pattern matches, as the reference daemon does")
+    ] = False
+
+
 class AdminSettings(msgspec.Struct, frozen=True):
     """The administration endpoint: metrics, health and the API of the command line."""
 
@@ -166,6 +219,7 @@ class Config(msgspec.Struct, frozen=True):
     storage: StorageSettings = StorageSettings()
     topics: TopicDefaults = TopicDefaults()
     jebp: JebpSettings = JebpSettings()
+    sbus: SbusSettings = SbusSettings()
     admin: AdminSettings = AdminSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from babelbus.core import router as routers
 from babelbus.core.record import Event
 from babelbus.core.router import Router
-from babelbus.core.subject import EVERYTHING, Pattern, below, exactly
+from babelbus.core.subject import EVERYTHING, PathPattern, below, exactly
 
 elements = st.sampled_from(["a", "b"])
 subjects_of_few = st.lists(elements, min_size=1, max_size=3).map("/".join)
-patterns = st.builds(Pattern, st.lists(elements | st.none(), min_size=1, max_size=3).map(tuple), st.booleans())
+patterns = st.builds(PathPattern, st.lists(elements | st.none(), min_size=1, max_size=3).map(tuple), st.booleans())
 
 
 class Listener:
@@ -46,15 +46,15 @@ def test_who_wants_nothing_of_it_is_not_called() -> None:
 
 
 @given(st.lists(patterns, max_size=5), st.lists(subjects_of_few, min_size=1, max_size=5))
-def test_the_look_up_finds_what_the_patterns_say(wanted: list[Pattern], subjects: list[str]) -> None:
+def test_the_look_up_finds_what_the_patterns_say(wanted: list[PathPattern], subjects: list[str]) -> None:
     router = Router()
     made = [router.add(pattern, Listener()) for pattern in wanted]
     for subject in subjects * 2:
         assert set(router.find(subject)) == {one for one in made if one.pattern.matches(subject)}
 
 
-@pytest.mark.parametrize("pattern", [exactly("a"), Pattern((None,)), EVERYTHING])
-def test_a_subscription_begins_and_ends_at_once_although_look_ups_are_remembered(pattern: Pattern) -> None:
+@pytest.mark.parametrize("pattern", [exactly("a"), PathPattern((None,)), EVERYTHING])
+def test_a_subscription_begins_and_ends_at_once_although_look_ups_are_remembered(pattern: PathPattern) -> None:
     router, listener = Router(), Listener()
     assert router.find("a") == ()
     subscription = router.add(pattern, listener)
@@ -88,3 +88,63 @@ def test_subjects_that_clients_choose_do_not_fill_the_memory(monkeypatch: pytest
     for number in range(20):
         assert len(router.find(str(number))) == 1
     assert len(router._cache) <= 4
+
+
+def test_an_exact_subscription_concerns_its_own_subject_alone() -> None:
+    router = Router()
+    routes = {subject: router.route_of(subject) for subject in ("a/b", "a/c", "x")}
+    subscription = router.add(exactly("a/b"), Listener())
+    assert [route.valid for route in routes.values()] == [False, True, True]
+    again = router.route_of("a/b")
+    router.remove(subscription)
+    assert not again.valid
+    assert [router.route_of(subject) is route for subject, route in routes.items()] == [False, True, True]
+
+
+@pytest.mark.parametrize("pattern", [below("a"), PathPattern((None, "b")), PathPattern(("a", None))])
+def test_a_pattern_concerns_the_remembered_subjects_that_it_matches(pattern: PathPattern) -> None:
+    router = Router()
+    routes = {subject: router.route_of(subject) for subject in ("a/b", "x", "x/y")}
+    router.remove(router.add(pattern, Listener()))
+    assert [route.valid for route in routes.values()] == [False, True, True]
+
+
+def test_with_many_subjects_remembered_a_pattern_forgets_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routers, "SCAN_MAX", 2)
+    router = Router()
+    routes = [router.route_of(subject) for subject in ("a/b", "x", "y")]
+    router.add(below("a"), Listener())
+    assert not any(route.valid for route in routes)
+
+
+def test_subscriptions_that_share_a_receiver_get_an_event_once_between_them() -> None:
+    router, listener = Router(), Listener()
+    for owner, pattern in enumerate((exactly("a"), EVERYTHING, PathPattern((None,)))):
+        router.add(pattern, listener, shared=True, owner=owner)
+    router.route([event("a", b"1"), event("b", b"2")])
+    assert listener.calls == [[b"1", b"2"]]
+    assert [one.owner for one in router.find("a")] == [0, 1, 2]
+
+
+def test_an_event_does_not_come_back_to_the_receiver_that_it_came_via() -> None:
+    router, own, other = Router(), Listener(), Listener()
+    router.add(EVERYTHING, own, shared=True)
+    router.add(EVERYTHING, other)
+    router.route([Event("a", b"1", via=own), event("a", b"2")])
+    assert own.calls == [[b"2"]]
+    assert other.calls == [[b"1", b"2"]]
+
+
+def test_very_long_subjects_are_not_remembered() -> None:
+    router, listener = Router(), Listener()
+    subject = "x" * 100_000
+    assert router.find(subject) == ()
+    router.add(exactly(subject), listener)
+    router.route([event(subject, b"1")])
+    assert listener.calls == [[b"1"]]
+    assert not router._cache
+
+
+@given(patterns, subjects_of_few)
+def test_what_matches_begins_with_the_prefix_of_its_pattern(pattern: PathPattern, subject: str) -> None:
+    assert not pattern.matches(subject) or subject.startswith(pattern.prefix)

@@ -9,7 +9,7 @@ from babelbus.core.subject import (
     EVERYTHING,
     NAME_BYTES_MAX,
     InvalidTopicNameError,
-    Pattern,
+    PathPattern,
     TopicTable,
     below,
     check_topic_name,
@@ -40,12 +40,12 @@ def test_other_names_are_refused(name: str) -> None:
     [
         (exactly("a/b"), ["a/b"], ["a", "a/b/c", "a/c", "b"]),
         (below("a"), ["a/b", "a/b/c"], ["a", "ab", "b/a"]),
-        (Pattern(("a", None)), ["a/b", "a/c"], ["a", "a/b/c", "b/c"]),
-        (Pattern((None, "b"), rest=True), ["a/b/c", "x/b/c/d"], ["a/b", "a/c/b"]),
+        (PathPattern(("a", None)), ["a/b", "a/c"], ["a", "a/b/c", "b/c"]),
+        (PathPattern((None, "b"), rest=True), ["a/b/c", "x/b/c/d"], ["a/b", "a/c/b"]),
         (EVERYTHING, ["a", "a/b"], []),
     ],
 )
-def test_a_pattern_matches_what_it_says(pattern: Pattern, wanted: list[str], others: list[str]) -> None:
+def test_a_pattern_matches_what_it_says(pattern: PathPattern, wanted: list[str], others: list[str]) -> None:
     assert all(pattern.matches(subject) for subject in wanted)
     assert not any(pattern.matches(subject) for subject in others)
 

@@ -261,6 +261,10 @@ class Broker:
                 receipts += self.topics[name].publish(lane)
         return receipts
 
+    def topic_of(self, subject: str) -> str | None:
+        """Give the name of the topic that records what is published under a subject, `None` if it is live only."""
+        return self._table.find(subject)
+
     def subscribe(self, pattern: Pattern, receiver: Receiver) -> Subscription:
         """Let a receiver have the events that are published from now on under matching subjects."""
         return self.router.add(pattern, receiver)

@@ -17,7 +17,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     """One event: everything that happens on the bus is one.
 
     `timestamp` is milliseconds since the epoch; 0 takes the server's time. A `payload` of `None` removes the key from a
-    compacted topic.
+    compacted topic. `via` is the shared receiver (`router.py`) that has handed the event to its own members already.
     """
 
     subject: str
@@ -25,6 +25,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None = None
     headers: Headers = ()
     timestamp: int = 0
+    via: object = None
 
 
 class Receipt:

@@ -1,10 +1,12 @@
 """Subjects, topics' names and patterns over subjects.
 
-A subject is a path of elements separated by `/`. A pattern is compiled by the protocol whose language it is written in
-into the neutral form here: `Exact` elements, `ANY` for exactly one element, and whether more may follow.
+A subject is a path of elements separated by `/`. One that came as bytes without an encoding (sbus) is UTF-8 with
+`surrogateescape`: every byte string is a subject, and leaves as the same bytes. What a pattern means is the business of
+the protocol in whose language it is written; the core asks it through `Pattern`.
 """
 
 import re
+from typing import Protocol
 
 import msgspec
 
@@ -34,8 +36,23 @@ def check_topic_name(name: str) -> None:
         raise InvalidTopicNameError("a topic name is valid UTF-8")
 
 
-class Pattern(msgspec.Struct, frozen=True):
-    """Which subjects a subscription wants: elements from the left, `None` for any; `rest` lets one or more follow."""
+class Pattern(Protocol):
+    """Which subjects a subscription wants. The answer depends on the subject alone and never changes."""
+
+    @property
+    def literal(self) -> str | None:
+        """The one subject that matches, or `None` when there may be several."""
+
+    @property
+    def prefix(self) -> str:
+        """What every subject that matches begins with; a shorter one, also "", is right and only slower."""
+
+    def matches(self, subject: str) -> bool:
+        """Say whether a subject is wanted."""
+
+
+class PathPattern(msgspec.Struct, frozen=True):
+    """A pattern by elements from the left, `None` for any; `rest` lets one or more follow."""
 
     elements: tuple[str | None, ...]
     rest: bool = False
@@ -47,6 +64,17 @@ class Pattern(msgspec.Struct, frozen=True):
             return None
         return "/".join(element for element in self.elements if element is not None)
 
+    @property
+    def prefix(self) -> str:
+        """The elements before the first that may be any."""
+        fixed: list[str] = []
+        for element in self.elements:
+            if element is None:
+                break
+            fixed.append(element)
+        closed = self.rest or len(fixed) < len(self.elements)
+        return "".join(f"{element}/" for element in fixed) if closed else "/".join(fixed)
+
     def matches(self, subject: str) -> bool:
         """Say whether a subject is wanted."""
         parts = subject.split("/")
@@ -56,17 +84,17 @@ class Pattern(msgspec.Struct, frozen=True):
         return all(element is None or element == part for element, part in zip(self.elements, parts, strict=False))
 
 
-EVERYTHING = Pattern((), rest=True)
+EVERYTHING = PathPattern((), rest=True)
 
 
-def exactly(subject: str) -> Pattern:
+def exactly(subject: str) -> PathPattern:
     """Give the pattern of one subject."""
-    return Pattern(tuple(subject.split("/")))
+    return PathPattern(tuple(subject.split("/")))
 
 
-def below(subject: str) -> Pattern:
+def below(subject: str) -> PathPattern:
     """Give the pattern of everything below a subject, without itself."""
-    return Pattern(tuple(subject.split("/")), rest=True)
+    return PathPattern(tuple(subject.split("/")), rest=True)
 
 
 class TopicTable:
@@ -93,8 +121,11 @@ class TopicTable:
             name = parent if slash else None
         if len(self._cache) >= CACHE_MAX:  # subjects are chosen by clients
             self._cache.clear()
-        self._cache[subject] = name
+        if len(subject) <= CACHED_LENGTH_MAX:
+            self._cache[subject] = name
         return name
 
 
 CACHE_MAX = 65_536
+CACHED_LENGTH_MAX = 256
+"""Longer subjects are looked up each time: a client that makes up 400 kB ones must not fill the memory with them."""

@@ -153,14 +153,16 @@ class Topic:
         except StorageError as error:
             return Receipt.refused(error)
         if self._is_heard():
-            self._show(receipt, [event_of(self.name, record) for record in records])
+            shown = [event_of(self.name, one, event.via) for one, event in zip(records, events, strict=True)]
+            self._show(receipt, shown)
         return receipt
 
     def _headers_of(self, event: Event) -> tuple[tuple[bytes, bytes | None], ...]:
         headers = public_headers(event.headers) if event.headers else ()
         if event.subject == self.name:
             return headers
-        return (*(pair for pair in headers if pair[0] != SUBJECT_HEADER), (SUBJECT_HEADER, event.subject.encode()))
+        subject = event.subject.encode("utf-8", "surrogateescape")
+        return (*(pair for pair in headers if pair[0] != SUBJECT_HEADER), (SUBJECT_HEADER, subject))
 
     def _choose(self, key: bytes | None) -> int:
         count = len(self.partitions)
@@ -242,7 +244,7 @@ class Topic:
             partition.close(error)
 
 
-def event_of(topic: str, record: Record) -> Event:
+def event_of(topic: str, record: Record, via: object = None) -> Event:
     """Give the event that a record of a topic is.
 
     A subject that is not below the topic is the publisher's own header and stays one: a record cannot claim to have
@@ -250,11 +252,11 @@ def event_of(topic: str, record: Record) -> Event:
     """
     subject, headers = topic, record.headers
     if headers and any(key == SUBJECT_HEADER for key, _ in headers):
-        found = (dict(headers)[SUBJECT_HEADER] or b"").decode("utf-8", "replace")
+        found = (dict(headers)[SUBJECT_HEADER] or b"").decode("utf-8", "surrogateescape")
         if found.startswith(f"{topic}/"):
             subject = found
             headers = tuple(pair for pair in headers if pair[0] != SUBJECT_HEADER)
-    return Event(subject, record.payload, record.key, headers, record.timestamp)
+    return Event(subject, record.payload, record.key, headers, record.timestamp, via)
 
 
 def stamped(events: Sequence[Event], now_ms: int) -> Sequence[Event]:
@@ -262,7 +264,7 @@ def stamped(events: Sequence[Event], now_ms: int) -> Sequence[Event]:
     if all(event.timestamp for event in events):
         return events
     return [
-        event if event.timestamp else Event(event.subject, event.payload, event.key, event.headers, now_ms)
+        event if event.timestamp else Event(event.subject, event.payload, event.key, event.headers, now_ms, event.via)
         for event in events
     ]
 

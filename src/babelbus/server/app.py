@@ -23,6 +23,7 @@ from babelbus.protocols.jebp.session import Session as JebpSession
 from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.server.administration import Administrator
 from babelbus.server.connection import Connection
+from babelbus.server.sbus import SbusService
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import File, LocalFiles
 from babelbus.storage.memory import MemoryFiles
@@ -60,6 +61,7 @@ class Server:
         self._listeners: list[asyncio.Server] = []
         self._lock: File | None = None
         self._admin: AdminServer | None = None
+        self._sbus: SbusService | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self._watched: set[str] = set()
         self.broker: Broker
@@ -155,6 +157,8 @@ class Server:
             self._lists.write_topics((name, len(topic.partitions)) for name, topic in topics.items())
         except OSError as error:
             log.error("the list of topics could not be written; the topics themselves are safe: %s", error)
+        if self._sbus is not None:
+            self._sbus.hub.topics_changed()
         self._watch_metrics()
 
     def _watch_metrics(self) -> None:
@@ -212,6 +216,10 @@ class Server:
             host, port = listener.sockets[0].getsockname()[:2]
             self.addresses[JEBP] = f"{host}:{port}"
             log.info("jebp listens on %s:%d, certificate %s", host, port, identity.fingerprint)
+        if self.config.sbus.enabled and sys.platform == "linux":
+            self._sbus = SbusService(self.config.sbus, self.broker, self.metrics, self.folder)
+            self.addresses["sbus"] = self._sbus.addresses[0]
+            log.info("sbus listens on %s", ", ".join(self._sbus.addresses))
         if self.config.admin.enabled:
             self._admin = AdminServer(
                 Administrator(self),
@@ -255,6 +263,8 @@ class Server:
         self.stopping = True
         for listener in self._listeners:
             listener.close()
+        if self._sbus is not None:
+            self._sbus.stop_reading()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -262,10 +272,12 @@ class Server:
         for connection in self._connections:
             connection.stop_reading()
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
-        while any(one.unsent for one in self._connections) and self.clock.monotonic() < deadline:  # noqa: ASYNC110
+        while self._has_unsent() and self.clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_STEP_SECONDS)
         for connection in list(self._connections):
             connection.close()
+        if self._sbus is not None:
+            self._sbus.close()
         if hasattr(self, "broker"):
             await self.broker.close()
         for connection in list(self._connections):
@@ -275,6 +287,9 @@ class Server:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _has_unsent(self) -> bool:
+        return any(one.unsent for one in self._connections) or (self._sbus is not None and self._sbus.waiting_bytes > 0)
 
 
 async def _serve(config: Config, ready: Callable[[Server], None]) -> None:

@@ -293,20 +293,24 @@ class Log:
         fresh = Segment(self._files, self._folder, base_offset)
         fresh.recover(0, base_offset)
         kept = [segment for segment in self._segments if segment.base_offset < base_offset]
-        if kept and kept[-1].next_offset > base_offset:
-            try:
-                kept[-1].cut(kept[-1].locate(base_offset)[0], base_offset)
-                kept[-1].flush()  # of the cut alone: what is in front of it was durable before
-            except CorruptRecordError:  # not readable from there on: then it stays as it is
-                kept[-1].recover(0, kept[-1].base_offset, base_offset)
-        if kept:
-            kept[-1].seal()
+        if kept and (kept[-1].next_offset > base_offset or not kept[-1].sealed):
+            self._end_before(kept[-1], base_offset)
         fresh.created_ms = self._clock.now_ms() if fresh.size_bytes else 0
         self._segments = [*kept, fresh]
         self._bases = [segment.base_offset for segment in self._segments]
         self._unflushed = []
         self._open = [segment for segment in self._open if segment in kept]
         self._durable = fresh.next_offset
+
+    def _end_before(self, segment: Segment, base_offset: int) -> None:
+        """Let the segment in front of the rescued records end where they begin; may be done again."""
+        try:
+            if segment.next_offset > base_offset:
+                segment.cut(segment.locate(base_offset)[0], base_offset)
+            segment.flush()  # of the cut alone: what is in front of it was durable before
+        except CorruptRecordError:  # not readable from there on: then it stays as it is
+            segment.recover(0, segment.base_offset, base_offset)
+        segment.seal()
 
     def checkpoint(self) -> None:
         """Note durably how far the log is durable, so that a start need not read that part."""

@@ -1,0 +1,1 @@
+"""sbus: a message bus for the processes of one machine (docs/protocols/sbus.md)."""

@@ -1,0 +1,181 @@
+"""A small sbus client: blocking, and the same for an event loop. It speaks to any sbus server, as libsbus does."""
+
+import asyncio
+import os
+import socket
+from types import TracebackType
+
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.sbus.codec import decode, encode
+from babelbus.protocols.sbus.messages import (
+    PACKET_BYTES_MAX,
+    WHOAMI,
+    Control,
+    Message,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+)
+
+ABSTRACT = "/dev/unix/abstract/"
+_NAME_BYTES = 108
+
+
+def connect(address: str) -> socket.socket:
+    """Connect to an address as servers print it: a path, or `/dev/unix/abstract/<hex>`.
+
+    A path may be longer than the 107 bytes that a socket's address has room for.
+
+    Raises:
+        OSError: nobody listens there, or may not be reached.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        if address.startswith(ABSTRACT):  # bound with the whole length, so asked for with it (section 13)
+            made.connect(bytes.fromhex(address.removeprefix(ABSTRACT)).ljust(_NAME_BYTES, b"\0"))
+        elif len(os.fsencode(address)) < _NAME_BYTES:
+            made.connect(address)
+        else:
+            folder = os.open(os.path.dirname(address), os.O_PATH | os.O_DIRECTORY)
+            try:
+                made.connect(f"/proc/self/fd/{folder}/{os.path.basename(address)}")
+            finally:
+                os.close(folder)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+class Client:
+    """A connection to a bus; calls block. `timeout_seconds` bounds each of them, None waits for ever."""
+
+    def __init__(self, address: str | socket.socket, *, timeout_seconds: float | None = None) -> None:
+        self.socket = connect(address) if isinstance(address, str) else address
+        self.socket.settimeout(timeout_seconds)
+        self._buffer = bytearray(PACKET_BYTES_MAX)  # made once: a buffer for each packet costs five times as much
+        self._view = memoryview(self._buffer)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def send(self, message: Message) -> None:
+        """Send a message.
+
+        Raises:
+            LocalProtocolError: it has no form in sbus.
+            OSError: the connection is gone, or the packet is longer than the socket's buffer allows.
+        """
+        self.socket.send(encode(message))
+
+    def subscribe(self, pattern: bytes) -> None:
+        """Ask for what is published under matching keys."""
+        self.send(Subscribe(pattern))
+
+    def unsubscribe(self, pattern: bytes) -> None:
+        """Take one subscription with exactly this pattern away."""
+        self.send(Unsubscribe(pattern))
+
+    def publish(self, key: bytes, payload: bytes | None = b"") -> None:
+        """Publish."""
+        self.send(Publish(key, payload))
+
+    def control(self, key: bytes) -> None:
+        """Send a control message, such as `b"echo/off"`."""
+        self.send(Control(key))
+
+    def receive_packet(self) -> bytes:
+        """Wait for a packet.
+
+        Raises:
+            ConnectionResetError: the server closed the connection.
+            TimeoutError: nothing came in time.
+        """
+        size = self.socket.recv_into(self._buffer)
+        if not size:
+            raise ConnectionResetError("the server closed the connection")
+        return bytes(self._view[:size])
+
+    def receive(self) -> Message:
+        """Wait for a message; otherwise as `receive_packet`."""
+        return decode(self.receive_packet())
+
+    def whoami(self) -> bytes:
+        """Ask who the server thinks this is (`!/cred/<gid>/<uid>/<pid>`); all sent before is in force then.
+
+        Raises:
+            RemoteProtocolError: a message came before the answer; who expects some reads them with `receive`.
+        """
+        self.control(WHOAMI)
+        answer = self.receive()
+        if not isinstance(answer, Control) or answer.key != WHOAMI:
+            raise RemoteProtocolError("a message came before the answer to whoami")
+        return answer.payload
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.socket.close()
+
+
+class AsyncClient:
+    """The same in an event loop."""
+
+    def __init__(self, address: str | socket.socket) -> None:
+        self.socket = connect(address) if isinstance(address, str) else address
+        self.socket.setblocking(False)
+        self._buffer = bytearray(PACKET_BYTES_MAX)
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def send(self, message: Message) -> None:
+        """Send a message; raises as `Client.send`."""
+        # sock_sendall sends the packet whole or not at all: a packet is never divided.
+        await asyncio.get_running_loop().sock_sendall(self.socket, encode(message))
+
+    async def subscribe(self, pattern: bytes) -> None:
+        """Ask for what is published under matching keys."""
+        await self.send(Subscribe(pattern))
+
+    async def unsubscribe(self, pattern: bytes) -> None:
+        """Take one subscription with exactly this pattern away."""
+        await self.send(Unsubscribe(pattern))
+
+    async def publish(self, key: bytes, payload: bytes | None = b"") -> None:
+        """Publish."""
+        await self.send(Publish(key, payload))
+
+    async def control(self, key: bytes) -> None:
+        """Send a control message."""
+        await self.send(Control(key))
+
+    async def receive_packet(self) -> bytes:
+        """Wait for a packet; raises as `Client.receive_packet`."""
+        size = await asyncio.get_running_loop().sock_recv_into(self.socket, self._buffer)
+        if not size:
+            raise ConnectionResetError("the server closed the connection")
+        return bytes(self._buffer[:size])
+
+    async def receive(self) -> Message:
+        """Wait for a message."""
+        return decode(await self.receive_packet())
+
+    async def whoami(self) -> bytes:
+        """Ask who the server thinks this is; raises as `Client.whoami`."""
+        await self.control(WHOAMI)
+        answer = await self.receive()
+        if not isinstance(answer, Control) or answer.key != WHOAMI:
+            raise RemoteProtocolError("a message came before the answer to whoami")
+        return answer.payload
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.socket.close()

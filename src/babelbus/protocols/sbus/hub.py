@@ -1,0 +1,178 @@
+"""One sbus bus: where a packet goes, found once for each key (docs/protocols/sbus.md, "One bus").
+
+Packets go from sbus to sbus as they are, at once and in order, whether or not a topic records them; the core gets them
+as events for topics and for the clients of other protocols, and hands theirs back through `receiver`, one event once.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from babelbus.core.record import Event, Receipt
+from babelbus.core.router import Route, Router
+from babelbus.metrics import Metrics, Traffic
+from babelbus.protocols.sbus.codec import MSG
+from babelbus.protocols.sbus.credentials import SECRET, secret_fields
+from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
+from babelbus.protocols.sbus.patterns import key_of, subject_of
+from babelbus.units import MIB
+from babelbus.wire.packets import Packets
+
+if TYPE_CHECKING:
+    from babelbus.protocols.sbus.session import Session
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "sbus"
+FANS_MAX = 65_536
+SETS_MAX = 4096
+"""Different sets of receivers that are remembered; every change of a subscription may make a new one."""
+CACHED_BYTES_MAX = 256
+"""Longer heads are looked up each time: keys are chosen by clients, and may have 400 kB."""
+
+Sessions = tuple["Session", ...]
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the operator chose."""
+
+    patterns_max: int = 100_000
+    """Most subscriptions of one client; over it, it is disconnected (section 5)."""
+    patterns_bytes_max: int = 64 * MIB
+    """Most bytes of their patterns: a pattern may have 400 kB."""
+    open_cred: bool = False
+    """Deliver secret keys to whoever's pattern matches, as the reference does (section 8.4, rule 3)."""
+
+
+class Fan:
+    """Where the packets of one head go: to the sessions, in the order in which they connected; equal ones are one."""
+
+    __slots__ = ("outward", "route", "sessions", "subject", "topic")
+
+    def __init__(self, route: Route, sessions: Sessions, subject: str, topic: str | None, outward: bool) -> None:
+        self.route = route
+        self.sessions = sessions
+        self.subject = subject
+        self.topic = topic
+        self.outward = outward
+
+
+class Hub:
+    """What all sbus clients of one server share.
+
+    `publish` takes events to the core and `topic_of` says which topic records a subject; without them there are only
+    sbus clients.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        metrics: Metrics,
+        options: Options,
+        *,
+        publish: Callable[[Sequence[Event]], list[Receipt]] = lambda events: [],
+        topic_of: Callable[[str], str | None] = lambda subject: None,
+    ) -> None:
+        self.router = router
+        self.options = options
+        self.fans: dict[bytes, Fan] = {}
+        self.receiver = self._hear  # one object: the router compares by identity
+        self.received: Traffic = metrics.live_received(PROTOCOL)
+        self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
+        self._metrics = metrics
+        self._publish = publish
+        self._topic_of = topic_of
+        self._sets: dict[Sessions, Sessions] = {}
+        self._joined = 0
+
+    def next_number(self) -> int:
+        """Give the number of a client that connects."""
+        self._joined += 1
+        return self._joined
+
+    def topics_changed(self) -> None:
+        """Look anew which topic records what."""
+        self.fans.clear()
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count packets that do not reach a client."""
+        self._metrics.live_dropped_total.labels(PROTOCOL, reason).inc(count)
+
+    # -- from sbus ---------------------------------------------------------------------------------------------------
+
+    def fan(self, head: bytes) -> Fan:
+        """Give where packets with this head (`MSG ` and the key) go."""
+        fan = self.fans.get(head)
+        if fan is not None and fan.route.valid:
+            return fan
+        key = head[len(MSG) :]
+        subject = subject_of(key)
+        route = self.router.route_of(subject)
+        secret = secret_fields(key)
+        members = {cast("Session", one.owner) for one in route.subscriptions if one.receiver is self.receiver}
+        if secret is not None and not self.options.open_cred:
+            members = {one for one in members if one.credentials.fit(secret)}
+        ordered = tuple(sorted(members, key=lambda one: one.number))
+        topic = None if _is_internal(key) else self._topic_of(subject)
+        others = any(one.receiver is not self.receiver for one in route.subscriptions)
+        outward = topic is not None or (others and not _is_internal(key))
+        if len(self.fans) >= FANS_MAX or len(self._sets) >= SETS_MAX:
+            self.fans.clear()
+            self._sets.clear()
+        fan = Fan(route, self._sets.setdefault(ordered, ordered), subject, topic, outward)
+        if len(head) <= CACHED_BYTES_MAX:
+            self.fans[head] = fan
+        return fan
+
+    def publish(self, events: list[Event], topics: dict[str, tuple[int, int]]) -> None:
+        """Take events to the core. `topics` is how many of them each topic records, and their bytes."""
+        for topic, (count, size_bytes) in topics.items():
+            self._metrics.topic_published(PROTOCOL, topic).inc(count, size_bytes)
+        for receipt in self._publish(events):
+            receipt.when_done(self._note_receipt)
+
+    def _note_receipt(self, receipt: Receipt) -> None:
+        # sbus has no answer that could tell its publisher: the operator is told.
+        if receipt.error is not None:
+            self._metrics.publish_errors_total.labels(PROTOCOL, type(receipt.error).__name__).inc()
+            log.warning("sbus: events were not recorded: %s", receipt.error)
+
+    # -- from the core -----------------------------------------------------------------------------------------------
+
+    def _hear(self, events: Sequence[Event]) -> None:
+        """Send what other protocols published: one packet for each event, made once."""
+        run: list[bytes] = []
+        current: Sessions = ()
+        for event in events:
+            key = key_of(event.subject)
+            payload = event.payload or b""
+            if key is None or len(MSG) + len(key) + 1 + len(payload) > PACKET_BYTES_MAX:
+                self.drop("inexpressible")
+                continue
+            head = MSG + key
+            sessions = self.fan(head).sessions
+            if sessions is not current:
+                self._send(run, current)
+                run, current = [], sessions
+            run.append(b"%b\0%b" % (head, payload))
+        self._send(run, current)
+
+    def _send(self, run: list[bytes], sessions: Sessions) -> None:
+        if not run or not sessions:
+            return
+        packets = Packets.of(run)
+        count, size_bytes = len(run), sum(packets.sizes)
+        for session in sessions:
+            session.port.send(packets, 0, count, stoppable=False)
+        self.delivered.inc(count * len(sessions), size_bytes * len(sessions))
+
+
+def _is_internal(key: bytes) -> bool:
+    """Say whether a key stays on the bus.
+
+    Other protocols know nothing of credentials, so what is secret is not shown to them and not recorded. `$` begins the
+    names of topics that the server keeps for itself.
+    """
+    return key.startswith((SECRET, b"$"))

@@ -1,0 +1,29 @@
+"""What a session needs of its connection: a way to send that never blocks, and a way to stop its own client."""
+
+from typing import Protocol
+
+from babelbus.core.flow import Flow
+from babelbus.wire.packets import Packets
+
+
+class Port(Protocol):
+    """One client's end of the bus. No call blocks."""
+
+    flow: Flow
+    """What the client wants to happen with what it does not take (specs/sbus.md, section 9.2)."""
+
+    def send(self, packets: Packets, first: int, last: int, *, stoppable: bool) -> bool:
+        """Send packets `first` to `last`, or do with them what `flow` says.
+
+        Gives whether who sent them has to wait until this client has taken enough. With `stoppable` false there is
+        nobody who could: what does not fit is dropped where it would block.
+        """
+
+    def reply(self, packet: bytes) -> None:
+        """Send an answer of the server: behind all that waits, and never dropped."""
+
+    def wait_for(self, other: "Port") -> None:
+        """Read no more from this client until `other` has taken enough."""
+
+    def flow_changed(self) -> None:
+        """Let those go who wait for this client and need not any more."""

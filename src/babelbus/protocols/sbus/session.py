@@ -1,0 +1,170 @@
+"""What the packets of one sbus client mean (specs/sbus.md, sections 5 to 9)."""
+
+import msgspec
+
+from babelbus.core.flow import Flow
+from babelbus.core.record import Event
+from babelbus.core.router import Subscription
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.sbus import messages
+from babelbus.protocols.sbus.codec import MSG, decode_head, encode_whoami
+from babelbus.protocols.sbus.credentials import Credentials, patterns_of
+from babelbus.protocols.sbus.hub import Hub, Sessions
+from babelbus.protocols.sbus.patterns import SbusPattern
+from babelbus.protocols.sbus.ports import Port
+from babelbus.wire.packets import Packets
+
+
+class _Held(msgspec.Struct):
+    """A pattern of the client: how many times it is stored, and the subscriptions that stand for it in the router."""
+
+    count: int
+    subscriptions: tuple[Subscription, ...]
+
+
+class Session:
+    """One client: what it subscribed to, who it is, whether it hears itself."""
+
+    def __init__(self, hub: Hub, port: Port, credentials: Credentials) -> None:
+        self.number = hub.next_number()
+        self.port = port
+        self.credentials = credentials
+        self._hub = hub
+        self._held: dict[bytes, _Held] = {}
+        self._stored = 0
+        self._pattern_bytes = 0
+        self._echo = True
+        source = b"sbus:uid=%d,gid=%d,pid=%d" % (credentials.uid, credentials.gid, credentials.pid)
+        self._headers = ((b"ce_source", source),)
+
+    def receive(self, packets: Packets, first: int, last: int) -> None:
+        """Do what packets `first` to `last` ask for, in their order.
+
+        Packets that follow each other and have the same receivers are one run, which each receiver gets with one call.
+
+        Raises:
+            RemoteProtocolError: the client broke the protocol; what came before it was done.
+        """
+        hub = self._hub
+        hub.received.inc(last - first, sum(packets.sizes[first:last]))
+        fan_of = hub.fans.get
+        data, starts, sizes = packets.data, packets.starts, packets.sizes
+        find = data.find
+        events: list[Event] = []
+        topics: dict[str, tuple[int, int]] = {}
+        sessions: Sessions = ()
+        try:
+            for number in range(first, last):
+                start = starts[number]
+                end = start + sizes[number]
+                nul = find(b"\0", start, end)
+                head = data[start : end if nul < 0 else nul]
+                fan = fan_of(head)
+                if fan is None or not fan.route.valid:
+                    if not head.startswith(MSG):  # takes effect exactly between its neighbours (section 6)
+                        self._send(packets, first, number, sessions)
+                        first = number + 1
+                        if events:
+                            hub.publish(events, topics)
+                            events, topics = [], {}
+                        self._command(head)
+                        continue
+                    fan = hub.fan(head)
+                if fan.sessions is not sessions:
+                    self._send(packets, first, number, sessions)
+                    first = number
+                    sessions = fan.sessions
+                if fan.outward:
+                    payload = b"" if nul < 0 else data[nul + 1 : end]
+                    events.append(Event(fan.subject, payload, None, self._headers, 0, hub.receiver))
+                    if fan.topic is not None:
+                        count, size_bytes = topics.get(fan.topic, (0, 0))
+                        topics[fan.topic] = (count + 1, size_bytes + len(payload))
+            self._send(packets, first, last, sessions)
+        finally:
+            if events:
+                hub.publish(events, topics)
+
+    def _send(self, packets: Packets, first: int, last: int, sessions: Sessions) -> None:
+        """Send one run to its receivers; wait for those who cannot take it."""
+        if first == last or not sessions:
+            return
+        port = self.port
+        for session in sessions:
+            if session is self and not self._echo:
+                continue
+            if session.port.send(packets, first, last, stoppable=True):
+                port.wait_for(session.port)
+        receivers = len(sessions) - (not self._echo and self in sessions)
+        self._hub.delivered.inc((last - first) * receivers, sum(packets.sizes[first:last]) * receivers)
+
+    def _command(self, head: bytes) -> None:
+        match decode_head(head):
+            case messages.Subscribe(pattern):
+                self._subscribe(pattern)
+            case messages.Unsubscribe(pattern):
+                self._unsubscribe(pattern)
+            case messages.Control(key):
+                self._control(key)
+
+    def _subscribe(self, pattern: bytes) -> None:
+        options = self._hub.options
+        if self._stored >= options.patterns_max:
+            raise RemoteProtocolError(f"more than {options.patterns_max} subscriptions")
+        self._stored += 1
+        held = self._held.get(pattern)
+        if held is not None:
+            held.count += 1
+            return
+        if self._pattern_bytes + len(pattern) > options.patterns_bytes_max:
+            raise RemoteProtocolError(f"patterns of more than {options.patterns_bytes_max} bytes")
+        self._pattern_bytes += len(pattern)
+        hub = self._hub
+        self._held[pattern] = _Held(
+            1,
+            tuple(
+                hub.router.add(SbusPattern(text), hub.receiver, shared=True, owner=self)
+                for text in patterns_of(pattern, self.credentials)
+            ),
+        )
+
+    def _unsubscribe(self, pattern: bytes) -> None:
+        held = self._held.get(pattern)
+        if held is None:  # the document lets the server disconnect; nobody does
+            return
+        self._stored -= 1
+        held.count -= 1
+        if not held.count:
+            del self._held[pattern]
+            self._pattern_bytes -= len(pattern)
+            for subscription in held.subscriptions:
+                self._hub.router.remove(subscription)
+
+    def _control(self, key: bytes) -> None:
+        """Do what a control message asks for; an unknown one is none (section 7)."""
+        port = self.port
+        if key == messages.WHOAMI:
+            own = self.credentials
+            port.reply(encode_whoami(own.gid, own.uid, own.pid))
+        elif key in (messages.ECHO_ON, messages.ECHO_OFF):
+            self._echo = key == messages.ECHO_ON
+        else:
+            flow = _changed(port.flow, key)
+            if flow is not None:
+                port.flow = flow
+                port.flow_changed()
+
+    def close(self) -> None:
+        """The client hears nothing any more."""
+        for held in self._held.values():
+            for subscription in held.subscriptions:
+                self._hub.router.remove(subscription)
+        self._held.clear()
+        self._stored = self._pattern_bytes = 0
+
+
+def _changed(flow: Flow, key: bytes) -> Flow | None:
+    for field, keys in (("soft", messages.SOFT_MODES), ("hard", messages.HARD_MODES), ("order", messages.ORDERS)):
+        if key in keys:
+            return msgspec.structs.replace(flow, **{field: keys[key]})
+    return None

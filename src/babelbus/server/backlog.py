@@ -1,0 +1,128 @@
+"""What waits for one receiver: runs of packets, in the order that the receiver chose."""
+
+from bisect import insort
+from collections import deque
+
+from babelbus.core.flow import Bound, Order
+from babelbus.wire.packets import Packets
+
+
+class _Run:
+    """Packets `first` to `last` of some; `number` is that of the first one since the backlog began."""
+
+    __slots__ = ("first", "last", "number", "packets")
+
+    def __init__(self, packets: Packets, first: int, last: int, number: int) -> None:
+        self.packets = packets
+        self.first = first
+        self.last = last
+        self.number = number
+
+
+_Sized = tuple[int, int, Packets, int]
+"""Size, minus the number (so that of equal ones the oldest is the largest), and where the packet is."""
+
+
+class _Segment:
+    """What waits between two control packets, which nothing overtakes."""
+
+    def __init__(self, *, control: bool) -> None:
+        self.control = control
+        self._runs: deque[_Run] = deque()
+        self._sized: list[_Sized] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._runs or self._sized)
+
+    def put(self, run: _Run) -> None:
+        """Take a run."""
+        if self._sized is None:
+            self._runs.append(run)
+        else:
+            for one in _single(run):
+                insort(self._sized, one)
+
+    def next(self, order: Order) -> _Run:
+        """Give what goes first; a part of it may be taken."""
+        if order == "random":
+            if self._sized is None:
+                self._sized = sorted(one for run in self._runs for one in _single(run))
+                self._runs.clear()
+            _, negated, packets, number = self._sized[-1]
+            return _Run(packets, number, number + 1, -negated)
+        if self._sized is not None:
+            for _, negated, packets, number in sorted(self._sized, key=lambda one: -one[1]):
+                self._runs.append(_Run(packets, number, number + 1, -negated))
+            self._sized = None
+        if order == "queue" or self.control:
+            return self._runs[0]
+        run = self._runs[-1]
+        return _Run(run.packets, run.last - 1, run.last, run.number)
+
+    def take(self, order: Order, count: int) -> None:
+        """Take away `count` packets of what `next` gave for the same order."""
+        if self._sized is not None:
+            self._sized.pop()
+        elif order == "queue" or self.control:
+            run = self._runs[0]
+            run.first += count
+            run.number += count
+            if run.first == run.last:
+                self._runs.popleft()
+        else:
+            run = self._runs[-1]
+            run.last -= 1
+            if run.first == run.last:
+                self._runs.pop()
+
+
+def _single(run: _Run) -> list[_Sized]:
+    sizes, number = run.packets.sizes, run.number
+    return [(sizes[one], -(number + one - run.first), run.packets, one) for one in range(run.first, run.last)]
+
+
+class Backlog:
+    """The queue of one receiver. It knows its size; what to do when it is full is its owner's matter."""
+
+    def __init__(self) -> None:
+        self._segments: deque[_Segment] = deque()
+        self._numbered = 0
+        self.size_bytes = 0
+        self.count = 0
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def put(self, packets: Packets, first: int, last: int, *, control: bool = False) -> None:
+        """Append packets `first` to `last`, which nobody may overwrite; a `control` one keeps its place."""
+        if not self._segments or control or self._segments[-1].control:
+            self._segments.append(_Segment(control=control))
+        self._segments[-1].put(_Run(packets, first, last, self._numbered))
+        self._numbered += last - first
+        self.count += last - first
+        self.size_bytes += sum(packets.sizes[first:last])
+
+    def next(self, order: Order) -> tuple[Packets, int, int]:
+        """Give what goes out first: packets, first, last. There must be something."""
+        segment = self._segments[0]
+        run = segment.next("queue" if segment.control else order)
+        return run.packets, run.first, run.last
+
+    def take(self, order: Order, count: int) -> None:
+        """Take away the first `count` packets of what `next` gave for the same order."""
+        segment = self._segments[0]
+        run = segment.next("queue" if segment.control else order)
+        self.size_bytes -= sum(run.packets.sizes[run.first : run.first + count])
+        self.count -= count
+        segment.take(order, count)
+        if not segment:
+            self._segments.popleft()
+
+    def exceeds(self, bound: Bound) -> bool:
+        """Say whether more waits than `bound` allows."""
+        return self.size_bytes > bound.size_bytes or self.count > bound.count
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._segments.clear()
+        self.size_bytes = self.count = 0
