@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -39,6 +40,8 @@ ADMIN_KEY_NAME = "admin_key"
 DRAIN_STEP_SECONDS = 0.01
 GC_FIRST_THRESHOLD = 50_000
 """Objects between two looks of the cycle collector: batches are thousands of objects without a cycle among them."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Names of malloc.h."""
 SWITCH_SECONDS = 0.001
 """How long the interpreter lets one thread run while another waits: the flusher must not wait the usual 5 ms."""
 
@@ -314,6 +317,17 @@ async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
     log.info("stopped")
 
 
+def _keep_freed_memory() -> None:
+    """Let glibc reuse buffers of megabytes instead of giving them back and asking for them again page by page.
+
+    Serving 1 MiB by jebp took 4.8 ms with its own rules and 3.0 ms with these. Other C libraries keep theirs.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+        mallopt(M_TRIM_THRESHOLD, 64 * 2**20)
+
+
 def run(config: Config, ready: Callable[[Server], None] = lambda server: None) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the lists of clients again. `ready` is called once it listens.
 
@@ -321,6 +335,7 @@ def run(config: Config, ready: Callable[[Server], None] = lambda server: None) -
         BabelbusError, OSError: it could not start.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
+    _keep_freed_memory()
     factory = None
     if config.server.uvloop:
         try:

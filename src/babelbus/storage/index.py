@@ -55,6 +55,14 @@ class SparseIndex:
         self.last_count = 0
         """Records in the last block."""
 
+    def copy(self) -> "SparseIndex":
+        """Give another index that knows the same."""
+        other = SparseIndex()
+        other.positions, other.timestamps = self.positions[:], self.timestamps[:]
+        other.greatest, other.sums = self.greatest[:], self.sums[:]
+        other.last_count = self.last_count
+        return other
+
     def __len__(self) -> int:
         return len(self.positions)
 

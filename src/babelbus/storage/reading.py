@@ -23,7 +23,7 @@ from babelbus.storage.format import (
     record_error,
 )
 from babelbus.storage.index import BLOCK_RECORDS, UNKNOWN_SUM, SparseIndex, crc32c
-from babelbus.storage.scan import good_records
+from babelbus.storage.scan import BadRange, good_records
 
 TIMESTAMP_AT = 17
 """Where in a record its timestamp stands."""
@@ -55,6 +55,8 @@ class SegmentReader:
         self.size_bytes = 0
         self.index = SparseIndex()
         self.sealed = False
+        self.bad: list[BadRange] | None = None
+        """What a scan found damaged; `None` before the segment was scanned."""
         self._log: File | None = None
         self._dense: bool | None = None
         self._entry_offsets: I64 | None = None
@@ -76,6 +78,9 @@ class SegmentReader:
         Raises:
             CorruptRecordError: what stands there has another offset.
         """
+        for bad in self.bad or ():
+            if bad.offset <= offset < bad.next_offset:
+                raise CorruptRecordError(bad.position, bad.reason, path=f"{self.path}.log", offset=offset)
         if not len(self.index):
             return None
         block = self._block_of(offset)
@@ -110,6 +115,8 @@ class SegmentReader:
         """
         if not self.dense and not self.offsets_hold(data, block):
             raise self.corrupt(offset)  # and not `None`: a new index would believe what stands there
+        if self.bad is None and self.index.sums[block] == UNKNOWN_SUM:
+            return None  # a scan must say first what of it is damaged
         position, end = self._bounds(block)
         if self._walked is None or self._walked[:2] != (block, end):
             good = good_records(

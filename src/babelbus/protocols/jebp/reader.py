@@ -172,6 +172,10 @@ class Reader:
                         end = await self.find_end(topic, start)
                     # The next chunk is on its way while the caller decodes this one.
                     asked = self._ask(topic, start_type, start, bytes_max)
+                    # One turn of the loop for the request to be made, one for uvloop to write it: only then may the
+                    # caller keep the loop busy.
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
                     yield mine, end
                     continue
                 if batches and max(batch.partition for batch in batches) < partition and bytes_max < BYTES_MAX_MAX:
