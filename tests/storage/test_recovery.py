@@ -171,6 +171,18 @@ def test_a_damaged_middle_is_named_and_what_follows_goes_into_a_new_segment() ->
     assert log.read(0, 10_000, 5).next_offset == 3  # those in front of it are served, whatever the bound
 
 
+@pytest.mark.parametrize("lost", [7, 8])
+def test_an_offset_that_the_damage_reached_is_not_believed(lost: int) -> None:
+    files = FaultyFiles()
+    fill(open_log(files), 500)
+    content = files.content(LOG)
+    at = walk(bytes(content))[300]
+    content[: at + lost] = bytes(at + lost)
+    forget_derived(files)
+    log = open_log(files)
+    assert refused(log) == list(range(301))
+
+
 def big_log(segments: int = 3, records: int = 3000) -> FaultyFiles:
     files = FaultyFiles()
     log = open_log(files)

@@ -74,10 +74,9 @@ def _head_tables() -> I64:
 
 
 def _head_registers(heads: npt.NDArray[np.uint8]) -> I64:
-    """Give what the 16 bytes of each head leave in an empty register."""
-    registers = np.zeros(len(heads), np.int64)
-    for byte, table in enumerate(_head_tables()):
-        column = heads[:, byte]
+    """Give what the 16 bytes of each head leave in an empty register; byte b of all heads is row b of `heads`."""
+    registers = np.zeros(heads.shape[1], np.int64)
+    for column, table in zip(heads, _head_tables(), strict=True):
         if column[0] == column[-1] and (column == column[0]).all():  # most of an offset, the length as a rule
             registers ^= table[column[0]]
         else:
@@ -123,9 +122,13 @@ def _hold_together(data: bytes | bytearray | memoryview, runs: list[tuple[int, i
     view = memoryview(data)
     # A run's CRC from an empty register: zlib starts from the inverse of what it is given, and inverts the result.
     wholes = [zlib.crc32(view[start : start + length * size], ALL_ONES) ^ ALL_ONES for start, length in runs]
-    rows = [np.ndarray((length, HEAD_BYTES), np.uint8, data, start, (size, 1)) for start, length in runs]
-    heads = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    crcs = np.ascontiguousarray(heads[:, CRC_AT:HEAD_BYTES]).view(">u4")[:, 0].astype(np.int64)
+    count = sum(length for _, length in runs)
+    heads, crcs = np.empty((HEAD_BYTES, count), np.uint8), np.empty(count, np.int64)
+    begin = 0
+    for start, length in runs:
+        heads[:, begin : begin + length] = np.ndarray((HEAD_BYTES, length), np.uint8, data, start, (1, size))
+        crcs[begin : begin + length] = np.ndarray((length,), ">u4", data, start + CRC_AT, (size,))
+        begin += length
     # Each record's own CRC began from all ones and was inverted: take both off, which leaves the linear part alone.
     parts = crcs ^ ALL_ONES ^ _apply(_advance(size - HEAD_BYTES), _head_registers(heads) ^ ALL_ONES)
     # One row for each run, filled up in front to a power of two: empty parts in front change nothing.

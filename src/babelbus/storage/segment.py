@@ -167,7 +167,7 @@ class Segment(SegmentReader):
 
     def _take_scan(self, found: Scan) -> None:
         self.set_index(found.index)
-        self.bad = found.bad
+        self.bad = found.bad if found.start == 0 else None
         if self.sealed:
             if not found.overlap and found.end < self.size_bytes:
                 self.index.distrust_last()  # its bytes reach to the end of the file
@@ -317,9 +317,7 @@ class Segment(SegmentReader):
         start = self.index.positions[block] if block > 0 else 0
         first = self.offset_at(start) if start else self.base_offset
         self.index.cut(max(block, 0))
-        before = [bad for bad in self.bad or () if bad.end <= start]
         found = scan(self.file(), start, first, index=self.index, gaps=self.sealed, size=position)
-        found.bad[:0] = before
         self.sealed = False
         self._take_scan(found)
 

@@ -35,7 +35,8 @@ class _Decoder(Generic[M]):
         self._opener = opener
         self._frame_bytes_max = frame_bytes_max
         self._chunks: list[bytes] = []
-        self._gathered = bytearray()
+        self._parts: list[bytes | memoryview] = []  # of the large sealed content that is being gathered
+        self._parts_bytes = 0
         self._gather_bytes = 0  # size of the large sealed content that is being gathered, 0 if there is none
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
@@ -59,7 +60,7 @@ class _Decoder(Generic[M]):
             except RemoteProtocolError as error:
                 self.error = error
                 self._chunks.clear()
-                self._gathered = bytearray()
+                self._parts, self._parts_bytes = [], 0
         if self.error is not None and not messages:
             raise self.error
         return messages
@@ -67,7 +68,7 @@ class _Decoder(Generic[M]):
     @property
     def buffered_bytes(self) -> int:
         """How many bytes wait for the rest of their frame."""
-        return len(self._gathered) + sum(map(len, self._chunks))
+        return self._parts_bytes + sum(map(len, self._chunks))
 
     def _cut(self, messages: list[M]) -> None:
         chunks = self._chunks
@@ -110,11 +111,14 @@ class _Decoder(Generic[M]):
             chunks.append(data[position:])
 
     def _gather(self, data: bytes, position: int, messages: list[M]) -> int:
-        end = position + self._gather_bytes - len(self._gathered)
-        self._gathered += memoryview(data)[position:end]
+        end = position + self._gather_bytes - self._parts_bytes
+        part = memoryview(data)[position:end] if position or end < len(data) else data
+        self._parts.append(part)
+        self._parts_bytes += len(part)
         if end > len(data):
             return len(data)
-        sealed, self._gathered, self._gather_bytes = self._gathered, bytearray(), 0
+        sealed = bytearray().join(self._parts)  # growing it part by part would copy it several times
+        self._parts, self._parts_bytes, self._gather_bytes = [], 0, 0
         messages.append(self._read_large(self._opener.open_in_place(sealed)))
         return end
 
