@@ -47,7 +47,8 @@ bench: $(VENV)/.ready-run $(VENV)/.ready-bench
 		echo 'bench: no redis-server, so its figures are left out (Debian and Ubuntu: apt-get install redis-server)'
 	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
-check: $(VENV)/.ready-dev
+# The benchmarks are checked as well, with the types of the peers' packages.
+check: $(VENV)/.ready-dev $(VENV)/.ready-bench
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
