@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 import uvloop
@@ -175,10 +175,13 @@ async def _fetch(running: Running) -> Reading:
     async with running.client() as client:
         size = records = 0
         begun = time.perf_counter()
-        async for batch in client.follow_batches(TOPIC, offset=0, bytes_max=FETCH_BYTES, until_end=True):
-            size += len(batch.data)
-            batch.verify()  # checks the CRC of every record
-            records += len(batch)
+        async with aclosing(client.follow_batches(TOPIC, offset=0, bytes_max=FETCH_BYTES)) as chunks:
+            async for chunk in chunks:
+                chunk.verify()  # checks the CRC of every record
+                size += len(chunk.data)
+                records += len(chunk)
+                if records >= FETCH_RECORDS:
+                    break
         passed = time.perf_counter() - begun
     assert records == FETCH_RECORDS
     return Reading(size / passed / 1e6, f"{records / passed:,.0f} records/s")

@@ -408,3 +408,16 @@ async def test_a_full_disk_keeps_no_stop_from_ending() -> None:
     again = Bus(held.files)
     assert payloads(again.broker.topic("news").partitions[0]) == [b"kept"]
     await again.broker.close()
+
+
+@in_loop
+async def test_readers_step_back_when_the_disk_lost_what_they_saw_at_a_lower_level() -> None:
+    held = Held("written")
+    held.append(*[b"%d" % number for number in range(10)])
+    assert held.partition.high_watermark == 10
+    held.partition.log.truncate(6)  # what a rescue does with records that cannot be read back
+    held.partition.flushed(-1, StorageError("the flush failed"))
+    assert held.partition.high_watermark == 6
+    assert payloads(held.partition) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert held.append(b"new").base_offset == 6
+    await held.close()

@@ -336,3 +336,13 @@ def test_appending_reading_flushing_and_cleaning_at_once_lose_nothing() -> None:
         thread.join()
     assert failures == []
     assert [number_of(record) for record in read_all(log)] == list(range(log.first_offset, 20_000))
+
+
+def test_a_batch_made_before_a_rescue_moved_the_end_gets_the_offsets_of_now() -> None:
+    log = open_log(FaultyFiles())
+    fill(log, 10)
+    batch = encode_batch(numbered(3, first=10), log.next_offset)
+    log.truncate(8)
+    assert log.append(batch) == 8
+    assert [record.offset for record in read_all(log)] == list(range(11))
+    assert payloads(read_all(log))[8:] == [record.payload for record in numbered(3, first=10)]

@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 DEFERRED_BYTES_MAX = 8 * 2**20
 """Most that a topic with `ack = "accepted"` holds in memory before it is written."""
-
-
 RETRY_SECONDS = 1.0
 """How long accepted records that the disk refused wait before they are tried again without anybody's asking."""
 
@@ -142,7 +140,7 @@ class Partition:
         while self._deferred and not self._closed:
             batch = self._deferred[0]
             try:
-                self.log.append(batch)
+                base_offset = self.log.append(batch)
             except StorageError as error:
                 self._note_failure(error)
                 log.warning("%d accepted records wait in memory: %s", self._deferred_count, error)
@@ -154,7 +152,7 @@ class Partition:
             self._deferred_bytes -= len(batch.data)
             self._unflushed_bytes += len(batch.data)
             if not self._waiting:  # else they become visible with the flush that those wait for
-                self._advance(batch.base_offset + batch.count)
+                self._advance(base_offset + batch.count)
         if self._unflushed_bytes >= self._flush_every_bytes:
             self._request_flush()
 
@@ -204,6 +202,8 @@ class Partition:
             self.failing = error
             while waiting:
                 waiting.popleft()[1].resolve(error)
+            # What the disk did not give back is gone, and its offsets are given again.
+            self.high_watermark = min(self.high_watermark, self.log.next_offset)
             return
         self.failing = None
         self._unflushed_bytes = 0

@@ -205,7 +205,7 @@ class Topic:
         batch = rebase(batch, target.next_offset)
         receipt = target.append(batch)
         if producer_id != NO_PRODUCER:
-            target.log.producers.add(producer_id, first_sequence, batch.count, batch.base_offset)
+            target.log.producers.add(producer_id, first_sequence, batch.count, receipt.base_offset)
         if self._is_heard():
             self._show(receipt, self.decode(bytes(batch.data), batch.positions))
         return receipt

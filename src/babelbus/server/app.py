@@ -25,7 +25,7 @@ from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.server.administration import Administrator
 from babelbus.server.connection import Connection
 from babelbus.server.sbus import SbusService
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import File, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.web.admin import AdminServer
@@ -33,7 +33,6 @@ from babelbus.web.token import ensure_token
 
 log = logging.getLogger(__name__)
 
-LOCK_NAME = "lock"
 CONF_NAME = "conf"
 SERVER_KEY_NAME = "server_key"
 ADMIN_KEY_NAME = "admin_key"

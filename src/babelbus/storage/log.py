@@ -20,7 +20,7 @@ from babelbus.storage.cleaner import clean
 from babelbus.storage.columns import Columns, decode_columns, find_positions
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import DiskError, FileSystem, OffsetOutOfRangeError, disk_error
-from babelbus.storage.format import INT64, CorruptRecordError
+from babelbus.storage.format import INT64, CorruptRecordError, rebase
 from babelbus.storage.index import BLOCK_RECORDS
 from babelbus.storage.producers import Producers
 from babelbus.storage.record import RecordBatch
@@ -150,7 +150,8 @@ class Log:
     def append(self, batch: RecordBatch) -> int:
         """Write a batch whose base offset is `next_offset`; give the base offset. Durable only after `flush`.
 
-        Costs one `pwrite`, and now and then the files of a new segment.
+        Costs one `pwrite`, and now and then the files of a new segment. If the rescue after a failed flush moved
+        `next_offset` since the batch was made, its offsets are made anew.
 
         Raises:
             DiskFullError, DiskError: nothing was appended.
@@ -164,6 +165,8 @@ class Log:
                 active = self._segments[-1]
             if not active.created_ms:
                 active.created_ms = self._clock.now_ms()
+            if batch.base_offset != active.next_offset:
+                batch = rebase(batch, active.next_offset)
             active.append(batch)
             self._bytes_since_checkpoint += len(batch.data)
             self._remember(active.next_offset, active, active.size_bytes)

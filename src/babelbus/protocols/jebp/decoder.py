@@ -6,6 +6,7 @@ that becomes the memory of its message: 16 MiB that arrive in 64 KiB pieces are 
 """
 
 import zlib
+from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from babelbus.errors import RemoteProtocolError
@@ -21,7 +22,7 @@ _KNOWN_MAX = 256
 _COMMON_RECORD = b"\x12\x01"  # create record, one byte of length: every name that is encoded as usual
 
 
-class _Decoder(Generic[M]):
+class _Decoder(ABC, Generic[M]):
     """The part that both sides share: cutting and opening.
 
     Attributes:
@@ -126,11 +127,13 @@ class _Decoder(Generic[M]):
         for plain, stride, part in self._opener.open_many(sealed):
             self._read_small(plain, stride, part, messages)
 
+    @abstractmethod
     def _read_small(self, plain: bytes, stride: int, sealed: list[bytes], messages: list[M]) -> None:
-        raise NotImplementedError
+        """Read the contents that `Opener.open_many` yielded."""
 
+    @abstractmethod
     def _read_large(self, content: memoryview) -> M:
-        raise NotImplementedError
+        """Read one content that came alone, in memory that is nobody else's."""
 
 
 def _take_run(data: bytes, position: int, length: int, small: list[bytes]) -> int:

@@ -9,6 +9,7 @@ After message 9 the server is silent on success. The time limit (10 s, DECISION 
 import hashlib
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from hmac import compare_digest
 from typing import Final
@@ -68,7 +69,7 @@ class Established(msgspec.Struct, frozen=True):
     surplus: bytes
 
 
-class _Handshake:
+class _Handshake(ABC):
     """What both sides share: a script of steps that each frame of the peer takes further. Spent once it has raised."""
 
     def __init__(
@@ -125,8 +126,9 @@ class _Handshake:
             self.established = end.value
         return self._take_out()
 
+    @abstractmethod
     def _run(self) -> Generator[None, bytes, Established]:
-        raise NotImplementedError
+        """Go through the nine messages: each frame of the peer is sent in, the last step returns what they left."""
 
     def _take_out(self) -> bytes:
         out = b"".join(self._out)
