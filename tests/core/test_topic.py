@@ -10,13 +10,13 @@ from babelbus.core.record import Event
 from babelbus.core.subject import EVERYTHING, below
 from babelbus.core.topic import (
     SUBJECT_HEADER,
-    InvalidRecordError,
     SequenceGapError,
     SequenceTooOldError,
     UnknownPartitionError,
     event_of,
 )
 from babelbus.storage.files import DiskFullError
+from babelbus.storage.format import InvalidRecordError
 from babelbus.storage.producers import BATCHES_MAX
 from babelbus.storage.record import Record
 from tests.storage.faults import FaultyFiles

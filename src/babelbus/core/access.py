@@ -5,11 +5,6 @@ from enum import Enum
 import msgspec
 
 from babelbus.core.subject import EVERYTHING, Pattern
-from babelbus.errors import BabelbusError
-
-
-class AccessDeniedError(BabelbusError):
-    """An identity has no grant for what it asked."""
 
 
 class Action(Enum):

@@ -12,7 +12,6 @@ from babelbus.core.settings import TopicSettings
 from babelbus.errors import StorageError
 from babelbus.storage.columns import decode_columns, iterate
 from babelbus.storage.format import (
-    InvalidRecordError,
     encode_batch,
     encode_payloads,
     mark_producer,
@@ -267,14 +266,3 @@ def stamped(events: Sequence[Event], now_ms: int) -> Sequence[Event]:
         event if event.timestamp else Event(event.subject, event.payload, event.key, event.headers, now_ms, event.via)
         for event in events
     ]
-
-
-__all__ = [
-    "InvalidRecordError",
-    "SequenceGapError",
-    "SequenceTooOldError",
-    "Topic",
-    "UnknownPartitionError",
-    "event_of",
-    "stamped",
-]

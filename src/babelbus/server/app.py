@@ -14,7 +14,7 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config
 from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
-from babelbus.errors import BabelbusError, ConfigError
+from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.identity import Identity
@@ -332,6 +332,3 @@ def run(config: Config, ready: Callable[[Server], None] = lambda server: None) -
             factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(_serve(config, ready))
-
-
-__all__ = ["ConfigError", "Server", "run"]

@@ -10,12 +10,9 @@ and all are only a memory of the log: what is missing or does not fit is made ag
 import struct
 import zlib
 from array import array
-from itertools import pairwise
 
 import google_crc32c
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from babelbus.storage.record import RecordBatch
 
@@ -28,16 +25,6 @@ UNKNOWN_SUM = -1
 
 crc32c = google_crc32c.value
 _extend = google_crc32c.extend
-
-
-class Block(msgspec.Struct):
-    """What is known of one block of records; `sum` is its CRC-32C or `UNKNOWN_SUM`."""
-
-    position: int
-    timestamp: int
-    greatest: int
-    sum: int
-    count: int
 
 
 class SparseIndex:
@@ -171,13 +158,3 @@ def decode(index: bytes, timeindex: bytes, blocks: bytes, log_bytes: int) -> Spa
             return None
         found.greatest.append(greatest)
     return found
-
-
-def block_bounds(index: SparseIndex, log_bytes: int) -> list[tuple[int, int]]:
-    """Give where each block begins and ends in the log."""
-    return list(pairwise([*index.positions, log_bytes]))
-
-
-def as_array(column: "array[int]") -> npt.NDArray[np.int64]:
-    """Give a column of the index as numpy sees it, without copying."""
-    return np.frombuffer(column, np.int64) if column else np.empty(0, np.int64)
