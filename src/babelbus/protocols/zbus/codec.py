@@ -1,0 +1,204 @@
+"""Bytes <-> messages of zbus over WebSocket (specs/zbus.md, section 2.2): one frame is one JSON object.
+
+A body is not decoded: its JSON text goes from the frame to the log and from there to other frames. Strings are the
+exception (messages.py); as a rule they cost a slice, not a decoding.
+"""
+
+import base64
+from typing import Final
+
+import msgspec
+
+from babelbus.protocols.zbus.content import json_body
+from babelbus.protocols.zbus.errors import MalformedMessageError
+from babelbus.protocols.zbus.messages import HEADERS_MAX, BodyKind, Message, canonical_headers, is_canonical
+
+NO_BODY: Final = msgspec.Raw(b"")
+NULL: Final = msgspec.Raw(b"null")
+
+
+class _Frame(msgspec.Struct, gc=False):
+    """What nearly every client sends."""
+
+    headers: dict[str, str] | None = None
+    url: str | None = None
+    method: str | None = None
+    status: int | None = None
+    body: msgspec.Raw = NO_BODY
+
+
+class _Reply(msgspec.Struct, gc=False, omit_defaults=True):
+    """What we send: absent fields are not there."""
+
+    headers: dict[str, str]
+    body: msgspec.Raw | str | msgspec.UnsetType = msgspec.UNSET
+    url: str | None = None
+    method: str | None = None
+    status: int | None = None
+
+
+_decode_frame = msgspec.json.Decoder(_Frame).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_string = msgspec.json.Decoder(str).decode
+_FIELDS: Final = frozenset({"headers", "url", "method", "status", "body"})
+_encode = msgspec.json.Encoder().encode
+
+
+def decode_message(text: bytes) -> Message:
+    """Read one frame.
+
+    Raises:
+        MalformedMessageError: it is no JSON object, or one that is no message; answer 400.
+    """
+    try:
+        frame = _decode_frame(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _decode_slowly(text)
+    headers, body = frame.headers, bytes(frame.body)
+    if headers is None:
+        if b'"cmd"' in text:
+            return _decode_slowly(text)
+        headers = {}
+    # What nearly every message is, in as few calls as can be; the rest goes through `_message`.
+    if frame.status is None and len(headers) <= HEADERS_MAX and is_canonical(headers) and body.isascii():
+        first = body[:1]
+        if first == b'"':
+            if 92 not in body:  # no backslash: the text is what stands between the quotes
+                return Message(headers, frame.url, frame.method, None, body[1:-1], "text")
+        elif first and body != b"null":
+            return Message(headers, frame.url, frame.method, None, body)
+    return _message(headers, frame.url, frame.method, frame.status, body)
+
+
+def _message(headers: dict[str, str], url: str | None, method: str | None, status: int | None, raw: bytes) -> Message:
+    """Check what was read; `raw` is the JSON text of the body, empty for none."""
+    if len(headers) > HEADERS_MAX:
+        raise MalformedMessageError(f"{len(headers)} headers, limit {HEADERS_MAX}")
+    if status is not None and not 100 <= status <= 999:
+        raise MalformedMessageError("status is no number from 100 to 999")
+    headers = canonical_headers(headers)
+    try:
+        body, kind = json_body(raw)
+    except ValueError as error:
+        raise MalformedMessageError("body is no UTF-8") from error
+    return Message(headers, url, method, status, body, kind)
+
+
+def _decode_slowly(text: bytes) -> Message:
+    """Read what clients may send and rarely do: header values that are no strings, null, no `headers` at all."""
+    try:
+        members = _decode_members(text)
+        raw_headers = members.get("headers")
+        if raw_headers is not None and bytes(raw_headers) != b"null":
+            headers = _headers(_decode_members(raw_headers))
+        elif "cmd" in members:  # the form of the alpha's samples (section 11, DECISION)
+            headers = _headers({name: raw for name, raw in members.items() if name not in _FIELDS})
+        else:
+            headers = {}
+        status = _scalar("status", members.get("status", NULL))
+        return _message(
+            headers,
+            _scalar("url", members.get("url", NULL)),
+            _scalar("method", members.get("method", NULL)),
+            _status(status) if status is not None else None,
+            bytes(members.get("body", NULL)),
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedMessageError(f"no message: {_reason(error)}") from error
+
+
+def _headers(members: dict[str, msgspec.Raw]) -> dict[str, str]:
+    values = ((name, _scalar(name, raw)) for name, raw in members.items())
+    return {name: value for name, value in values if value is not None}
+
+
+def _scalar(name: str, raw: msgspec.Raw) -> str | None:
+    """Give a value as text, `None` for null; a number as its sender wrote it. R3 sends repeated headers as a list."""
+    token = bytes(raw)
+    if token == b"null":
+        return None
+    if token[:1] == b'"':
+        return _decode_string(token)
+    if token[:1] == b"[":
+        return ", ".join(text for text in (_scalar(name, item) for item in _decode_items(token)) if text is not None)
+    if token[:1] == b"{":
+        raise MalformedMessageError(f"{name[:40]} is no text")
+    return token.decode()
+
+
+def _status(text: str) -> int:
+    if len(text) == 3 and text.isascii() and text.isdigit():
+        return int(text)
+    raise MalformedMessageError("status is no number from 100 to 999")
+
+
+def _reason(error: Exception) -> str:
+    """Say what is wrong without what was sent: a text of the decoder, or that it is nested too deep."""
+    return "nested too deep" if isinstance(error, RecursionError) else f"no JSON object of UTF-8 ({error})"[:200]
+
+
+def encode_message(message: Message) -> bytes:
+    """Give the frame that says `message`. Header values are JSON strings: with a number the JS client stalls (2.1)."""
+    body, kind = message.body, message.body_kind
+    headers = message.headers
+    if body is None:
+        return _encode(_Reply(headers, msgspec.UNSET, message.url, message.method, message.status))
+    if kind == "json":
+        return _encode(_Reply(headers, msgspec.Raw(body), message.url, message.method, message.status))
+    if kind == "bytes":
+        headers = base64_headers(headers)
+    return _encode(_Reply(headers, _string(body, kind), message.url, message.method, message.status))
+
+
+def base64_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Give the headers of a message whose body is bytes: base64 in JSON, and they say so (design.md, section 5)."""
+    coding = headers.get("content-encoding")
+    return {**headers, "content-encoding": "base64" if coding is None else f"{coding}, base64"}
+
+
+def _string(body: bytes, kind: BodyKind) -> str:
+    return body.decode() if kind == "text" else base64.b64encode(body).decode()
+
+
+def body_json(message: Message) -> bytes:
+    """Give the JSON text of a body that is there."""
+    assert message.body is not None
+    return message.body if message.body_kind == "json" else _encode(_string(message.body, message.body_kind))
+
+
+def delivery_head(message: Message, mq: str, offset: int) -> bytes:
+    """Give what the deliveries of a message have in common: made once, however many channels and consumers there are.
+
+    It is a JSON object that is still open inside of its headers; `delivery` closes it. Status is left out (4.3).
+    """
+    headers = {**message.headers, "mq": mq, "offset": str(offset)}
+    headers.pop("channel", None)
+    headers.pop("window", None)
+    if message.body is not None and message.body_kind == "bytes":
+        headers = base64_headers(headers)
+    start = b"{"
+    if message.url is not None:
+        start += b'"url":%b,' % _encode(message.url)
+    if message.method is not None:
+        start += b'"method":%b,' % _encode(message.method)
+    if message.body is not None:
+        start += b'"body":%b,' % body_json(message)
+    return b'%b"headers":%b' % (start, _encode(headers)[:-1])
+
+
+def delivery_tail(channel: str) -> bytes:
+    """Give what the deliveries to a subscription have in common: made once for each subscription."""
+    return b',"channel":%b' % _encode(channel)
+
+
+def delivery(head: bytes, tail: bytes, window: int | None) -> bytes:
+    """Give the frame of one delivery; `window` is what is left of it, `None` when it is unlimited."""
+    if window is None:
+        return b"%b%b}}" % (head, tail)
+    return b'%b%b,"window":"%d"}}' % (head, tail, window)
+
+
+def taken(heads: list[bytes]) -> bytes:
+    """Give the body of an answer to `take`: the list of messages whose `delivery_head` these are (4.4)."""
+    return b"[%b]" % b",".join([head + b"}}" for head in heads])

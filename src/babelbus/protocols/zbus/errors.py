@@ -1,0 +1,40 @@
+"""What a zbus peer can do wrong: each error has the status and the text of its answer (specs/zbus.md, section 3)."""
+
+from babelbus.errors import BabelbusError
+
+
+class RequestError(BabelbusError):
+    """A request that is answered with `status` and `text`; the connection stays."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status} {text}")
+        self.status = status
+        self.text = text
+
+
+class MalformedMessageError(RequestError):
+    """What came is no message of the protocol: 400."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(400, text)
+
+
+class AuthenticationError(RequestError):
+    """A message does not prove who sent it: 403 (section 7)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(403, text)
+
+
+class NotFoundError(RequestError):
+    """There is no such MQ, channel, command, url or target: 404."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(404, text)
+
+
+class UnsendableMessageError(RequestError):
+    """A message cannot be said in the encoding of its receiver, who gets a 500 in its place."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(500, text)

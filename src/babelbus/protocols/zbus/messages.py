@@ -1,0 +1,201 @@
+"""What can be said in zbus (specs/zbus.md, sections 2.1, 3, 4 and 5.4): the message, its header names, the texts.
+
+A body has exactly one form. What came as bytes stays bytes; a JSON string is its text as UTF-8; every other JSON value
+is the JSON text that its sender wrote, which is stored and delivered without being decoded.
+"""
+
+import re
+from enum import IntFlag
+from typing import Final, Literal
+
+import msgspec
+
+from babelbus.protocols.zbus.errors import MalformedMessageError
+
+BodyKind = Literal["json", "text", "bytes"]
+
+HEADERS_MAX: Final = 100
+"""Headers of one message. A record holds 127, and the mapping (records.py) needs some for itself."""
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One message. `headers` are read only: a message that was received may be stored, delivered and answered.
+
+    Protocol headers have the spelling of `HEADER_NAMES`, whatever case they were sent in; others are as sent.
+    `body` is `None` when there is none; what its bytes are says `body_kind`: `json` the text of a JSON value that is no
+    string and not null, `text` UTF-8, `bytes` anything.
+    """
+
+    headers: dict[str, str]
+    url: str | None = None
+    method: str | None = None
+    status: int | None = None
+    body: bytes | None = None
+    body_kind: BodyKind = "json"
+
+
+HEADER_NAMES: Final = (
+    *("cmd", "id", "mq", "channel", "mqType", "mqMask", "channelMask", "offset", "checksum", "filter", "tag", "window"),
+    *("ack", "source", "target", "apiKey", "signature", "signFields", "clearBind", "remote-addr", "content-type"),
+)
+"""The protocol's own headers, as they are written (section 2.1)."""
+
+SECRETS: Final = frozenset({"apiKey", "signature", "signFields"})
+"""Headers that are never stored or delivered (section 4.2, DECISION)."""
+
+_BY_LOWER: Final = {name.lower(): name for name in HEADER_NAMES}
+_EXACT: Final = frozenset(HEADER_NAMES)
+_INTEGER: Final = re.compile("[+-]?[0-9]{1,19}")
+
+
+def canonical_name(name: str) -> str:
+    """Give a header name in the spelling of `HEADER_NAMES` if it is one of them in any case, else as it is."""
+    return name if name in _EXACT else _BY_LOWER.get(name.lower(), name)
+
+
+is_canonical: Final = _EXACT.issuperset
+"""Whether headers are the protocol's own ones and spelled as we do, which nearly all are."""
+
+
+def canonical_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Give headers with the protocol's own ones in their spelling; of several that become one, the last stays."""
+    if is_canonical(headers):
+        return headers
+    return {canonical_name(name): value for name, value in headers.items()}
+
+
+def flag(message: Message, name: str, *, default: bool) -> bool:
+    """Read a header that is true or false: true only for the text `true` in any case."""
+    text = message.headers.get(name)
+    return default if text is None else text.lower() == "true"
+
+
+def integer(message: Message, name: str) -> int | None:
+    """Read a header that is decimal text; `None` when it is absent.
+
+    Raises:
+        MalformedMessageError: it is no integer of 64 bits (section 3, item 8, DECISION).
+    """
+    text = message.headers.get(name)
+    if text is None:
+        return None
+    if _INTEGER.fullmatch(text) and -(2**63) <= int(text) < 2**63:
+        return int(text)
+    raise MalformedMessageError(f"{name} is no integer: {text[:40]}")
+
+
+class Mask(IntFlag):
+    """The bits of `mqMask` and `channelMask` (section 5.4)."""
+
+    DELETE_ON_EXIT = 1
+    EXCLUSIVE = 2
+    TAKEOVER = 4
+
+
+OK: Final = 200
+BAD_REQUEST: Final = 400
+FORBIDDEN: Final = 403
+NOT_FOUND: Final = 404
+TOO_LARGE: Final = 413
+FAILED: Final = 500
+GATEWAY_TIMEOUT: Final = 504
+NO_DATA: Final = 604
+
+MEMORY: Final = "memory"
+DISK: Final = "disk"
+DATABASE: Final = "db"
+
+TEXT_TYPE: Final = "text/plain; charset=utf8"
+JSON_TYPE: Final = "application/json; charset=utf8"
+
+# What is said when a command was refused (sections 3, 4 and 6).
+CMD_REQUIRED: Final = "cmd key required"
+SUB_NEEDS_MQ: Final = "Missing mq field"
+SUB_NEEDS_CHANNEL: Final = "Missing channel field"
+BIND_NEEDS_BODY: Final = "bind command, missing url entry list data in body"
+BIND_OTHER_MQ: Final = "UrlEntry's mq should be same"
+ROUTE_NEEDS_TARGET: Final = "route command, missing target field"
+ROUTED: Final = "OK"
+
+# What is said when somebody does not prove who he is (section 7), in the order in which it is looked at.
+MISSING_API_KEY: Final = "missing apiKey in request"
+MISSING_SIGNATURE: Final = "missing signature in request"
+UNKNOWN_API_KEY: Final = "apiKey not exists"
+UNKNOWN_SECRET_KEY: Final = "secretKey not exists"  # noqa: S105  # a text, no secret
+SIGNATURE_MISMATCHED: Final = "signature mismatched"
+
+
+def missing_mq(command: str) -> str:
+    """What `create`, `pub`, `remove`, `query` and `bind` say without an MQ."""
+    return f"{command} command, missing mq field"
+
+
+def mq_not_found(mq: str) -> str:
+    """What is said of an MQ that does not exist."""
+    return f"MQ({mq}) Not Found"
+
+
+def channel_not_found(channel: str) -> str:
+    """What is said of a channel that does not exist."""
+    return f"Channel({channel}) Not Found"
+
+
+def command_not_found(command: str) -> str:
+    """What is said of an unknown command; as lower case as it was looked for."""
+    return f"Command({command}) Not Found"
+
+
+def url_not_found(url: str) -> str:
+    """What is said of a url that leads nowhere."""
+    return f"{url} Not Found"
+
+
+def target_not_found(target: str) -> str:
+    """What a sender of `route` is told who asked for an ack, and whose target is gone."""
+    return f"Target={target} Not Found"
+
+
+def type_not_supported(mq_type: str) -> str:
+    """What is said of an unknown `mqType`."""
+    return f"mqType({mq_type}) Not Support"
+
+
+def created(mq: str, channel: str | None = None) -> str:
+    """The answer to `create`."""
+    return f"OK, CREATE (mq={mq})" if channel is None else f"OK, CREATE (mq={mq},channel={channel})"
+
+
+def published(mq: str) -> str:
+    """The answer to `pub`."""
+    return f"OK, PUB (mq={mq})"
+
+
+def subscribed(mq: str, channel: str) -> str:
+    """The answer to `sub`."""
+    return f"OK, SUB (mq={mq},channel={channel})"
+
+
+def removed(mq: str, channel: str | None = None) -> str:
+    """The answer to `remove`."""
+    return f"OK, REMOVE (mq={mq})" if channel is None else f"OK, REMOVE (mq={mq},channel={channel})"
+
+
+def bound(mq: str) -> str:
+    """The answer to `bind`."""
+    return f"OK, BIND URL (mq={mq})"
+
+
+def text_reply(request_id: str | None, status: int, text: str) -> Message:
+    """Give the answer that is a text; plain text, because it may name what a client chose (section 3, DECISION)."""
+    headers = {"content-type": TEXT_TYPE}
+    if request_id is not None:
+        headers["id"] = request_id
+    return Message(headers, status=status, body=text.encode(), body_kind="text")
+
+
+def json_reply(request_id: str | None, status: int, body: bytes, **headers: str) -> Message:
+    """Give the answer that is a JSON value; `body` is its text, `headers` are those of `take`: `mq` and `channel`."""
+    headers["content-type"] = JSON_TYPE
+    if request_id is not None:
+        headers["id"] = request_id
+    return Message(headers, status=status, body=body, body_kind="json")

@@ -1,0 +1,254 @@
+"""Messages <-> what the log keeps: payload, key and record headers (design.md, sections 1.9 and 5).
+
+The payload is the plain body, so that other protocols see a natural one: a text without quotes, the JSON text as its
+sender wrote it, bytes as they are; `content-type` describes it. Headers take the names of CloudEvents' Kafka binding
+where there are any:
+
+| of the message           | record header                                                                          |
+|--------------------------|----------------------------------------------------------------------------------------|
+| `id`                     | `ce_id`                                                                                |
+| `source`                 | `ce_source` = origin `#` source; the origin begins with `zbus:` and names who sent it  |
+| `content-type`           | `content-type`, or `zbus_content-type` where it does not describe the payload          |
+| others of the protocol   | `zbus_` + name                                                                         |
+| any other header         | its own name; `zbus_` + name if that is taken                                          |
+| url, method, status      | `zbus.url`, `zbus.method`, `zbus.status`                                               |
+| kind of the body         | `zbus.body`, where `content-type` does not say it                                      |
+
+Left out are `cmd`, `mq` (it is the topic) and the secrets. An event without such a `ce_source` is a foreign one.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from babelbus.protocols.zbus.content import body_kind_of, is_json, is_utf8, parse_json
+from babelbus.protocols.zbus.errors import MalformedMessageError
+from babelbus.protocols.zbus.messages import HEADER_NAMES, SECRETS, BodyKind, Message, canonical_name
+
+Headers = tuple[tuple[bytes, bytes | None], ...]
+Stored = tuple[bytes, bytes | None, Headers]
+
+ORIGIN_PREFIX: Final = "zbus:"
+OWN: Final = "zbus"
+LEFT_OUT: Final = SECRETS | {"cmd", "mq"}
+NAME_LENGTH_MAX: Final = 64
+"""Longer header names are not cached: they are chosen by clients."""
+DELIVERY: Final = frozenset({"cmd", "mq", "channel", "offset", "window", "target"}) | SECRETS
+"""Headers that a foreign event cannot have in zbus: here they would mean something else."""
+
+JSON: Final = (b"content-type", b"application/json")
+TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
+BODY: Final = b"zbus.body"
+NO_BODY: Final = (BODY, b"none")
+KINDS: Final[dict[BodyKind, tuple[bytes, bytes]]] = {
+    "json": (BODY, b"json"),
+    "text": (BODY, b"text"),
+    "bytes": (BODY, b"bytes"),
+}
+RETYPED: Final = {"json": (BODY, b"json+"), "text": (BODY, b"text+")}
+"""The kinds with a `+`: the record's content type is ours, the message had none or the one in `zbus_content-type`."""
+
+_UNTYPED: Final[dict[BodyKind, Headers]] = {
+    "json": (JSON, RETYPED["json"]),
+    "text": (TEXT, RETYPED["text"]),
+    "bytes": (KINDS["bytes"],),
+}
+
+
+def origin(identity: str) -> str:
+    """Give what `to_record` needs to know of a session: who it is. An identity may not contain `#`."""
+    assert "#" not in identity
+    return ORIGIN_PREFIX + identity
+
+
+def _record_name(name: str) -> bytes:
+    return _short_record_name(name) if len(name) <= NAME_LENGTH_MAX else _make_record_name(name)
+
+
+def _make_record_name(name: str) -> bytes:
+    taken = name in _NAMES or name.startswith(OWN) or name in ("ce_id", "ce_source")
+    return (f"{OWN}_{name}" if taken else name).encode()
+
+
+_NAMES: Final = frozenset(HEADER_NAMES)
+_short_record_name: Final = lru_cache(maxsize=4096)(_make_record_name)
+
+
+def to_record(message: Message, sender: str = ORIGIN_PREFIX) -> Stored:
+    """Give payload, key and record headers of a message; `sender` is an `origin`.
+
+    The key is the header `key`, else the tag. A message without a body has an empty payload.
+
+    Raises:
+        MalformedMessageError: a header is no UTF-8.
+    """
+    headers: list[tuple[bytes, bytes | None]] = []
+    append = headers.append
+    content_type = key = tag = None
+    source = sender
+    try:
+        for name, value in message.headers.items():
+            if name == "id":
+                append((b"ce_id", value.encode()))
+            elif name == "source":
+                source = f"{sender}#{value}"
+            elif name in LEFT_OUT:
+                continue
+            elif name == "content-type":
+                content_type = value
+            else:
+                if name == "tag":
+                    tag = value
+                elif name == "key":
+                    key = value
+                append((_record_name(name), value.encode()))
+        append((b"ce_source", source.encode()))
+        if key is None:
+            key = tag
+        if message.url is not None:
+            append((b"zbus.url", message.url.encode()))
+        if message.method is not None:
+            append((b"zbus.method", message.method.encode()))
+        if message.status is not None:
+            append((b"zbus.status", b"%d" % message.status))
+        body, kind = message.body, message.body_kind
+        if content_type is None:
+            if body is not None:
+                headers += _UNTYPED[kind]
+        else:
+            headers += _typed(content_type, body, kind)
+        return b"" if body is None else body, None if key is None else key.encode(), tuple(headers)
+    except UnicodeEncodeError as error:
+        raise MalformedMessageError("a header or the url is no UTF-8") from error
+
+
+def _typed(content_type: str, body: bytes | None, kind: BodyKind) -> list[tuple[bytes, bytes | None]]:
+    """Give the record headers for the content type that a message has."""
+    sent = content_type.encode()
+    if body is None:
+        return [(b"content-type", sent), NO_BODY]
+    described, natural = body_kind_of(content_type)
+    if kind == "json" and described != "json":  # a form, or a value with the type of a page
+        return [JSON, (b"zbus_content-type", sent), RETYPED["json"]]
+    if kind == "text" and natural != content_type:  # the payload is UTF-8, whatever it came as
+        return [(b"content-type", natural.encode()), (b"zbus_content-type", sent), RETYPED["text"]]
+    if kind == described:
+        return [(b"content-type", sent)]
+    return [(b"content-type", sent), KINDS[kind]]
+
+
+def from_record(payload: bytes | None, key: bytes | None, headers: Headers, mq: str | None = None) -> Message:
+    """Give the message of a record, whoever published it: a zbus message as it was sent, a foreign event as one.
+
+    `mq` becomes the header of that name. A foreign payload is JSON if its content type says so and it is valid, else
+    text if it is UTF-8, else bytes. A value that is no UTF-8 has escapes (`\\xff`) where it is none.
+    """
+    try:
+        return _from_record(payload, key, headers, mq, bytes.decode)
+    except UnicodeDecodeError:
+        return _from_record(payload, key, headers, mq, _text)
+
+
+def _from_record(
+    payload: bytes | None, key: bytes | None, headers: Headers, mq: str | None, decode: Callable[[bytes], str]
+) -> Message:
+    own = False
+    names: dict[str, str] = {}
+    url = method = status = marker = retyped = None
+    content_type: str | None = None
+    if mq is not None:
+        names["mq"] = mq
+    for record_name, data in headers:
+        if data is None:
+            continue
+        value = decode(data)
+        if record_name == b"ce_id":
+            names["id"] = value
+        elif record_name == b"ce_source":
+            if value.startswith(ORIGIN_PREFIX):
+                own = True
+                _, found, source = value.partition("#")
+                if found:
+                    names["source"] = source
+            else:
+                names["source"] = value
+        elif record_name == b"content-type":
+            content_type = value
+        elif record_name.startswith(b"zbus"):
+            if record_name == BODY:
+                marker = value
+            elif record_name == b"zbus.url":
+                url = value
+            elif record_name == b"zbus.method":
+                method = value
+            elif record_name == b"zbus.status":
+                status = _status(value)
+            elif record_name == b"zbus_content-type":
+                retyped = value
+            elif record_name.startswith(b"zbus_"):
+                names[decode(record_name[5:])] = value
+        else:
+            name = _message_name(record_name)
+            if name is not None:
+                names[name] = value
+    if not own:
+        if key is not None and "key" not in names:
+            names["key"] = decode(key)
+        if content_type is not None:
+            names["content-type"] = content_type
+        body, kind = foreign_body(payload, content_type)
+        return Message(names, url, method, status, body, kind)
+    if marker is not None and marker.endswith("+"):
+        content_type, marker = retyped, marker[:-1]
+    if content_type is not None:
+        names["content-type"] = content_type
+    if marker is None and content_type is not None:
+        marker = body_kind_of(content_type)[0]
+    body, kind = _own_body(payload, marker)
+    return Message(names, url, method, status, body, kind)
+
+
+def _own_body(payload: bytes | None, kind: str | None) -> tuple[bytes | None, BodyKind]:
+    """Give the body that a record says it has. It is looked at again: who may write records may write any.
+
+    A text that is none would end the connection of its consumer, and JSON that is none could say anything there.
+    """
+    if payload is None or kind not in KINDS:
+        return None, "json"
+    if kind == "json":
+        value = parse_json(payload)
+        if value is not None:
+            return value
+    return payload, "text" if kind != "bytes" and is_utf8(payload) else "bytes"
+
+
+def _message_name(record_name: bytes) -> str | None:
+    """Give the header name of a record header, `None` for one that zbus gives another meaning."""
+    return _short_message_name(record_name) if len(record_name) <= NAME_LENGTH_MAX else _make_message_name(record_name)
+
+
+def _make_message_name(record_name: bytes) -> str | None:
+    name = canonical_name(_text(record_name))
+    return None if name in DELIVERY else name
+
+
+_short_message_name: Final = lru_cache(maxsize=4096)(_make_message_name)
+
+
+def _status(text: str) -> int | None:
+    return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else None
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def foreign_body(payload: bytes | None, content_type: str | None) -> tuple[bytes | None, BodyKind]:
+    """Give the body of what another protocol published (design.md, section 5)."""
+    if payload is None:
+        return None, "json"
+    if content_type is not None and is_json(content_type):
+        value = parse_json(payload)
+        if value is not None:
+            return value
+    return payload, "text" if is_utf8(payload) else "bytes"

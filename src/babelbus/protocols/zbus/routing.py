@@ -1,0 +1,182 @@
+"""Where a url leads (specs/zbus.md, sections 4.7, 6.1 and 6.2)."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from babelbus.protocols.zbus import messages
+from babelbus.protocols.zbus.errors import MalformedMessageError
+from babelbus.protocols.zbus.messages import HEADERS_MAX, Message, canonical_name
+
+NAME_LENGTH_MAX: Final = 249
+"""No MQ has a longer name: longer prefixes of a path are not looked up."""
+CACHE_MAX: Final = 4096
+CACHED_LENGTH_MAX: Final = 256
+
+
+class UrlEntry(msgspec.Struct, frozen=True):
+    """What `bind` registers: urls that begin with `url` go to `mq`."""
+
+    url: str
+    mq: str
+
+
+_decode_entries = msgspec.json.Decoder(list[UrlEntry]).decode
+
+
+def read_bindings(message: Message) -> list[UrlEntry]:
+    """Give the entries that a `bind` brings, as a JSON list or the text of one (HTTP).
+
+    Raises:
+        MalformedMessageError: there is no body, it is no such list, or one is of another MQ than the header's.
+    """
+    if message.body is None:
+        raise MalformedMessageError(messages.BIND_NEEDS_BODY)
+    try:
+        entries = _decode_entries(message.body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessageError("bind command, body is no list of url and mq") from error
+    if any(entry.mq != message.headers.get("mq") for entry in entries):
+        raise MalformedMessageError(messages.BIND_OTHER_MQ)
+    return entries
+
+
+class BindTable:
+    """The bound url prefixes of a server. They survive their clients and belong to nobody; the last binding wins."""
+
+    def __init__(self, *, entries_max: int = 10_000) -> None:
+        self._entries_max = entries_max
+        self._by_url: dict[str, str] = {}
+        self._lengths: list[int] = []
+        self._cache: dict[str, str | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_url)
+
+    def bind(self, mq: str, entries: Iterable[UrlEntry], *, clear: bool = True) -> None:
+        """Register prefixes for an MQ; with `clear` its earlier ones are forgotten first.
+
+        Raises:
+            MalformedMessageError: there would be more than `entries_max`; nothing has changed.
+        """
+        table = {url: owner for url, owner in self._by_url.items() if not clear or owner != mq}
+        table.update((entry.url, mq) for entry in entries)
+        if len(table) > self._entries_max:
+            raise MalformedMessageError(f"{len(table)} urls bound, limit {self._entries_max}")
+        self._by_url = table
+        self._lengths = sorted({len(url) for url in table}, reverse=True)
+        self._cache.clear()
+
+    def find(self, url: str) -> str | None:
+        """Give the MQ of the longest prefix. A plain string prefix: `/plus` catches `/plusX` too (6.1, DECISION)."""
+        if not self._by_url:
+            return None
+        try:
+            return self._cache[url]
+        except KeyError:
+            pass
+        prefixes = (url[:length] for length in self._lengths if length <= len(url))
+        mq = next((self._by_url[prefix] for prefix in prefixes if prefix in self._by_url), None)
+        if len(self._cache) >= CACHE_MAX:  # urls are chosen by clients
+            self._cache.clear()
+        if len(url) <= CACHED_LENGTH_MAX:
+            self._cache[url] = mq
+        return mq
+
+
+class Command(msgspec.Struct, frozen=True):
+    """The url is the browser's form of a command: go on with `message`, which has a `cmd`."""
+
+    message: Message
+
+
+class Publish(msgspec.Struct, frozen=True):
+    """The url belongs to an MQ: go on with `message`, which is a `pub` without ack; its url is as it was."""
+
+    message: Message
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The url is `/`, and nobody has bound it."""
+
+
+class Nowhere(msgspec.Struct, frozen=True):
+    """The url leads nowhere: a static file, or else this answer."""
+
+    status: int
+    text: str
+
+
+Route = Command | Publish | Welcome | Nowhere
+
+
+def route(message: Message, bindings: BindTable, exists: Callable[[str], bool], target: str | None = None) -> Route:
+    """Say what is meant by a message without `cmd`; the first rule of section 6.1 that fits decides.
+
+    `exists` knows the names of MQs. `target` is what stood in the HTTP request line: a query is cut at its `&` before
+    it is decoded, and `message.url` is decoded as a whole. Without one the url is taken as it is written (WebSocket).
+
+    Raises:
+        MalformedMessageError: a query has too many parameters.
+    """
+    url = message.url
+    if url is None:
+        return Nowhere(messages.BAD_REQUEST, messages.CMD_REQUIRED)
+    command = command_of_query(message, url if target is None else target)
+    if command is not None:
+        return Command(command)
+    mq = bindings.find(url)
+    if mq is None:
+        mq = _mq_of_path(url.partition("?")[0], exists)
+    if mq is not None:
+        headers = {**message.headers, "cmd": "pub", "mq": mq, "ack": "false"}
+        return Publish(msgspec.structs.replace(message, headers=headers))
+    if url.partition("?")[0] in ("", "/"):
+        return Welcome()
+    return Nowhere(messages.NOT_FOUND, messages.url_not_found(url))
+
+
+def _mq_of_path(path: str, exists: Callable[[str], bool]) -> str | None:
+    """Give the MQ whose name is the longest prefix of a path by segments, else the one named by the first segment."""
+    if path.startswith("/"):
+        end = len(path)
+        if end > NAME_LENGTH_MAX:
+            end = path.rfind("/", 0, NAME_LENGTH_MAX + 1)
+        while end > 0:
+            if exists(path[:end]):
+                return path[:end]
+            end = path.rfind("/", 0, end)
+    first = path.removeprefix("/").partition("/")[0]
+    return first if first and exists(first) else None
+
+
+def command_of_query(message: Message, target: str) -> Message | None:
+    """Give the command that `/?cmd=...` says, `None` if the target is none (6.2).
+
+    Each parameter is a header and `body` the body; without one the body stays. The url keeps its path alone: the rest
+    is said by the headers, and may hold a key.
+
+    Raises:
+        MalformedMessageError: there are too many parameters.
+    """
+    path, _, query = target.partition("?")
+    if path not in ("", "/") or "cmd=" not in query.lower():
+        return None
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=HEADERS_MAX)
+    except ValueError as error:
+        raise MalformedMessageError(f"more than {HEADERS_MAX} parameters") from error
+    parameters = {canonical_name(name): value for name, value in pairs}
+    if "cmd" not in parameters:
+        return None
+    headers = dict(message.headers)
+    body = parameters.pop("body", None)
+    headers.update(parameters)
+    if len(headers) > HEADERS_MAX:
+        raise MalformedMessageError(f"{len(headers)} headers, limit {HEADERS_MAX}")
+    if body is None:
+        return msgspec.structs.replace(message, headers=headers, url="/")
+    headers.pop("content-type", None)  # it told of the body that the request had
+    return msgspec.structs.replace(message, headers=headers, url="/", body=body.encode(), body_kind="text")

@@ -1,0 +1,356 @@
+"""Who sent a message: HMAC-SHA256 over its canonical JSON (specs/zbus.md, section 7).
+
+The clients' serialisers differ in escapes, floats and nulls, so nothing is serialised again: the tokens of the wire
+text stay as they were received, members are sorted by their decoded names, white space goes. Every function that takes
+a text takes one that `decode_message` has accepted: the grammar is not looked at twice.
+"""
+
+import base64
+import hmac
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from babelbus.protocols.zbus import messages
+from babelbus.protocols.zbus.codec import encode_message
+from babelbus.protocols.zbus.content import is_json, parse_json
+from babelbus.protocols.zbus.errors import AuthenticationError, MalformedMessageError
+from babelbus.protocols.zbus.messages import HEADER_NAMES, Message, canonical_name
+
+Keys = Mapping[str, str]
+"""apiKey -> secretKey of one listener; an empty secret is none."""
+
+_tokens = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]|[^ \t\r\n"{}\[\],:]++', re.DOTALL).findall
+_decode_string = msgspec.json.Decoder(str).decode
+_encode = msgspec.json.Encoder().encode
+
+_FIELDS: Final = ("url", "method", "body")
+_ALWAYS_SIGNED: Final = frozenset({"apiKey", "signFields"})
+_COMMANDING: Final = frozenset(HEADER_NAMES) - {"id", "source", "remote-addr", "content-type", *messages.SECRETS}
+"""Headers that say what is to be done: unsigned ones could be changed or added by whoever saw the message."""
+
+
+class _Object:
+    """A JSON object: the token of each name, and its value."""
+
+    __slots__ = ("members", "name")
+
+    def __init__(self) -> None:
+        self.members: list[tuple[bytes, _Node]] = []
+        self.name: bytes | None = None
+
+    def add(self, node: "_Node") -> None:
+        if self.name is not None:
+            self.members.append((self.name, node))
+            self.name = None
+        else:
+            assert isinstance(node, bytes)
+            self.name = node
+
+    def pieces(self, *, nulls: bool) -> "Iterator[_Node]":
+        named = {_name_of(token): (token, node) for token, node in self.members}
+        if len(named) < len(self.members):  # decoders keep the last of two: an addition could replace what was signed
+            raise _AmbiguousError
+        lead = b"{"
+        for name in sorted(named):
+            token, node = named[name]
+            if nulls or node != b"null":
+                yield b"%b%b:" % (lead, token)
+                yield node
+                lead = b","
+        yield b"{}" if lead == b"{" else b"}"
+
+
+class _Array:
+    """A JSON array."""
+
+    __slots__ = ("items",)
+
+    def __init__(self) -> None:
+        self.items: list[_Node] = []
+
+    def add(self, node: "_Node") -> None:
+        self.items.append(node)
+
+    def pieces(self, *, nulls: bool) -> "Iterator[_Node]":
+        lead = b"["
+        for node in self.items:
+            yield lead
+            yield node
+            lead = b","
+        yield b"[]" if lead == b"[" else b"]"
+
+
+_Node = bytes | _Object | _Array
+
+
+class _AmbiguousError(Exception):
+    """An object has a name twice."""
+
+
+def _name_of(token: bytes) -> str:
+    return _decode_string(token) if 92 in token else token[1:-1].decode()
+
+
+def _parse(text: bytes) -> _Node:
+    """Give the tree of a JSON text with every string and number as received. Iterative: depth costs no stack."""
+    top = _Array()
+    open_nodes: list[_Object | _Array] = [top]
+    for token in _tokens(text):
+        if token == b"{" or token == b"[":
+            node = _Object() if token == b"{" else _Array()
+            open_nodes[-1].add(node)
+            open_nodes.append(node)
+        elif token == b"}" or token == b"]":
+            open_nodes.pop()
+        else:
+            open_nodes[-1].add(token)
+    return top.items[0]
+
+
+def _write(node: _Node, *, nulls: bool) -> bytes:
+    """Give the canonical text of a tree, without null members if `nulls` is false."""
+    if isinstance(node, bytes):
+        return node
+    written: list[bytes] = []
+    waiting = [node.pieces(nulls=nulls)]
+    while waiting:
+        for piece in waiting[-1]:
+            if isinstance(piece, bytes):
+                written.append(piece)
+            else:
+                waiting.append(piece.pieces(nulls=nulls))
+                break
+        else:
+            waiting.pop()
+    return b"".join(written)
+
+
+def _selected(root: _Node, fields: "_Fields | None") -> _Object:
+    """Give what is signed of a message: all but the signature, or what the header `signFields` names."""
+    assert isinstance(root, _Object)
+    chosen = _Object()
+    for token, node in root.members:
+        name = _name_of(token)
+        if name == "headers" and isinstance(node, _Object):
+            headers = _Object()
+            for header_token, value in node.members:
+                header = canonical_name(_name_of(header_token))
+                if header != "signature" and (fields is None or fields.has_header(header)):
+                    headers.members.append((header_token, value))
+            chosen.members.append((token, headers))
+        elif fields is None or name in fields.names:
+            chosen.members.append((token, node))
+    return chosen
+
+
+class _Fields:
+    """What the header `signFields` lists."""
+
+    def __init__(self, text: str) -> None:
+        listed = {field.strip() for field in text.split(",")}
+        self.names = listed.intersection(_FIELDS)
+        self._headers = {canonical_name(field[2:]) for field in listed if field.startswith("h.")} | _ALWAYS_SIGNED
+        self._all = "h.*" in listed
+
+    def has_header(self, name: str) -> bool:
+        return self._all or name in self._headers
+
+    def cover(self, message: Message) -> bool:
+        """Whether nobody can make the message mean something else: its body and what says where it goes are signed.
+
+        With a command that is every header that the command reads; without one it is the url.
+        """
+        if "body" not in self.names:
+            return False
+        if "cmd" not in message.headers:
+            return "url" in self.names
+        return self._all or all(name in self._headers for name in message.headers if name in _COMMANDING)
+
+
+def digest(secret: str, canonical: bytes) -> str:
+    """Give the signature of a canonical text: lower-case hex, as every client has it."""
+    return hmac.digest(secret.encode(), canonical, "sha256").hex()
+
+
+def canonical_text(text: bytes, *, sign_fields: str | None = None, nulls: bool = True) -> bytes:
+    """Give what is signed of a frame (7.1; with `sign_fields` 7.2).
+
+    Raises:
+        AuthenticationError: an object has a name twice, so that readers may understand different things.
+    """
+    fields = None if sign_fields is None else _Fields(sign_fields)
+    try:
+        return _write(_selected(_parse(text), fields), nulls=nulls)
+    except _AmbiguousError as error:
+        raise AuthenticationError(messages.SIGNATURE_MISMATCHED) from error
+
+
+def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = False) -> str:
+    """See who sent a WebSocket frame, and give the apiKey. `message` is what `decode_message(text)` gave.
+
+    `partial` accepts lists of signed fields that leave what matters unsigned (7.2).
+
+    Raises:
+        AuthenticationError: it is not proved; answer its status and text, which are section 7's.
+    """
+    api_key, signature, secret = _credentials(message, keys)
+    sign_fields = message.headers.get("signFields")
+    _check_fields(message, sign_fields, partial=partial)
+    # The .NET client sends nulls that it did not sign.
+    _check(secret, signature, lambda again: canonical_text(text, sign_fields=sign_fields, nulls=not again))
+    return api_key
+
+
+def verify_request(message: Message, keys: Keys, *, partial: bool = False) -> str:
+    """See who sent an HTTP request, and give the apiKey. Only the scheme with `signFields` can work there (7.1).
+
+    Raises:
+        AuthenticationError: it is not proved.
+    """
+    api_key, signature, secret = _credentials(message, keys)
+    sign_fields = message.headers.get("signFields")
+    if sign_fields is None:
+        raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
+    _check_fields(message, sign_fields, partial=partial)
+    _check(secret, signature, lambda again: request_text(message, sign_fields, escape=again))
+    return api_key
+
+
+def _credentials(message: Message, keys: Keys) -> tuple[str, str, str]:
+    """Give apiKey, signature and secret, in the order of section 7."""
+    api_key, signature = message.headers.get("apiKey"), message.headers.get("signature")
+    if api_key is None:
+        raise AuthenticationError(messages.MISSING_API_KEY)
+    if signature is None:
+        raise AuthenticationError(messages.MISSING_SIGNATURE)
+    if api_key not in keys:
+        raise AuthenticationError(messages.UNKNOWN_API_KEY)
+    if not keys[api_key]:
+        raise AuthenticationError(messages.UNKNOWN_SECRET_KEY)
+    return api_key, signature, keys[api_key]
+
+
+def _check_fields(message: Message, sign_fields: str | None, *, partial: bool) -> None:
+    if sign_fields is not None and not partial and not _Fields(sign_fields).cover(message):
+        raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
+
+
+def _check(secret: str, signature: str, canonical: Callable[[bool], bytes]) -> None:
+    """Compare with what the canonical text asks for, and if need be with that of the second try."""
+    given = signature.lower().encode()
+    for again in (False, True):
+        if hmac.compare_digest(digest(secret, canonical(again)).encode(), given):
+            return
+    raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
+
+
+def request_text(message: Message, sign_fields: str, *, escape: bool = False) -> bytes:
+    """Give what is signed of an HTTP request (7.2): a body that is JSON text counts as its value.
+
+    There are no JSON tokens on the wire; `escape` writes what is not ASCII as the Python client does.
+    """
+    fields = _Fields(sign_fields)
+    headers = _Object()
+    for name, value in message.headers.items():
+        if name != "signature" and fields.has_header(name):
+            headers.members.append((_string(name, escape=escape), _string(value, escape=escape)))
+    root = _Object()
+    root.members.append((b'"headers"', headers))
+    for name, text in (("url", message.url), ("method", message.method)):
+        if name in fields.names and text is not None:
+            root.members.append((_string(name, escape=False), _string(text, escape=escape)))
+    if "body" in fields.names and message.body is not None:
+        root.members.append((b'"body"', _body(message, escape=escape)))
+    try:
+        return _write(root, nulls=True)
+    except _AmbiguousError as error:
+        raise AuthenticationError(messages.SIGNATURE_MISMATCHED) from error
+
+
+def _body(message: Message, *, escape: bool) -> _Node:
+    body = message.body
+    assert body is not None
+    content_type = message.headers.get("content-type", "")
+    if message.body_kind == "json" or (is_json(content_type) and parse_json(body) is not None):
+        return _parse(body)
+    text = body.decode() if message.body_kind == "text" else base64.b64encode(body).decode()
+    return _string(text, escape=escape)
+
+
+def _string(text: str, *, escape: bool) -> bytes:
+    written = _encode(text)
+    if not escape or written.isascii():
+        return written
+    return re.sub(r"[^\x00-\x7f]", _escaped, written.decode()).encode()
+
+
+def _escaped(found: "re.Match[str]") -> str:
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def sign_frame(message: Message, api_key: str, secret: str, sign_fields: str | None = None) -> Message:
+    """Give a message with its proof, to be sent as `encode_message` has it."""
+    message = _with_key(message, api_key, sign_fields)
+    canonical = canonical_text(encode_message(message), sign_fields=sign_fields)
+    return _with(message, "signature", digest(secret, canonical))
+
+
+def sign_request(message: Message, api_key: str, secret: str, sign_fields: str) -> Message:
+    """Give a message with its proof, to be sent as an HTTP request with just these headers, url, method and body."""
+    message = _with_key(message, api_key, sign_fields)
+    return _with(message, "signature", digest(secret, request_text(message, sign_fields)))
+
+
+def _with_key(message: Message, api_key: str, sign_fields: str | None) -> Message:
+    message = _with(message, "apiKey", api_key)
+    return message if sign_fields is None else _with(message, "signFields", sign_fields)
+
+
+def _with(message: Message, name: str, value: str) -> Message:
+    return msgspec.structs.replace(message, headers={**message.headers, name: value})
+
+
+class ReplayGuard:
+    """Refuses a signature that was seen in the last `window_seconds`; remembers `entries_max` of them at the most.
+
+    The protocol signs neither a time nor a nonce (7.1): a replay after the window passes, and two messages that are the
+    same in every byte have one signature. A client's refill of a window (`sub` without `id`) is such a message: ask
+    only for messages with an `id`.
+    """
+
+    def __init__(self, window_seconds: float, entries_max: int) -> None:
+        self._window_seconds = window_seconds
+        self._entries_max = entries_max
+        self._seen: dict[bytes, float] = {}
+        self.evicted = 0
+        """How many were forgotten before their time because there were too many: what should be a metric."""
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def admit(self, signature: str, now_seconds: float) -> None:
+        """Take the signature of a message that was verified, at a time of the monotonic clock.
+
+        Raises:
+            AuthenticationError: it was here already.
+        """
+        seen = self._seen
+        while seen:
+            oldest = next(iter(seen))
+            if now_seconds - seen[oldest] < self._window_seconds:
+                break
+            del seen[oldest]
+        try:
+            key = bytes.fromhex(signature)
+        except ValueError as error:
+            raise MalformedMessageError("signature is no hex") from error
+        if key in seen:
+            raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
+        if len(seen) >= self._entries_max:
+            del seen[next(iter(seen))]
+            self.evicted += 1
+        seen[key] = now_seconds
