@@ -1,0 +1,185 @@
+"""Engine `db`: the topics of one SQL database, SQLite or PostgreSQL, through SQLAlchemy Core (docs/storage.md).
+
+Several topics share a database; one server owns it. `database_tables` says what the rows are, `database_link` who
+writes and what makes it durable, `database_log` what a partition does with them.
+"""
+
+import secrets
+import threading
+from typing import Any
+
+from sqlalchemy import Connection, Select, delete, func, insert, make_url, select, update
+from sqlalchemy.exc import ArgumentError
+
+from babelbus.clock import Clock
+from babelbus.errors import StorageError
+from babelbus.storage.contract import LogSettings
+from babelbus.storage.database_link import Database
+from babelbus.storage.database_log import DatabaseLog
+from babelbus.storage.database_postgresql import PostgresqlDatabase
+from babelbus.storage.database_sqlite import SqliteDatabase
+from babelbus.storage.database_tables import partitions, producers, ranges, records, topics
+from babelbus.storage.files import FileSystem
+
+GRAVE_PREFIX = "removed-"
+EXAMPLES = "sqlite:////var/lib/babelbus/db.sqlite, postgresql://user:password@host/database"
+
+
+class DatabaseUrlError(StorageError):
+    """The URL of the database is none, or names a database that Babelbus does not speak to."""
+
+
+class DatabaseStore:
+    """The topics of one database; see `contract.Store`.
+
+    Nothing is opened or made before a topic is: a server without topics of this engine has no file of it.
+    """
+
+    def __init__(self, url: str, files: FileSystem, clock: Clock) -> None:
+        """Take the URL of the database: `sqlite:///` and a path, or `postgresql://user:password@host/database`.
+
+        Raises:
+            DatabaseUrlError: it is none, or of another kind of database.
+        """
+        self._files = files
+        self._clock = clock
+        self._database = _choose(url, files)
+        self._opening = threading.Lock()
+        self._is_open = False
+        self.name = self._database.name
+        """The URL without user, password and options."""
+
+    def _open(self) -> Database:
+        with self._opening:
+            if not self._is_open:
+                self._database.open()
+                self._is_open = True
+        return self._database
+
+    def _ask(self, query: Select[Any]) -> list[Any]:
+        """Give the rows that a query finds; none, when nothing was ever stored."""
+        if not self._is_open and not self._database.is_there():
+            return []
+        with self._open().read() as connection:
+            return list(connection.execute(query).all())
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Give the names of the topics that are stored, sorted."""
+        return sorted(name for (name,) in self._ask(select(topics.c.name).where(topics.c.removed == "")))
+
+    def removed(self) -> dict[str, str]:
+        """Give the topics whose removal was cut short by a crash: token for `erase` -> name of the topic."""
+        return dict(self._ask(select(topics.c.removed, topics.c.name).where(topics.c.removed != "")))
+
+    def partition_count(self, topic: str) -> int:
+        """Give how many partitions of a topic are stored."""
+        (found,) = self._ask(
+            select(func.max(partitions.c.number))
+            .join(topics, topics.c.id == partitions.c.topic_id)
+            .where(topics.c.name == topic, topics.c.removed == "")
+        ) or [(None,)]
+        return 0 if found[0] is None else int(found[0]) + 1
+
+    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> DatabaseLog:
+        """Open a partition, or make it.
+
+        Raises:
+            DiskFullError, DiskError: the database refused.
+        """
+        database = self._open()
+        with database.write() as connection:
+            topic_id = _topic_id(connection, topic)
+            found = connection.execute(
+                select(partitions.c.id).where(partitions.c.topic_id == topic_id, partitions.c.number == partition)
+            ).scalar()
+            if found is None:
+                made = insert(partitions).values(topic_id=topic_id, number=partition).returning(partitions.c.id)
+                found = connection.execute(made).scalar_one()
+        opened = DatabaseLog(database, topic, partition, int(found), settings, self._clock)
+        database.make_durable()  # what it found may be of a killed server, and nobody reads it before it is durable
+        return opened
+
+    def load_settings(self, topic: str) -> bytes | None:
+        """Give what `save_settings` was given, or `None`."""
+        found = self._ask(select(topics.c.settings).where(topics.c.name == topic, topics.c.removed == ""))
+        return bytes(found[0][0]) if found and found[0][0] is not None else None
+
+    def save_settings(self, topic: str, content: bytes) -> None:
+        """Keep the settings of a topic, durably; makes the topic.
+
+        Raises:
+            DiskFullError, DiskError: the database refused.
+        """
+        database = self._open()
+        with database.write() as connection:
+            topic_id = _topic_id(connection, topic)
+            connection.execute(update(topics).where(topics.c.id == topic_id).values(settings=content))
+        database.make_durable()
+
+    def hide(self, topic: str) -> str:
+        """Take a topic out of `topics` at once and durably; its logs must be closed. Gives a token for `erase`."""
+        token = GRAVE_PREFIX + secrets.token_hex(8)
+        database = self._open()
+        with database.write() as connection:
+            connection.execute(
+                update(topics).where(topics.c.name == topic, topics.c.removed == "").values(removed=token)
+            )
+        database.make_durable()
+        return token
+
+    def erase(self, token: str) -> None:
+        """Delete what `hide` took away. May take long, but keeps nobody waiting: it deletes a range at a time."""
+        database = self._open()
+        of_topic = select(topics.c.id).where(topics.c.removed == token, topics.c.removed != "")
+        for (number,) in self._ask(select(partitions.c.id).where(partitions.c.topic_id.in_(of_topic))):
+            for (base_offset,) in self._ask(select(ranges.c.base_offset).where(ranges.c.partition_id == number)):
+                with database.write() as connection:
+                    connection.execute(
+                        delete(records).where(records.c.partition_id == number, records.c.offset < base_offset)
+                    )
+            with database.write() as connection:
+                for table in (records, producers, ranges):
+                    connection.execute(delete(table).where(table.c.partition_id == number))
+                connection.execute(delete(partitions).where(partitions.c.id == number))
+        with database.write() as connection:
+            connection.execute(delete(topics).where(topics.c.id.in_(of_topic)))
+        database.make_durable()
+
+    def close(self) -> None:
+        """Close the connections and give the database to whom wants it next."""
+        with self._opening:
+            self._is_open = False
+            self._database.close()
+
+
+def _topic_id(connection: Connection, name: str) -> int:
+    """Give the number of a topic, which is made if it is new."""
+    found = connection.execute(select(topics.c.id).where(topics.c.name == name, topics.c.removed == "")).scalar()
+    if found is None:
+        made = insert(topics).values(name=name, removed="").returning(topics.c.id)
+        found = connection.execute(made).scalar_one()
+    return int(found)
+
+
+def _choose(url: str, files: FileSystem) -> Database:
+    """Give the database of a URL, not yet opened.
+
+    Raises:
+        DatabaseUrlError: it is no URL, or of a database that Babelbus does not speak to.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise DatabaseUrlError("the URL of the database is none; examples: " + EXAMPLES) from None
+    kind = parsed.drivername.partition("+")[0]
+    if kind == "sqlite":
+        if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
+            raise DatabaseUrlError("SQLite needs the path of a file; for topics in memory there is the engine 'memory'")
+        return SqliteDatabase(parsed.set(drivername="sqlite+pysqlite"), f"sqlite:///{parsed.database}", files)
+    if kind in ("postgresql", "postgres"):
+        host = parsed.host or ""
+        name = f"postgresql://{host}{f':{parsed.port}' if parsed.port else ''}/{parsed.database or ''}"
+        return PostgresqlDatabase(parsed.set(drivername="postgresql+psycopg"), name)
+    raise DatabaseUrlError(f"there is no database {kind!r}; examples: {EXAMPLES}")

@@ -1,0 +1,106 @@
+"""Compressed WebSocket messages: permessage-deflate (RFC 7692)."""
+
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+
+from babelbus.wire.websocket_frames import (
+    BINARY,
+    COMPRESSED,
+    FIN,
+    INVALID_DATA,
+    MESSAGE_TOO_BIG,
+    PROTOCOL_ERROR,
+    TEXT,
+    WebSocketError,
+    encode_frames,
+)
+
+WINDOW_BITS_MAX = 15
+_TAIL = b"\x00\x00\xff\xff"  # ends each message before compression; not sent (section 7.2.1)
+_WINDOW_BYTES = 2**WINDOW_BITS_MAX
+_MEMORY_LEVEL = 5  # 32 KiB for each compressor together with a window of 12 bits, instead of 256 KiB
+
+
+class Deflate(msgspec.Struct, frozen=True):
+    """What both sides agreed on: whose window is forgotten after each message, and how large each is (log2 bytes)."""
+
+    server_no_context_takeover: bool = False
+    client_no_context_takeover: bool = False
+    server_max_window_bits: int = WINDOW_BITS_MAX
+    client_max_window_bits: int = WINDOW_BITS_MAX
+
+
+class Inflater:
+    """Decompresses the messages of one peer; none may become larger than `bytes_max`."""
+
+    def __init__(self, agreed: Deflate, *, is_server: bool, bytes_max: int) -> None:
+        self._forgets = agreed.client_no_context_takeover if is_server else agreed.server_no_context_takeover
+        self._bits = agreed.client_max_window_bits if is_server else agreed.server_max_window_bits
+        self._bytes_max = bytes_max
+        self._inflate = zlib.decompressobj(-self._bits)
+
+    def inflate(self, data: bytes | bytearray) -> bytes:
+        """Give the message that was compressed as `data`.
+
+        Raises:
+            WebSocketError: it would be larger than the limit, or it is no deflate stream.
+        """
+        try:
+            message = self._all_of(bytes(data) + _TAIL)
+        except zlib.error as error:
+            raise WebSocketError(INVALID_DATA, f"a message that does not decompress: {error}") from error
+        if self._forgets:
+            self._inflate = zlib.decompressobj(-self._bits)
+        return message
+
+    def _all_of(self, data: bytes) -> bytes:
+        message = self._part(data, self._bytes_max)
+        if not self._inflate.eof:
+            return message
+        # A peer may end a message with a final block and a zero byte (section 7.2.3.4). The stream goes on in a new
+        # object, which knows of the window what this message filled; a reference further back fails, it never lies.
+        rest = self._inflate.unused_data
+        self._inflate = zlib.decompressobj(-self._bits, zdict=message[-_WINDOW_BYTES:])
+        message += self._part(rest, self._bytes_max - len(message))
+        if self._inflate.eof:
+            raise WebSocketError(PROTOCOL_ERROR, "a compressed message with more than one final block")
+        return message
+
+    def _part(self, data: bytes, bytes_max: int) -> bytes:
+        # One byte more than allowed is asked for: a bomb is noticed when it is that large, not when it is unpacked.
+        message = self._inflate.decompress(data, bytes_max + 1)
+        if len(message) > bytes_max:
+            raise WebSocketError(MESSAGE_TOO_BIG, f"a message that decompresses to more than {self._bytes_max} bytes")
+        return message
+
+
+class Deflater:
+    """Compresses the messages to one peer; those below `bytes_min` are sent as they are, as they would gain nothing."""
+
+    def __init__(self, agreed: Deflate, *, is_server: bool, bytes_min: int = 128) -> None:
+        self._forgets = agreed.server_no_context_takeover if is_server else agreed.client_no_context_takeover
+        self._bits = agreed.server_max_window_bits if is_server else agreed.client_max_window_bits
+        self._bytes_min = max(bytes_min, 1)  # nothing at all is never compressed: zlib flushes it to nothing
+        self._mask = not is_server
+        self._deflate = self._begin()
+
+    def encode_texts(self, payloads: Sequence[bytes]) -> bytes:
+        """Give the frames of texts (UTF-8), together, for one write."""
+        return b"".join([self._encode(TEXT, payload) for payload in payloads])
+
+    def encode_binaries(self, payloads: Sequence[bytes]) -> bytes:
+        """Give the frames of binary messages, together, for one write."""
+        return b"".join([self._encode(BINARY, payload) for payload in payloads])
+
+    def _encode(self, opcode: int, payload: bytes) -> bytes:
+        if len(payload) < self._bytes_min:
+            return encode_frames(FIN | opcode, [payload], mask=self._mask)
+        compressed = self._deflate.compress(payload) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+        if self._forgets:
+            self._deflate = self._begin()
+        return encode_frames(FIN | COMPRESSED | opcode, [compressed[: -len(_TAIL)]], mask=self._mask)
+
+    def _begin(self) -> "zlib._Compress":
+        return zlib.compressobj(wbits=-self._bits, memLevel=_MEMORY_LEVEL)

@@ -1,0 +1,320 @@
+"""HTTP/1.1 as a server speaks it (RFC 9112): bytes -> requests, responses -> bytes. For clients: `http_client.py`.
+
+A chunk's requests are cut in one loop. A peer says nearly the same again and again, so heads that were read before are
+looked up by their bytes, and so are the lines of the others.
+"""
+
+import re
+
+import msgspec
+
+from babelbus.wire.http_chunks import LAST_CHUNK, ChunkedBody, encode_chunk
+from babelbus.wire.http_fields import (
+    BODY_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    HEADERS_MAX,
+    HttpError,
+    body_length,
+    is_token,
+    keeps_alive,
+    read_fields,
+    tokens,
+)
+from babelbus.wire.http_response import CONTINUE, encode_error, encode_response, encode_stream_head
+from babelbus.wire.http_target import is_target, parse_query, percent_decode, split_target
+
+__all__ = [
+    "CONTINUE",
+    "LAST_CHUNK",
+    "HttpError",
+    "Request",
+    "RequestDecoder",
+    "encode_chunk",
+    "encode_error",
+    "encode_response",
+    "encode_stream_head",
+    "parse_query",
+    "percent_decode",
+    "split_target",
+]
+
+_END = b"\r\n\r\n"
+_VERSIONS = {b"HTTP/1.%d" % minor: "1.1" if minor else "1.0" for minor in range(10)}
+_OTHER_VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
+_TARGET_BYTES = bytes(range(0x21, 0x7F)) + bytes(range(0x80, 0x100))
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+# What one connection remembers: at most some tens of KiB, and only of small heads.
+_KNOWN_HEADS = 16
+_KNOWN_HEAD_BYTES = 1024
+_KNOWN_LINES = 64
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One request. `target` is as sent, and it and the values of `headers` are Latin-1 (bytes as characters)."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes = b""
+    keep_alive: bool = True
+    version: str = "1.1"
+
+    @property
+    def path(self) -> str:
+        """The path of the target, not decoded."""
+        return split_target(self.target)[0]
+
+    @property
+    def query(self) -> str:
+        """What stands behind the `?` of the target, not decoded."""
+        return split_target(self.target)[1]
+
+
+class _Head(msgspec.Struct, frozen=True, gc=False):
+    request: Request
+    length: int
+    stops: bool  # nothing behind it is cut for now
+    upgrades: bool  # it asks to become a WebSocket
+    expects_continue: bool
+
+
+class RequestDecoder:
+    """Cuts the bytes of one client into requests.
+
+    Behind a request that asks to become a WebSocket it stops: the bytes that follow belong to whom `unread` gives them,
+    or `go_on` has them read as further requests. Behind one that closes the connection nothing is read any more.
+
+    Attributes:
+        error: why nothing more can be read; answer with `encode_error` when `requests` has given the last ones, then
+            close the connection.
+    """
+
+    def __init__(
+        self,
+        *,
+        head_bytes_max: int = HEAD_BYTES_MAX,
+        headers_max: int = HEADERS_MAX,
+        body_bytes_max: int = BODY_BYTES_MAX,
+        host_required: bool = True,
+    ) -> None:
+        self.error: HttpError | None = None
+        self._head_bytes_max = head_bytes_max
+        self._headers_max = headers_max
+        self._body_bytes_max = body_bytes_max
+        self._host_required = host_required
+        self._held: bytes | bytearray = b""
+        self._scanned = 0  # so many held bytes have no end of a head in them
+        self._head: _Head | None = None  # of the request whose body has not come
+        self._chunks: ChunkedBody | None = None
+        self._asked_to_continue = False
+        self._stopped = False
+        self._last = False  # the request given last closes the connection
+        self._closed = False
+        self._heads: dict[bytes, _Head] = {}
+        self._request_lines: dict[bytes, tuple[str, str, str]] = {}
+        self._lines: dict[bytes, tuple[str, str]] = {}
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what the transport read, cut anywhere; parse it with `requests`."""
+        if self._closed or self.error is not None:
+            return
+        if not self._held:
+            self._held = data
+            return
+        if not isinstance(self._held, bytearray):
+            self._held = bytearray(self._held)
+        self._held += data
+
+    def requests(self) -> list[Request]:
+        """Give the complete requests in order; the rest waits for more data.
+
+        What was whole before the peer broke the protocol is given first, with `error` set; carry it out, then answer
+        the error and close.
+
+        Raises:
+            HttpError: the peer broke the protocol and there is nothing left to give.
+        """
+        requests: list[Request] = []
+        if self.error is None and not self._stopped and self._held and self._ready():
+            data = bytes(self._held)
+            try:
+                self._held = data[self._cut(data, requests) :]
+            except HttpError as error:
+                self.error = error
+                self._drop()
+        if self.error is not None and not requests:
+            raise self.error
+        return requests
+
+    def take_continue(self) -> bool:
+        """Give, once, whether the client waits for `CONTINUE` before it sends the body of its request.
+
+        Ask behind `requests`; the answers to the requests before it go out first.
+        """
+        head = self._head
+        if head is None or not head.expects_continue or self._asked_to_continue or self.error is not None:
+            return False
+        self._asked_to_continue = True
+        return True
+
+    def unread(self) -> bytes:
+        """Give, and forget, what stands behind the request that became something else."""
+        data = bytes(self._held)
+        self._held = b""
+        return data
+
+    def go_on(self) -> None:
+        """Read on behind a request that asked to become a WebSocket and did not."""
+        self._stopped = self._closed = self._last
+        if self._last:
+            self._drop()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How many bytes wait for the rest of their request."""
+        return len(self._held) + (len(self._chunks.data) if self._chunks is not None else 0)
+
+    def _drop(self) -> None:
+        self._held = b""
+        self._head = self._chunks = None
+
+    def _ready(self) -> bool:
+        """Whether cutting can come further than the last time, so that a peer that drips costs no copies."""
+        if self._head is not None:
+            return self._chunks is not None or len(self._held) >= self._head.length
+        if self._held.find(_END, max(0, self._scanned - 3)) >= 0:
+            return True
+        if len(self._held) >= self._head_bytes_max or _BARE_LF.search(self._held, max(0, self._scanned - 1)):
+            return True  # to be refused
+        self._scanned = len(self._held)
+        return False
+
+    def _cut(self, data: bytes, requests: list[Request]) -> int:
+        position, size = 0, len(data)
+        head_bytes_max, heads, find = self._head_bytes_max, self._heads, data.find
+        self._scanned = 0
+        while position < size:
+            head = self._head
+            if head is None:
+                end = find(_END, position, position + head_bytes_max)
+                if end < 0:
+                    self._refuse_endless(data, position)
+                    self._scanned = size - position
+                    break
+                raw = data[position:end]
+                head = heads.get(raw)
+                if head is None:
+                    head = self._read_head(raw)
+                position = end + 4
+            request = head.request
+            length = head.length
+            if length > 0:
+                end = position + length
+                if end > size:
+                    self._head = head
+                    break
+                body = data[position:end]
+                position = end
+            elif length == 0:
+                body = b""
+            else:
+                position, whole = self._cut_chunks(data, position)
+                if whole is None:
+                    self._head = head
+                    break
+                body = whole
+            requests.append(
+                Request(
+                    request.method, request.target, request.headers.copy(), body, request.keep_alive, request.version
+                )
+            )
+            self._head = None
+            self._asked_to_continue = False
+            if head.stops:
+                self._stopped = True
+                # RFC 9112, section 9.6: nothing behind a request with `close` may be carried out.
+                self._last = not request.keep_alive
+                self._closed = self._last and not head.upgrades
+                return position if head.upgrades else size
+        return position
+
+    def _cut_chunks(self, data: bytes, position: int) -> tuple[int, bytes | None]:
+        if self._chunks is None:
+            self._chunks = ChunkedBody(
+                bytes_max=self._body_bytes_max,
+                trailer_bytes_max=self._head_bytes_max,
+                trailers_max=self._headers_max,
+            )
+        position = self._chunks.feed(data, position)
+        if not self._chunks.done:
+            return position, None
+        body = bytes(self._chunks.data)
+        self._chunks = None
+        return position, body
+
+    def _refuse_endless(self, data: bytes, position: int) -> None:
+        """Refuse the beginning of a head that is too long already, or has line ends that may not be."""
+        limit = self._head_bytes_max
+        if _BARE_LF.search(data, position, position + limit):
+            raise HttpError(400, "a line that ends with LF alone")
+        if len(data) - position >= limit:
+            line = data.find(b"\r\n", position, position + limit)
+            raise HttpError(414 if line < 0 else 431, f"a head of more than {limit} bytes")
+
+    def _read_head(self, raw: bytes) -> _Head:
+        # RFC 9112, section 2.2: one empty line before a request is forgiven, old clients send it behind a body.
+        line, *lines = (raw[2:] if raw[:2] == b"\r\n" else raw).split(b"\r\n")
+        words = self._request_lines.get(line)
+        if words is None:
+            words = _read_request_line(line)
+            if len(line) <= _KNOWN_HEAD_BYTES:
+                if len(self._request_lines) >= _KNOWN_HEADS:
+                    self._request_lines.clear()
+                self._request_lines[line] = words
+        method, target, version = words
+        if len(lines) > self._headers_max:
+            raise HttpError(431, f"{len(lines)} headers, limit {self._headers_max}")
+        small = len(raw) <= _KNOWN_HEAD_BYTES
+        known = self._lines
+        if len(known) >= _KNOWN_LINES:
+            known.clear()
+        known_before = len(known)
+        headers = read_fields(lines, known if small else {})
+        if version != "1.0" and self._host_required and "host" not in headers:
+            raise HttpError(400, "no host")
+        length = body_length(headers, version=version) or 0
+        if length > self._body_bytes_max:
+            raise HttpError(413, f"a body of {length} bytes, limit {self._body_bytes_max}")
+        expects = headers.get("expect")
+        if expects is not None and expects.lower() != "100-continue":
+            raise HttpError(417, f"expect {expects[:40]!r}")
+        keep_alive = keeps_alive(headers, version=version)
+        upgrades = "upgrade" in headers and "websocket" in tokens(headers["upgrade"])
+        head = _Head(
+            request=Request(method, target, headers, b"", keep_alive, version),
+            length=length,
+            stops=upgrades or not keep_alive,
+            upgrades=upgrades,
+            expects_continue=expects is not None and version != "1.0",
+        )
+        # A head with a line that was never seen, such as an id, will hardly come again.
+        if small and len(known) == known_before:
+            if len(self._heads) >= _KNOWN_HEADS:
+                self._heads.clear()
+            self._heads[raw] = head
+        return head
+
+
+def _read_request_line(line: bytes) -> tuple[str, str, str]:
+    parts = line.split(b" ")
+    if len(parts) != 3 or not is_token(parts[0]) or not parts[1] or parts[1].translate(None, _TARGET_BYTES):
+        raise HttpError(400, f"no request line: {line[:40]!r}")
+    version = _VERSIONS.get(parts[2])
+    if version is None:
+        if _OTHER_VERSION.fullmatch(parts[2]) is None:
+            raise HttpError(400, f"no request line: {line[:40]!r}")
+        raise HttpError(505, f"{parts[2].decode()}, only HTTP/1 is spoken here")
+    method, target = parts[0].decode("ascii"), parts[1].decode("latin-1")
+    if not is_target(method, target):
+        raise HttpError(400, f"no target of a request: {target[:40]!r}")
+    return method, target, version

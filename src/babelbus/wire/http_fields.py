@@ -1,0 +1,156 @@
+"""Header fields of HTTP/1.1 (RFC 9112, section 5; RFC 9110, section 5), read and written strictly.
+
+What two readers could understand differently is refused, never guessed (RFC 9112, section 11: request smuggling).
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from http import HTTPStatus
+
+from babelbus.errors import LocalProtocolError, RemoteProtocolError
+
+HEAD_BYTES_MAX = 65_536
+HEADERS_MAX = 256
+BODY_BYTES_MAX = 16 * 2**20
+CHUNKED = -1
+"""Instead of a length: the body comes in chunks that say their own."""
+UNTIL_CLOSE = -2
+"""Instead of a length: the body of a response ends with the connection."""
+
+TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_VALUE_BYTES = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_SINGLE = ("host", "content-length")
+_LENGTH_DIGITS_MAX = 19
+_FRAMING = frozenset({"content-length", "transfer-encoding", "connection"})
+
+
+class HttpError(RemoteProtocolError):
+    """A request that is refused: answer with `status`, `headers` and the message, then close the connection."""
+
+    def __init__(self, status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = tuple(headers)
+
+
+def read_fields(lines: Sequence[bytes], known: dict[bytes, tuple[str, str]]) -> dict[str, str]:
+    """Read header lines: names in lower case, values as Latin-1; repeated ones are joined.
+
+    Args:
+        lines: without their line ends.
+        known: lines that were read before; the caller bounds it.
+
+    Raises:
+        HttpError: a line that is no header, or a repeated one that may not be.
+    """
+    headers: dict[str, str] = {}
+    for line in lines:
+        field = known.get(line)
+        if field is None:
+            field = known[line] = _read_field(line)
+        name, value = field
+        if name in headers:
+            if name in _SINGLE:
+                if name == "content-length" and headers[name] == value:
+                    continue
+                raise HttpError(400, f"more than one {name}")
+            value = f"{headers[name]}, {value}"
+        headers[name] = value
+    return headers
+
+
+def _read_field(line: bytes) -> tuple[str, str]:
+    name, colon, value = line.partition(b":")
+    # `translate` deletes what may stand there: it is several times as fast as a regular expression.
+    if not colon or not is_token(name) or value.translate(None, _VALUE_BYTES):
+        if line[:1] in (b" ", b"\t"):
+            raise HttpError(400, "a header folded over lines")
+        raise HttpError(400, f"no header: {line[:40]!r}")
+    return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
+
+
+def is_token(name: bytes) -> bool:
+    """Give whether these bytes may name a method or a header."""
+    return bool(name) and not name.translate(None, _TOKEN_BYTES)
+
+
+def tokens(value: str) -> list[str]:
+    """Give the elements of a comma-separated header, in lower case."""
+    return [element for part in value.split(",") if (element := part.strip(" \t").lower())]
+
+
+def body_length(headers: Mapping[str, str], *, version: str) -> int | None:
+    """Give how the headers say that the body ends: a number of bytes, `CHUNKED`, or None if they do not say.
+
+    Raises:
+        HttpError: they contradict themselves, or name a coding that is not spoken here.
+    """
+    length = headers.get("content-length")
+    coding = headers.get("transfer-encoding")
+    if coding is not None:
+        if length is not None:
+            raise HttpError(400, "both content-length and transfer-encoding")
+        if version == "1.0":
+            raise HttpError(400, "transfer-encoding in HTTP/1.0")
+        codings = tokens(coding)
+        if codings == ["chunked"]:
+            return CHUNKED
+        if "chunked" in codings[:-1] or not codings:
+            raise HttpError(400, f"transfer-encoding {coding[:40]!r}")
+        raise HttpError(501, f"transfer-encoding {coding[:40]!r}, only chunked is spoken here")
+    if length is None:
+        return None
+    if not (length.isascii() and length.isdigit()):
+        raise HttpError(400, f"content-length {length[:40]!r}")
+    if len(length) > _LENGTH_DIGITS_MAX:
+        raise HttpError(413, f"content-length of {len(length)} digits")
+    return int(length)
+
+
+def keeps_alive(headers: Mapping[str, str], *, version: str) -> bool:
+    """Give whether the connection stays open behind this message (RFC 9112, section 9.3)."""
+    connection = headers.get("connection")
+    if connection is None:
+        return version != "1.0"
+    options = tokens(connection)
+    return "close" not in options and (version != "1.0" or "keep-alive" in options)
+
+
+@lru_cache(maxsize=1024)
+def reason_of(status: int) -> str:
+    """Give the reason phrase; one that nobody registered says its number."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return f"Unknown Status ({status})"
+
+
+@lru_cache(maxsize=1024)
+def _check_name(name: str) -> None:
+    if TOKEN.fullmatch(name) is None:
+        raise LocalProtocolError(f"no name of a header: {name[:40]!r}")
+    if name.lower() in _FRAMING:
+        raise LocalProtocolError(f"the header {name} is made here, it cannot be given")
+
+
+def encode_fields(headers: Iterable[tuple[str, str]]) -> str:
+    """Give header lines with their line ends.
+
+    Raises:
+        LocalProtocolError: a name or value that would be something else on the wire (CR, LF, NUL, not Latin-1), or a
+            header that says how the body ends.
+    """
+    lines = []
+    for name, value in headers:
+        _check_name(name)
+        if not (value.isascii() and value.isprintable()) and not _is_value(value):
+            raise LocalProtocolError(f"the header {name} cannot have the value {value[:40]!r}")
+        lines.append(f"{name}: {value}\r\n")
+    return "".join(lines)
+
+
+def _is_value(value: str) -> bool:
+    return _FORBIDDEN.search(value) is None and max(value) <= "\xff"

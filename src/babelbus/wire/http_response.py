@@ -1,0 +1,58 @@
+"""Responses of an HTTP/1.1 server -> bytes (RFC 9112): whole ones, streams of unknown length, refusals."""
+
+from collections.abc import Sequence
+
+from babelbus.errors import LocalProtocolError
+from babelbus.wire.http_fields import HttpError, encode_fields, reason_of
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Tells a client that waits with its body to send it."""
+
+
+def encode_response(
+    status: int,
+    headers: Sequence[tuple[str, str]] = (),
+    body: bytes = b"",
+    *,
+    keep_alive: bool = True,
+    head_only: bool = False,
+) -> bytes:
+    """Give a whole response. With `head_only` (the answer to HEAD) its length is told, and its body not sent.
+
+    Raises:
+        LocalProtocolError: a header with CR, LF or NUL, one that says how the body ends, a body where none may be.
+    """
+    head = _encode_head(status, headers, keep_alive)
+    if status < 200 or status in (204, 304):
+        if body:
+            raise LocalProtocolError(f"a response with status {status} has no body")
+        return f"{head}\r\n".encode("latin-1")
+    encoded = f"{head}content-length: {len(body)}\r\n\r\n".encode("latin-1")
+    return encoded if head_only else encoded + body
+
+
+def encode_stream_head(
+    status: int, headers: Sequence[tuple[str, str]] = (), *, keep_alive: bool = True, chunked: bool = True
+) -> bytes:
+    """Give the head of a response that has no end yet: `encode_chunk` for each part, `LAST_CHUNK` behind the last.
+
+    Without `chunked` (for HTTP/1.0) the parts follow as they are, and closing the connection ends them.
+
+    Raises:
+        LocalProtocolError: a header with CR, LF or NUL, or one that says how the body ends.
+    """
+    head = _encode_head(status, headers, keep_alive and chunked)
+    return (head + ("transfer-encoding: chunked\r\n\r\n" if chunked else "\r\n")).encode("latin-1")
+
+
+def encode_error(error: HttpError, *, head_only: bool = False) -> bytes:
+    """Give the response that says why a request was refused and that the connection closes."""
+    headers = [*error.headers, ("content-type", "text/plain; charset=utf-8")]
+    return encode_response(error.status, headers, f"{error}\n".encode(), keep_alive=False, head_only=head_only)
+
+
+def _encode_head(status: int, headers: Sequence[tuple[str, str]], keep_alive: bool) -> str:
+    if not 100 <= status <= 999:
+        raise LocalProtocolError(f"no status of a response: {status}")
+    close = "" if keep_alive else "connection: close\r\n"
+    return f"HTTP/1.1 {status} {reason_of(status)}\r\n{encode_fields(headers)}{close}"

@@ -1,0 +1,51 @@
+"""What the target of a request says: path, query, escapes (RFC 3986; RFC 9112, section 3.2)."""
+
+import re
+from urllib.parse import unquote_to_bytes
+
+from babelbus.wire.http_fields import HttpError
+
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_ABSOLUTE = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
+
+
+def is_target(method: str, target: str) -> bool:
+    """Give whether `method` may be asked of `target`: a path, a whole URL, `*` for OPTIONS, a host for CONNECT."""
+    if target[0] == "/" or method == "CONNECT":
+        return True
+    return target == "*" if method == "OPTIONS" and target[0] == "*" else _ABSOLUTE.match(target) is not None
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Give the path and the query of a target, not decoded; the host of an absolute one is dropped."""
+    absolute = None if target.startswith("/") else _ABSOLUTE.match(target)
+    path, _, query = (target if absolute is None else target[absolute.end() :]).partition("?")
+    return path or "/", query
+
+
+def percent_decode(text: str, *, plus: bool = False) -> str:
+    """Give what a part of a target means: its escapes are bytes of UTF-8. With `plus`, `+` is a space (forms, queries).
+
+    Raises:
+        HttpError: an escape that is none, or bytes that are not UTF-8.
+    """
+    if plus:
+        text = text.replace("+", " ")
+    if text.isascii() and "%" not in text:
+        return text
+    if _BAD_ESCAPE.search(text):
+        raise HttpError(400, f"an escape that is none in {text[:40]!r}")
+    try:
+        return unquote_to_bytes(text.encode("latin-1")).decode()
+    except UnicodeError as error:
+        raise HttpError(400, f"not UTF-8: {text[:40]!r}") from error
+
+
+def parse_query(query: str) -> list[tuple[str, str]]:
+    """Give the names and values of a query in order; a name without `=` has the empty value.
+
+    Raises:
+        HttpError: an escape that is none, or bytes that are not UTF-8.
+    """
+    pairs = [pair.partition("=") for pair in query.split("&") if pair]
+    return [(percent_decode(name, plus=True), percent_decode(value, plus=True)) for name, _, value in pairs]

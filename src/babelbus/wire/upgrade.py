@@ -1,0 +1,222 @@
+"""From HTTP to WebSocket: the handshake of both sides (RFC 6455, section 4; RFC 7692, section 7.1)."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from babelbus.errors import LocalProtocolError
+from babelbus.wire.deflate import WINDOW_BITS_MAX, Deflate
+from babelbus.wire.http import HttpError, Request
+from babelbus.wire.http_client import Response
+from babelbus.wire.http_fields import TOKEN, encode_fields, tokens
+
+VERSION = "13"
+_EXTENSION = "permessage-deflate"
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_OUR_WINDOW_BITS = 12  # 4 KiB: thousands of connections share the memory of a few large windows
+_OUR_WINDOW_BITS_MIN = 9  # zlib makes no raw stream with less
+_PART = re.compile(r'\s*([^\s;,="]+)\s*(?:=\s*(?:"([^"\\]*)"|([^\s;,="]+))\s*)?([;,]|$)')
+
+
+class Upgrade(msgspec.Struct, frozen=True):
+    """The handshake is done: send `response`, then speak WebSocket, compressed if `deflate` is set."""
+
+    response: bytes
+    subprotocol: str | None
+    deflate: Deflate | None
+
+
+def make_key() -> str:
+    """Give a new key for a client's handshake: 16 random bytes in base64."""
+    return base64.b64encode(secrets.token_bytes(16)).decode()
+
+
+def accept_key(key: str) -> str:
+    """Give what proves that a server has read `key`."""
+    return base64.b64encode(hashlib.sha1(key.encode("latin-1") + _GUID, usedforsecurity=False).digest()).decode()
+
+
+def accept_upgrade(
+    request: Request,
+    *,
+    subprotocols: Sequence[str] = (),
+    deflate: bool = False,
+    headers: Sequence[tuple[str, str]] = (),
+) -> Upgrade:
+    """Answer a client's handshake.
+
+    Args:
+        request: what the client asked; its path, origin and credentials are the caller's business.
+        subprotocols: those that we speak; the client's first that is among them is chosen.
+        deflate: whether messages may be compressed.
+        headers: further ones for the response.
+
+    Raises:
+        HttpError: it is no such handshake; its `headers` say what would be.
+    """
+    asked = request.headers
+    upgrades = "websocket" in tokens(asked.get("upgrade", "")) and "upgrade" in tokens(asked.get("connection", ""))
+    if request.method != "GET":
+        raise HttpError(405, "a WebSocket begins with GET", [("allow", "GET")])
+    if not upgrades or request.version == "1.0":
+        raise HttpError(426, "only WebSocket is spoken here", [("upgrade", "websocket")])
+    if asked.get("sec-websocket-version") != VERSION:
+        raise HttpError(426, "the version of WebSocket here is 13", [("sec-websocket-version", VERSION)])
+    key = asked.get("sec-websocket-key", "")
+    if not _is_key(key):
+        raise HttpError(400, "no sec-websocket-key of 16 bytes")
+    subprotocol = _choose(asked.get("sec-websocket-protocol", ""), subprotocols)
+    agreed = _agree(asked.get("sec-websocket-extensions", "")) if deflate else None
+    lines = [("upgrade", "websocket"), ("sec-websocket-accept", accept_key(key))]
+    if subprotocol is not None:
+        lines.append(("sec-websocket-protocol", subprotocol))
+    if agreed is not None:
+        lines.append(("sec-websocket-extensions", agreed[1]))
+    fields = encode_fields([*lines, *headers])
+    response = f"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n{fields}\r\n".encode("latin-1")
+    return Upgrade(response, subprotocol, None if agreed is None else agreed[0])
+
+
+def _is_key(key: str) -> bool:
+    try:
+        return len(base64.b64decode(key, validate=True)) == 16
+    except (binascii.Error, ValueError):
+        return False
+
+
+def _choose(asked: str, ours: Sequence[str]) -> str | None:
+    offered = [part.strip(" \t") for part in asked.split(",")] if asked else []
+    if any(TOKEN.fullmatch(one) is None for one in offered) or len(set(offered)) != len(offered):
+        raise HttpError(400, "sec-websocket-protocol with names that are none, or the same twice")
+    return next((one for one in offered if one in ours), None)
+
+
+def _agree(value: str) -> tuple[Deflate, str] | None:
+    """Take the first offer that we can serve, and give it with the text that accepts it; an odd one is declined."""
+    for name, parameters in _read_extensions(value):
+        agreed = _read_offer(parameters) if name == _EXTENSION else None
+        if agreed is not None:
+            accepted = f"{_EXTENSION}; server_max_window_bits={agreed.server_max_window_bits}"
+            if agreed.server_no_context_takeover:
+                accepted += "; server_no_context_takeover"
+            if agreed.client_no_context_takeover:
+                accepted += "; client_no_context_takeover"
+            return agreed, accepted
+    return None
+
+
+def _read_extensions(value: str) -> list[tuple[str, list[tuple[str, str | None]]]]:
+    found: list[tuple[str, list[tuple[str, str | None]]]] = []
+    position, begins = 0, True
+    if value.rstrip().endswith(";"):
+        raise HttpError(400, f"sec-websocket-extensions {value[:80]!r}")
+    while position < len(value):
+        match = _PART.match(value, position)
+        if match is None or (begins and match.group(2, 3) != (None, None)):
+            raise HttpError(400, f"sec-websocket-extensions {value[:80]!r}")
+        name = match[1].lower()
+        if begins:
+            found.append((name, []))
+        else:
+            found[-1][1].append((name, match[2] if match[2] is not None else match[3]))
+        begins = match[4] == ","
+        position = match.end()
+    return found
+
+
+def _read_offer(parameters: list[tuple[str, str | None]]) -> Deflate | None:
+    given = dict(parameters)
+    if len(given) != len(parameters):
+        return None
+    bits = WINDOW_BITS_MAX
+    for name, value in parameters:
+        if name in ("server_no_context_takeover", "client_no_context_takeover"):
+            good = value is None
+        elif name == "server_max_window_bits":
+            good = _is_bits(value) and int(value or 0) >= _OUR_WINDOW_BITS_MIN
+            bits = int(value or 0) if good else bits
+        else:
+            good = name == "client_max_window_bits" and (value is None or _is_bits(value))
+        if not good:
+            return None
+    return Deflate(
+        server_no_context_takeover="server_no_context_takeover" in given,
+        client_no_context_takeover="client_no_context_takeover" in given,
+        server_max_window_bits=min(bits, _OUR_WINDOW_BITS),
+    )
+
+
+def _is_bits(value: str | None) -> bool:
+    return value in ("8", "9", "10", "11", "12", "13", "14", "15")
+
+
+def encode_upgrade_request(
+    host: str,
+    path: str,
+    key: str,
+    *,
+    subprotocols: Sequence[str] = (),
+    deflate: bool = False,
+    headers: Sequence[tuple[str, str]] = (),
+) -> bytes:
+    """Give a client's handshake; `key` is of `make_key`.
+
+    Raises:
+        LocalProtocolError: a path or header that would be something else on the wire.
+    """
+    if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
+        raise LocalProtocolError(f"no path: {path[:40]!r}")
+    lines = [("host", host), ("upgrade", "websocket"), ("sec-websocket-key", key), ("sec-websocket-version", VERSION)]
+    if subprotocols:
+        lines.append(("sec-websocket-protocol", ", ".join(subprotocols)))
+    if deflate:
+        lines.append(("sec-websocket-extensions", _EXTENSION))
+    fields = encode_fields([*lines, *headers])
+    return f"GET {path} HTTP/1.1\r\nconnection: Upgrade\r\n{fields}\r\n".encode("latin-1")
+
+
+def check_upgrade_response(
+    response: Response, key: str, *, subprotocols: Sequence[str] = (), deflate: bool = False
+) -> tuple[str | None, Deflate | None]:
+    """Check a server's answer to our handshake, and give the subprotocol and the compression that it chose.
+
+    Raises:
+        HttpError: the server refused (with its status), or chose what was not offered.
+    """
+    headers = response.headers
+    if response.status != 101:
+        raise HttpError(response.status, f"the server refused to speak WebSocket: {response.status} {response.reason}")
+    if "websocket" not in tokens(headers.get("upgrade", "")) or "upgrade" not in tokens(headers.get("connection", "")):
+        raise HttpError(400, "the server switched to something that is not WebSocket")
+    accepted = headers.get("sec-websocket-accept", "").encode("latin-1")
+    if not hmac.compare_digest(accepted, accept_key(key).encode("latin-1")):
+        raise HttpError(400, "the server has not read our key")
+    subprotocol = headers.get("sec-websocket-protocol")
+    if subprotocol is not None and subprotocol not in subprotocols:
+        raise HttpError(400, f"the server chose the subprotocol {subprotocol[:40]!r}, which was not offered")
+    extensions = _read_extensions(headers.get("sec-websocket-extensions", ""))
+    if not extensions:
+        return subprotocol, None
+    if not deflate or len(extensions) != 1 or extensions[0][0] != _EXTENSION:
+        raise HttpError(400, "the server chose an extension that was not offered")
+    return subprotocol, _read_answer(extensions[0][1])
+
+
+def _read_answer(parameters: list[tuple[str, str | None]]) -> Deflate:
+    given = dict(parameters)
+    bits = given.pop("server_max_window_bits", str(WINDOW_BITS_MAX))
+    flags = {name: given.pop(name, "") for name in ("server_no_context_takeover", "client_no_context_takeover")}
+    # `client_max_window_bits` may only stand where it was offered (section 7.1.2.2), and we do not offer it.
+    if given or not _is_bits(bits) or any(value not in ("", None) for value in flags.values()):
+        raise HttpError(400, f"the server accepted {_EXTENSION} with parameters that were not offered")
+    return Deflate(
+        server_no_context_takeover=flags["server_no_context_takeover"] is None,
+        client_no_context_takeover=flags["client_no_context_takeover"] is None,
+        server_max_window_bits=int(bits or 0),
+    )

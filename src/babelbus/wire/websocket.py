@@ -1,0 +1,273 @@
+"""WebSocket (RFC 6455): bytes <-> messages, a whole chunk at a time. The handshake is in `upgrade.py`.
+
+A chunk goes through three steps: one loop finds where its frames begin and end, one XOR unmasks them all, and the
+payloads become messages: all at once if every frame is a whole text, which is what our peers mostly send.
+"""
+
+import codecs
+from collections.abc import Sequence
+from itertools import repeat
+
+import msgspec
+
+from babelbus.errors import LocalProtocolError
+from babelbus.wire.deflate import Deflate, Inflater
+from babelbus.wire.websocket_cutter import Cutter
+from babelbus.wire.websocket_frames import (
+    BINARY,
+    CLOSE,
+    COMPRESSED,
+    CONTROL_BYTES_MAX,
+    FIN,
+    INVALID_DATA,
+    NO_STATUS,
+    NORMAL,
+    PING,
+    PONG,
+    PROTOCOL_ERROR,
+    TEXT,
+    WebSocketError,
+    encode_frames,
+    unmask,
+)
+
+__all__ = [
+    "NORMAL",
+    "NO_STATUS",
+    "Close",
+    "Decoder",
+    "Message",
+    "Ping",
+    "Pong",
+    "WebSocketError",
+    "encode_binaries",
+    "encode_close",
+    "encode_ping",
+    "encode_pong",
+    "encode_texts",
+]
+
+_WHOLE_TEXT = FIN | TEXT
+_WHOLE_BINARY = FIN | BINARY
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """A whole message; a `text` is valid UTF-8."""
+
+    data: bytes
+    text: bool
+
+
+class Ping(msgspec.Struct, frozen=True, gc=False):
+    """The peer wants a pong with the same data."""
+
+    data: bytes
+
+
+class Pong(msgspec.Struct, frozen=True, gc=False):
+    """The peer answers a ping, or says unasked that it is there."""
+
+    data: bytes
+
+
+class Close(msgspec.Struct, frozen=True, gc=False):
+    """The peer says its last word; `code` is 1005 if it gave none. Nothing it sends afterwards is read."""
+
+    code: int
+    reason: str
+
+
+Event = Message | Ping | Pong | Close
+
+
+class Decoder:
+    """Cuts the bytes of one peer into messages.
+
+    Attributes:
+        error: why nothing more can be read; say so with `encode_close(error.code, str(error))` when `events` has given
+            the last messages, then close the connection.
+    """
+
+    def __init__(self, *, is_server: bool, message_bytes_max: int, deflate: Deflate | None = None) -> None:
+        self.error: WebSocketError | None = None
+        self._is_server = is_server
+        self._cutter = Cutter(is_server=is_server, message_bytes_max=message_bytes_max, compressed=deflate is not None)
+        self._inflater = Inflater(deflate, is_server=is_server, bytes_max=message_bytes_max) if deflate else None
+        self._closed = False
+        self._held: bytes | bytearray = b""
+        self._gathering = 0  # first byte of the message whose frames are being put together; 0 if there is none
+        self._gathered = bytearray()
+        self._characters = codecs.getincrementaldecoder("utf-8")()
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what the transport read, cut anywhere; parse it with `events`."""
+        if self._closed or self.error is not None:
+            return
+        if not self._held:
+            self._held = data
+            return
+        if not isinstance(self._held, bytearray):
+            self._held = bytearray(self._held)
+        self._held += data
+
+    def events(self) -> list[Event]:
+        """Give what has arrived completely, in order; the rest waits for more data.
+
+        What was whole before the peer broke the protocol is given first, with `error` set; carry it out, then close.
+
+        Raises:
+            WebSocketError: the peer broke the protocol and there is nothing left to give.
+        """
+        events: list[Event] = []
+        if self.error is None and len(self._held) >= self._cutter.needed:
+            self._read(bytes(self._held), events)
+        if self.error is not None and not events:
+            raise self.error
+        return events
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How many bytes wait for the rest of their frame or message."""
+        return len(self._held) + len(self._gathered)
+
+    def _read(self, data: bytes, events: list[Event]) -> None:
+        firsts: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        try:
+            end = self._cutter.cut(data, firsts, starts, ends)
+        except WebSocketError as error:
+            self.error = error
+            end = len(data)
+        self._held = data[end:]
+        try:
+            payloads = (
+                unmask(data, starts, ends)
+                if self._is_server
+                else [data[start:end] for start, end in zip(starts, ends, strict=True)]
+            )
+            if not self._gathering and firsts.count(_WHOLE_TEXT) == len(firsts) and all(map(bytes.isascii, payloads)):
+                events += map(Message, payloads, repeat(True))
+            else:
+                self._interpret(firsts, payloads, events)
+        except WebSocketError as error:  # it stands before what the cutting refused
+            self.error = error
+        if self.error is not None or self._closed:
+            self._held = b""
+            self._gathered.clear()
+
+    def _interpret(self, firsts: list[int], payloads: list[bytes], events: list[Event]) -> None:
+        for first, payload in zip(firsts, payloads, strict=True):
+            if first == _WHOLE_TEXT:
+                if not payload.isascii():
+                    _check_text(payload)
+                events.append(Message(payload, True))
+            elif first == _WHOLE_BINARY:
+                events.append(Message(payload, False))
+            elif first == FIN | PING:
+                events.append(Ping(payload))
+            elif first == FIN | PONG:
+                events.append(Pong(payload))
+            elif first == FIN | CLOSE:
+                self._closed = True
+                events.append(_read_close(payload))
+            else:
+                self._gather(first, payload, events)
+
+    def _gather(self, first: int, payload: bytes, events: list[Event]) -> None:
+        """Take a fragment, or a message that is compressed."""
+        if not self._gathering:
+            self._gathering = first
+        self._gathered += payload
+        text = self._gathering & 15 == TEXT
+        last = bool(first & FIN)
+        if self._gathering & COMPRESSED and self._inflater is not None:
+            if not last:
+                return
+            data = self._inflater.inflate(self._gathered)
+            if text:
+                _check_text(data)
+        else:
+            if text:
+                try:  # as far as it has come: section 8.1 lets a bad text fail early
+                    self._characters.decode(payload, last)
+                except UnicodeDecodeError as error:
+                    raise WebSocketError(INVALID_DATA, "a text that is not UTF-8") from error
+            if not last:
+                return
+            data = bytes(self._gathered)
+        self._gathering = 0
+        self._gathered.clear()
+        events.append(Message(data, text))
+
+
+def _check_text(data: bytes) -> None:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise WebSocketError(INVALID_DATA, "a text that is not UTF-8") from error
+
+
+def _read_close(payload: bytes) -> Close:
+    if not payload:
+        return Close(NO_STATUS, "")
+    code = int.from_bytes(payload[:2], "big")
+    if len(payload) == 1 or not _may_be_sent(code):
+        raise WebSocketError(PROTOCOL_ERROR, f"a close frame with the code {payload[:2].hex()}")
+    try:
+        return Close(code, payload[2:].decode())
+    except UnicodeDecodeError as error:
+        raise WebSocketError(INVALID_DATA, "a reason to close that is not UTF-8") from error
+
+
+def _may_be_sent(code: int) -> bool:
+    # Section 7.4.2 and the registry: 1004 to 1006 and 1015 never stand in a frame, 1016 to 2999 are nobody's yet.
+    return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
+
+
+def encode_texts(payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
+    """Give the frames of texts (UTF-8, not checked), together, for one write. A client masks."""
+    return encode_frames(_WHOLE_TEXT, payloads, mask=mask)
+
+
+def encode_binaries(payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
+    """Give the frames of binary messages, together, for one write. A client masks."""
+    return encode_frames(_WHOLE_BINARY, payloads, mask=mask)
+
+
+def encode_ping(data: bytes = b"", *, mask: bool = False) -> bytes:
+    """Ask whether the peer is there; it answers with the same data.
+
+    Raises:
+        LocalProtocolError: more than 125 bytes.
+    """
+    return _encode_control(PING, data, mask)
+
+
+def encode_pong(data: bytes, *, mask: bool = False) -> bytes:
+    """Answer a ping with its data.
+
+    Raises:
+        LocalProtocolError: more than 125 bytes.
+    """
+    return _encode_control(PONG, data, mask)
+
+
+def encode_close(code: int = NORMAL, reason: str = "", *, mask: bool = False) -> bytes:
+    """Say the last word; 1005 sends no code (the answer to a close without one). A long reason is cut at a character.
+
+    Raises:
+        LocalProtocolError: a code that no frame may carry.
+    """
+    if code == NO_STATUS:
+        return _encode_control(CLOSE, b"", mask)
+    if not _may_be_sent(code):
+        raise LocalProtocolError(f"no close frame carries the code {code}")
+    cut = reason.encode(errors="replace")[: CONTROL_BYTES_MAX - 2].decode(errors="ignore")
+    return _encode_control(CLOSE, code.to_bytes(2, "big") + cut.encode(), mask)
+
+
+def _encode_control(opcode: int, data: bytes, mask: bool) -> bytes:
+    if len(data) > CONTROL_BYTES_MAX:
+        raise LocalProtocolError(f"a control frame of {len(data)} bytes, limit {CONTROL_BYTES_MAX}")
+    return encode_frames(FIN | opcode, [data], mask=mask)

@@ -1,0 +1,675 @@
+"""What the engine `db` does beyond the contract: integrity, failures, ownership, secrets, and what SQL can ask."""
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from babelbus.clock import ManualClock
+from babelbus.core.broker import Broker
+from babelbus.core.settings import TopicSettings
+from babelbus.errors import StorageError
+from babelbus.metrics import Metrics
+from babelbus.storage import database_log
+from babelbus.storage.contract import LogSettings
+from babelbus.storage.database import DatabaseStore, DatabaseUrlError
+from babelbus.storage.database_log import DatabaseLog
+from babelbus.storage.database_tables import SchemaVersionError
+from babelbus.storage.files import DiskError, DiskFullError, File, FolderLockedError, LocalFiles
+from babelbus.storage.format import CorruptRecordError, encode_batch, mark_producer
+from babelbus.storage.record import Record
+from tests.storage.helpers import NOW, append, fill, numbered, payloads, read_all, records
+from tests.support.bus import done, events, in_loop, turns
+from tests.support.bus import payloads as partition_payloads
+from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
+
+SECRET = "hunter2-is-secret"
+ROOT = Path(__file__).parent.parent.parent
+
+
+class WatchedFile:
+    """A file whose flushes are counted, and fail when they are told to."""
+
+    def __init__(self, files: "WatchedFiles", file: File) -> None:
+        self._files = files
+        self._file = file
+
+    def flush(self) -> None:
+        self._files.flushes += 1
+        if self._files.failures:
+            self._files.failures -= 1
+            raise OSError(5, "Input/output error")
+        self._file.flush()
+        self._files.durable_bytes = self._file.size()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+
+class WatchedFiles(LocalFiles):
+    """The files of this machine, watched."""
+
+    def __init__(self) -> None:
+        self.flushes = self.failures = self.durable_bytes = 0
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> File:
+        return WatchedFile(self, super().open(path, create=create, write=write))  # type: ignore[return-value]
+
+
+class Place:
+    """A SQLite file, and stores on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "db.sqlite"
+        self.files = WatchedFiles()
+        self.store = self.make()
+
+    def make(self) -> DatabaseStore:
+        return DatabaseStore(f"sqlite:///{self.path}", self.files, ManualClock(NOW))
+
+    def log(self, topic: str = "t", number: int = 0, **how: object) -> DatabaseLog:
+        return self.store.open_partition(topic, number, LogSettings(**how))  # type: ignore[arg-type]
+
+    def restart(self) -> None:
+        self.store.close()
+        self.store = self.make()
+
+    def sql(self, statement: str, *values: object) -> list[tuple[object, ...]]:
+        """Do what another program does with the file."""
+        connection = sqlite3.connect(self.path)
+        try:
+            with connection:
+                return connection.execute(statement, values).fetchall()
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[PostgresServer]:
+    try:
+        with postgres_server() as server:
+            yield server
+    except PostgresMissingError as missing:
+        pytest.skip(f"engine db is not tested on PostgreSQL: {missing}")
+
+
+@pytest.fixture
+def server(module_server: PostgresServer) -> PostgresServer:
+    """The server with an empty schema."""
+    module_server.sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    return module_server
+
+
+@pytest.fixture
+def remote(server: PostgresServer) -> Iterator[DatabaseStore]:
+    store = DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW))
+    yield store
+    store.close()
+
+
+# -- what SQL sees -----------------------------------------------------------------------------------------------------
+
+
+def test_messages_can_be_selected_with_sql_while_the_store_is_used(place: Place) -> None:
+    append(place.log("news", 1), [Record(b"hello", b"k", ((b"h", b"v"),), NOW), Record(None, b"k", (), NOW + 1)])
+    found = place.sql(
+        'SELECT t.name, p.number, r."offset", r.timestamp, r.key, r.payload FROM records r'
+        " JOIN partitions p ON p.id = r.partition_id JOIN topics t ON t.id = p.topic_id ORDER BY 3"
+    )
+    assert found == [("news", 1, 0, NOW, b"k", b"hello"), ("news", 1, 1, NOW + 1, b"k", None)]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.lists(records(), min_size=1, max_size=30), min_size=1, max_size=4))
+def test_what_is_read_is_byte_for_byte_what_the_disk_engine_would_store(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[Record]]
+) -> None:
+    here = Place(tmp_path_factory.mktemp("any"))
+    log = here.log()
+    for batch in batches:
+        append(log, batch)
+    sent = [record for batch in batches for record in batch]
+    assert log.read(0, 2**30).data == encode_batch(sent, 0).data
+    assert log.size_bytes == len(encode_batch(sent, 0).data)
+    here.restart()
+    assert here.log().size_bytes == log.size_bytes
+    here.store.close()
+
+
+def test_postgresql_gives_back_any_record_byte_for_byte(remote: DatabaseStore) -> None:
+    log = remote.open_partition("t", 0, LogSettings())
+    sent = [
+        Record(b"\0\xff" * 50, b"", ((b"", None), (b"\0", b"")), 1, 7),
+        Record(None, b"key", (), 2**63 - 1),
+        Record(b"", None, (), NOW),
+        *numbered(300),
+    ]
+    append(log, sent)
+    assert log.read(0, 2**30).data == encode_batch(sent, 0).data
+
+
+def test_topics_and_partitions_of_one_database_do_not_mix(place: Place) -> None:
+    logs = {(topic, number): place.log(topic, number) for topic in ("a", "b") for number in (0, 1)}
+    for (topic, number), log in logs.items():
+        append(log, [Record(f"{topic}{number}".encode(), timestamp=NOW)] * (number + 1))
+    logs["a", 0].truncate(0)
+    assert {at: payloads(read_all(log)) for at, log in logs.items()} == {
+        ("a", 0): [], ("a", 1): [b"a1", b"a1"], ("b", 0): [b"b0"], ("b", 1): [b"b1", b"b1"],
+    }  # fmt: skip
+
+
+def test_an_erased_topic_leaves_no_rows(place: Place) -> None:
+    for topic in ("gone", "kept"):
+        fill(place.log(topic, segment_bytes=1_000), 200)
+    place.store.erase(place.store.hide("gone"))
+    assert place.store.removed() == {}
+    assert place.sql("SELECT count(*), count(DISTINCT partition_id) FROM records") == [(200, 1)]
+    assert [place.sql(f"SELECT count(*) FROM {table}") for table in ("topics", "partitions")] == [[(1,)], [(1,)]]
+
+
+def test_a_removal_that_a_crash_cut_short_is_found_again(place: Place) -> None:
+    fill(place.log("gone"), 10)
+    token = place.store.hide("gone")
+    place.restart()
+    assert place.store.removed() == {token: "gone"}
+
+
+def test_a_store_without_topics_makes_no_file(place: Place) -> None:
+    assert (place.store.topics(), place.store.partition_count("t"), place.store.load_settings("t")) == ([], 0, None)
+    assert place.store.removed() == {}
+    assert not place.path.exists()
+
+
+# -- integrity ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["payload = x'00'", "payload = NULL", "timestamp = 5", "key = x''", "headers = x'01'", "crc = 7", "attributes = 1"],
+)
+def test_a_row_that_was_changed_is_refused_by_name_and_the_others_are_served(place: Place, change: str) -> None:
+    log = place.log("news", 3)
+    fill(log, 100)
+    place.sql(f'UPDATE records SET {change} WHERE "offset" = 50')
+    assert log.read(0, 2**20).next_offset == 50
+    with pytest.raises(CorruptRecordError, match=r"db\.sqlite, topic 'news', partition 3: .*offset 50") as caught:
+        log.read(50, 2**20)
+    assert caught.value.offset == 50
+    assert [record.offset for record in read_all(log, 51)] == list(range(51, 100))
+
+
+@pytest.mark.parametrize("offset", [0, 50, 99])
+def test_a_missing_row_is_refused_and_never_passed_over(place: Place, offset: int) -> None:
+    log = place.log()
+    fill(log, 100)
+    place.sql('DELETE FROM records WHERE "offset" = ?', offset)
+    if offset:
+        assert log.read(0, 2**20).next_offset == offset
+    with pytest.raises(CorruptRecordError, match=f"offset {offset}.*missing"):
+        log.read(offset, 2**20)
+    assert len(read_all(log, offset + 1)) == 99 - offset
+
+
+def test_a_start_notes_missing_rows_and_appends_behind_them(place: Place) -> None:
+    fill(place.log(), 100)
+    place.sql('DELETE FROM records WHERE "offset" BETWEEN 20 AND 29')
+    place.restart()
+    log = place.log()
+    assert [(bad.offset, bad.next_offset) for _, bad in log.recovery.bad] == [(20, 30)]
+    assert append(log, numbered(1)) == 100
+    assert len(read_all(log, 30)) == 71
+    with pytest.raises(CorruptRecordError, match="missing"):
+        log.read(25, 1000)
+
+
+def test_compaction_leaves_a_damaged_range_and_the_tombstones_that_it_may_need(place: Place) -> None:
+    log = place.log(segment_bytes=200, cleanup="compact", tombstone_seconds=1.0)
+    for record in (Record(b"old", b"k", timestamp=NOW), Record(None, b"k", timestamp=NOW), *numbered(20)):
+        append(log, [record])
+    place.sql("UPDATE records SET payload = x'00' WHERE \"offset\" = 0")
+    log.clean(NOW + 10**6)
+    assert read_all(log, 1)[0].key == b"k"
+
+
+def test_where_compaction_has_looked_is_remembered_and_young_records_are_left_alone(place: Place) -> None:
+    log = place.log(segment_bytes=500, cleanup="compact", compact_after_seconds=1.0)
+    for number in range(200):
+        append(log, [Record(b"%d" % number, b"key", timestamp=NOW + 100 * number)])
+    log.flush()
+    assert log.compacted_until == 0
+    log.clean(NOW + 11_000)
+    until = log.compacted_until
+    assert 70 <= until <= 100
+    found = [record.offset for record in read_all(log)]
+    assert found == list(range(until - 1, 200))
+    place.restart()
+    assert place.log().compacted_until == until
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_refuses_a_batch_as_a_whole_and_goes_on_when_there_is_room(place: Place) -> None:
+    log = place.log()
+    fill(log, 10)
+    database = place.store._database
+
+    def limit(pages: int) -> None:
+        with database.write() as connection:
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+    limit(1)
+    with pytest.raises(DiskFullError, match=r"db\.sqlite.*full"):
+        append(log, numbered(1000, first=10, bytes_each=1000))
+    assert (log.next_offset, len(read_all(log)), log.failed) == (10, 10, False)
+    limit(10**6)
+    fill(log, 1000, batch=100)
+    assert len(read_all(log)) == 1010
+
+
+def test_after_a_failed_flush_nothing_is_appended_before_the_records_are_checked_and_moved(place: Place) -> None:
+    log = place.log()
+    fill(log, 10)
+    assert log.flush() == 10
+    fill(log, 10)
+    place.files.failures = 1
+    with pytest.raises(DiskError, match=r"flush of .*db\.sqlite: Input/output error"):
+        log.flush()
+    assert log.failed
+    with pytest.raises(DiskError, match="not repaired"):
+        append(log, numbered(1))
+    with pytest.raises(DiskError, match="not repaired"):
+        log.flush()
+    assert len(read_all(log)) == 20
+    log.recover_flush(10)
+    assert os.path.getsize(f"{place.path}-wal") < 100_000
+    assert (log.failed, log.next_offset, len(read_all(log))) == (False, 20, 20)
+    fill(log, 5)
+    assert log.flush() == 25
+
+
+def test_a_failed_flush_concerns_every_partition_and_each_looks_for_itself(place: Place) -> None:
+    logs = [place.log("t", number) for number in range(3)]
+    for log in logs:
+        fill(log, 5)
+    place.files.failures = 1
+    with pytest.raises(DiskError):
+        logs[0].flush()
+    assert [log.failed for log in logs] == [True, True, True]
+    logs[1].recover_flush()
+    assert [log.failed for log in logs] == [True, False, True]
+    assert append(logs[1], numbered(1)) == 5
+    for log in logs:
+        log.recover_flush()
+        assert log.flush() == log.next_offset
+
+
+def test_what_the_system_lost_with_a_failed_flush_is_gone_and_its_offsets_are_given_again(place: Place) -> None:
+    log = place.log(segment_bytes=500)
+    fill(log, 100)
+    log.flush()
+    fill(log, 100)
+    place.files.failures = 1
+    with pytest.raises(DiskError):
+        log.flush()
+    place.sql("UPDATE records SET payload = x'00' WHERE \"offset\" = 150")
+    log.recover_flush(100)
+    assert (log.next_offset, len(read_all(log))) == (150, 150)
+    fill(log, 1)
+    place.restart()
+    assert [record.offset for record in read_all(place.log(segment_bytes=500))] == list(range(151))
+
+
+def test_one_flush_of_the_disk_serves_all_partitions(place: Place) -> None:
+    logs = [place.log("t", number) for number in range(8)]
+    for log in logs:
+        fill(log, 10)
+    before = place.files.flushes
+    assert [log.flush() for log in logs] == [10] * 8
+    assert place.files.flushes == before + 1
+
+
+def test_what_was_flushed_survives_the_loss_of_all_that_was_not(place: Place, tmp_path: Path) -> None:
+    log = place.log()
+    fill(log, 300)
+    log.flush()
+    flushed_bytes = place.files.durable_bytes
+    fill(log, 300)
+    after = tmp_path / "after"
+    after.mkdir()
+    shutil.copy(place.path, after / "db.sqlite")
+    with open(f"{place.path}-wal", "rb") as wal:
+        (after / "db.sqlite-wal").write_bytes(wal.read(flushed_bytes))
+    found = Place(after)
+    assert len(read_all(found.log())) == 300
+    found.store.close()
+
+
+def test_what_was_appended_survives_a_killed_process_although_nobody_flushed(tmp_path: Path) -> None:
+    program = (
+        "import sys; from babelbus.clock import SystemClock; from babelbus.storage.contract import LogSettings\n"
+        "from babelbus.storage.database import DatabaseStore; from babelbus.storage.files import LocalFiles\n"
+        "from babelbus.storage.format import encode_payloads\n"
+        "log = DatabaseStore(sys.argv[1], LocalFiles(), SystemClock()).open_partition('t', 0, LogSettings())\n"
+        "while True:\n"
+        "    log.append(encode_payloads([b'x' * 90] * 40, [1] * 40, log.next_offset))\n"
+        "    print(log.next_offset, flush=True)"
+    )
+    url = f"sqlite:///{tmp_path}/db.sqlite"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, url], cwd=ROOT, env={**os.environ, "PYTHONPATH": "src"}, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        for _ in range(60):
+            acknowledged = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split(b"\n")
+        acknowledged = max([acknowledged, *(int(line) for line in rest[:-1])])
+    store = DatabaseStore(url, LocalFiles(), ManualClock(NOW))
+    log = store.open_partition("t", 0, LogSettings())
+    assert log.next_offset >= acknowledged
+    assert [record.offset for record in read_all(log)] == list(range(log.next_offset))
+    store.close()
+
+
+def test_appending_reading_flushing_and_cleaning_go_on_side_by_side(place: Place) -> None:
+    log = place.log(segment_bytes=4_000, retention_bytes=40_000)
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def repeat(work: object) -> None:
+        try:
+            while not done.is_set():
+                work()  # type: ignore[operator]
+        except BaseException as error:
+            failures.append(error)
+
+    def read() -> None:
+        offset = log.first_offset
+        found = read_all(log, max(offset, log.next_offset - 100))
+        numbers = [record.offset for record in found]
+        assert numbers == list(range(numbers[0], numbers[-1] + 1)) if numbers else True
+
+    threads = [threading.Thread(target=repeat, args=(work,)) for work in (log.flush, lambda: log.clean(NOW), read)]
+    for thread in threads:
+        thread.start()
+    fill(log, 6_000, batch=30)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert (log.flush(), log.next_offset) == (6_000, 6_000)
+
+
+def test_rows_of_producers_that_nobody_remembers_do_not_pile_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_log, "PRODUCER_ROWS_MAX", 100)
+    log = place.log()
+    for number in range(150):
+        log.append(mark_producer(encode_batch(numbered(1), number), 7, number))
+        log.producers.add(7, number, 1, number)
+    log.checkpoint()
+    known = log.producers.snapshot()
+    assert place.sql("SELECT count(*) FROM producers") == [(64,)]
+    place.restart()
+    assert place.log().producers.snapshot() == known
+
+
+# -- ownership, versions, secrets --------------------------------------------------------------------------------------
+
+
+def test_a_second_server_on_the_same_file_is_refused(place: Place) -> None:
+    place.log()
+    with pytest.raises(FolderLockedError, match="in use"):
+        place.make().open_partition("t", 0, LogSettings())
+    place.restart()
+    assert place.log().next_offset == 0
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_tables_of_a_newer_version_are_refused_and_not_touched(
+    kind: str, place: Place, request: pytest.FixtureRequest
+) -> None:
+    change = "UPDATE babelbus SET value = 99 WHERE name = 'schema'"
+    if kind == "sqlite":
+        place.log()
+        place.store.close()
+        place.sql(change)
+        store = place.make()
+    else:
+        server: PostgresServer = request.getfixturevalue("server")
+        remote: DatabaseStore = request.getfixturevalue("remote")
+        remote.open_partition("t", 0, LogSettings())
+        remote.close()
+        server.sql(change)
+        store = DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW))
+    with pytest.raises(SchemaVersionError, match="version 99, this Babelbus knows version 1"):
+        store.open_partition("t", 0, LogSettings())
+
+
+def test_a_database_with_tables_of_somebody_else_is_not_touched(place: Place) -> None:
+    place.sql("CREATE TABLE records (id INTEGER)")
+    with pytest.raises(SchemaVersionError, match="a table 'records' that is not ours"):
+        place.log()
+    assert place.sql("SELECT name FROM sqlite_master") == [("records",)]
+
+
+def test_a_file_that_is_no_database_is_refused_by_name(place: Place) -> None:
+    place.path.write_bytes(b"not a database" * 1000)
+    with pytest.raises(DiskError, match=r"db\.sqlite: file is not a database"):
+        place.log()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "db.sqlite", "sqlite://", "sqlite:///:memory:", "mysql://root@localhost/x", f"postgresql://u:{SECRET}@h:x/"],
+)
+def test_a_url_that_is_none_is_refused_with_examples_and_without_its_secret(url: str) -> None:
+    with pytest.raises(DatabaseUrlError) as caught:
+        DatabaseStore(url, LocalFiles(), ManualClock(NOW))
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{SECRET}@/nowhere?host=/nonexistent",
+        f"postgresql://me@/nowhere?host=/nonexistent&password={SECRET}",
+        f"postgresql://me:{SECRET}@/nowhere?host=/nonexistent&no_such_option={SECRET}",
+    ],
+)
+def test_a_database_that_cannot_be_reached_is_a_disk_error_without_the_password(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = DatabaseStore(url, LocalFiles(), ManualClock(NOW))
+    with pytest.raises(DiskError, match="opening of postgresql:///nowhere") as caught:
+        store.topics()
+    assert SECRET not in f"{caught.value} {store.name} {caplog.text}"
+    assert caught.value.__cause__ is None
+
+
+# -- PostgreSQL --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_server_on_the_same_schema_is_refused(remote: DatabaseStore, server: PostgresServer) -> None:
+    remote.open_partition("t", 0, LogSettings())
+    with pytest.raises(FolderLockedError, match="in use by another server"):
+        DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)).topics()
+    server.sql("CREATE SCHEMA other")
+    other = DatabaseStore(server.url("other"), LocalFiles(), ManualClock(NOW))
+    assert other.topics() == []
+    other.close()
+    server.sql("DROP SCHEMA other CASCADE")
+
+
+END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'babelbus'"
+
+
+def test_a_lost_connection_is_made_again_and_nothing_is_lost_or_doubled(
+    remote: DatabaseStore, server: PostgresServer
+) -> None:
+    log = remote.open_partition("t", 0, LogSettings())
+    fill(log, 20)
+    server.sql(END_SESSIONS)
+    with pytest.raises(DiskError):
+        append(log, numbered(5, first=20))
+    assert log.failed
+    assert len(read_all(log)) == 20
+    with pytest.raises(DiskError, match="not repaired"):
+        append(log, numbered(5, first=20))
+    log.recover_flush()
+    assert append(log, numbered(5, first=20)) == 20
+    assert log.flush() == 25
+    assert payloads(read_all(log)) == payloads(numbered(25))
+
+
+def test_a_connection_lost_before_a_flush_makes_the_flush_fail(remote: DatabaseStore, server: PostgresServer) -> None:
+    log = remote.open_partition("t", 0, LogSettings())
+    fill(log, 20)
+    server.sql(END_SESSIONS)
+    with pytest.raises(DiskError):
+        log.flush()
+    log.recover_flush()
+    assert log.flush() == 20
+
+
+def test_a_commit_that_was_in_doubt_is_taken_back_before_the_batch_is_stored_again(
+    remote: DatabaseStore, server: PostgresServer
+) -> None:
+    log = remote.open_partition("t", 0, LogSettings())
+    fill(log, 20)
+    server.sql(  # what a session that we have lost committed after all
+        'INSERT INTO records SELECT partition_id, "offset" + 5, timestamp, attributes, crc, key, payload, headers'
+        ' FROM records WHERE "offset" >= 15'
+    )
+    with pytest.raises(DiskError):
+        append(log, numbered(3, first=20))
+    log.recover_flush()
+    assert append(log, numbered(3, first=20)) == 20
+    assert payloads(read_all(log)) == payloads(numbered(23))
+
+
+def test_a_crash_of_postgresql_loses_nothing_that_was_flushed_and_leaves_no_hole(
+    remote: DatabaseStore, server: PostgresServer
+) -> None:
+    log = remote.open_partition("t", 0, LogSettings(segment_bytes=1_000))
+    fill(log, 100)
+    assert log.flush() == 100
+    fill(log, 50)
+    server.kill()
+    with pytest.raises(DiskError):
+        log.flush()
+    with pytest.raises(StorageError):
+        log.recover_flush(100)
+    assert log.failed
+    server.start()
+    log.recover_flush(100)
+    assert 100 <= log.next_offset <= 150
+    fill(log, 10)
+    assert log.flush() == log.next_offset
+    assert payloads(read_all(log)) == payloads(numbered(log.next_offset))
+
+
+def test_a_table_that_somebody_has_locked_refuses_a_batch_and_takes_it_later(
+    remote: DatabaseStore, server: PostgresServer
+) -> None:
+    log = remote.open_partition("t", 0, LogSettings())
+    fill(log, 10)
+    with psycopg.connect(server.url()) as stranger:
+        stranger.execute("LOCK TABLE records IN SHARE MODE")
+        with pytest.raises(DiskError, match="lock timeout"):
+            append(log, numbered(1, first=10))
+    assert not log.failed
+    fill(log, 5)
+    assert payloads(read_all(log)) == payloads(numbered(15))
+
+
+def test_postgresql_cannot_serve_a_row_that_was_changed(remote: DatabaseStore, server: PostgresServer) -> None:
+    log = remote.open_partition("t", 0, LogSettings())
+    fill(log, 10)
+    server.sql("UPDATE records SET payload = 'x' WHERE \"offset\" = 4")
+    with pytest.raises(CorruptRecordError, match="offset 4"):
+        log.read(4, 1000)
+
+
+def test_errors_of_postgresql_show_neither_statement_nor_values(remote: DatabaseStore) -> None:
+    remote.open_partition("t", 0, LogSettings())
+    with pytest.raises(DiskError) as caught, remote._database.write() as connection:
+        connection.execute(text("SELECT :value::no_such_type"), {"value": SECRET})
+    assert SECRET not in str(caught.value)
+
+
+# -- under the broker --------------------------------------------------------------------------------------------------
+
+
+def broker_on(store: DatabaseStore) -> Broker:
+    """A broker that keeps its only kind of topics in this store."""
+    broker = Broker(
+        cast("Any", {"disk": store}),
+        defaults=TopicSettings(),
+        checkpoint_bytes=2**20,
+        clock=ManualClock(NOW),
+        metrics=Metrics(),
+        loop=asyncio.get_running_loop(),
+    )
+    broker.open()
+    return broker
+
+
+@pytest.mark.parametrize("ack", ["accepted", "written", "flushed"])
+@in_loop
+async def test_a_broker_publishes_reads_and_starts_again_on_a_database(ack: str, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    broker = broker_on(place.store)
+    topic = broker.create_topic("news", 2, {"ack": ack})
+    receipts = await done(topic.publish(events(*(b"%d" % number for number in range(100)))))
+    assert [receipt.error for receipt in receipts] == [None, None]
+    await turns()
+    stored = [partition_payloads(partition) for partition in topic.partitions]
+    assert sorted(int(one or b"-1") for part in stored for one in part) == list(range(100))
+    await broker.close()
+    broker = broker_on(place.make())
+    assert [partition_payloads(partition) for partition in broker.topic("news").partitions] == stored
+    broker.remove_topic("news")
+    await broker.close()
+    place.store = place.make()
+    assert place.store.topics() == []
+
+
+@in_loop
+async def test_publishers_go_on_by_themselves_after_a_lost_connection(server: PostgresServer) -> None:
+    broker = broker_on(DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)))
+    topic = broker.create_topic("news", 1, {"ack": "flushed"})
+    await done(topic.publish(events(b"before")))
+    server.sql(END_SESSIONS)
+    refused = 0
+    while True:  # a publisher that sends again until it is answered
+        (receipt,) = await done(topic.publish(events(b"after")))
+        if receipt.error is None:
+            break
+        assert isinstance(receipt.error, DiskError)
+        refused += 1
+    assert refused > 0
+    assert partition_payloads(topic.partitions[0]) == [b"before", b"after"]
+    await broker.close()
