@@ -31,6 +31,7 @@ def test_none_takes_a_bound_away() -> None:
         ({"segment_bytes": 2**40 + 1}, "segment_bytes"),
         ({"segment_bytes": None}, "segment_bytes"),
         ({"tombstone_seconds": -1}, "tombstone_seconds"),
+        ({"compact_after_seconds": 0}, "compact_after_seconds"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(changes: dict[str, object], named: str) -> None:

@@ -1,5 +1,6 @@
 """What every storage engine must do. A new engine is one more entry of ENGINES."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,12 +8,14 @@ import pytest
 
 from babelbus.clock import ManualClock
 from babelbus.storage.contract import LogSettings, PartitionLog, Store
+from babelbus.storage.database import DatabaseStore
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import LocalFiles, OffsetOutOfRangeError
 from babelbus.storage.format import encode_batch
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.record import Record
 from tests.storage.helpers import append, fill, numbered, read_all
+from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 NOW = 1_700_000_000_000
 TOPICS = ["news", "plant/line1", "münchen/straße", "a b", ".hidden", "..", "%2F", "#x", "x" * 249]
@@ -21,6 +24,8 @@ TOPICS = ["news", "plant/line1", "münchen/straße", "a b", ".hidden", "..", "%2
 ENGINES: dict[str, Callable[[str, ManualClock], Store]] = {
     "disk": lambda folder, clock: FolderStore(LocalFiles(), folder, clock),
     "memory": lambda folder, clock: FolderStore(_memory(folder), folder, clock),
+    "sqlite": lambda folder, clock: DatabaseStore(f"sqlite:///{folder}/db.sqlite", LocalFiles(), clock),
+    "postgresql": lambda url, clock: DatabaseStore(url, LocalFiles(), clock),
 }
 _memories: dict[str, MemoryFiles] = {}
 
@@ -46,9 +51,29 @@ class Engine:
         self.store = self._make(self._folder, self.clock)
 
 
+_schemas = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    try:
+        with postgres_server() as server:
+            yield server
+    except PostgresMissingError as missing:
+        pytest.skip(f"engine db is not tested on PostgreSQL: {missing}")
+
+
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    yield Engine(ENGINES[request.param], str(tmp_path))
+    place = str(tmp_path)
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        schema = f"test{next(_schemas)}"
+        server.sql(f"CREATE SCHEMA {schema}")
+        place = server.url(schema)
+    engine = Engine(ENGINES[request.param], place)
+    yield engine
+    engine.store.close()
     _memories.clear()
 
 

@@ -14,6 +14,8 @@ from babelbus.storage.format import (
     InvalidRecordError,
     decode_headers,
     encode_batch,
+    encode_headers,
+    encode_keyed,
     encode_payloads,
     headers_position,
     mark_producer,
@@ -23,7 +25,7 @@ from babelbus.storage.format import (
     uniform_run,
     walk,
 )
-from babelbus.storage.record import Record, RecordBatch
+from babelbus.storage.record import Headers, Record, RecordBatch
 
 # specs/jebp.md, section 5.1: both worked records, byte for byte.
 KEYED = bytes.fromhex(
@@ -94,6 +96,38 @@ def test_payloads_encoded_by_arrays_and_one_by_one_are_the_same_bytes(
     ]
     assert bytes(together.data) == b"".join(bytes(one.data) for one in singly)
     assert list(together.positions) == walk(together.data)[:-1]
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=30), st.binary(max_size=60)), min_size=1, max_size=40),
+    st.lists(st.tuples(st.binary(max_size=9), st.none() | st.binary(max_size=9)), max_size=3).map(tuple),
+    st.integers(1, 2**63 - 1),
+    st.integers(0, 2**40),
+)
+def test_keyed_records_encoded_together_are_the_bytes_of_each_alone(
+    pairs: list[tuple[bytes, bytes]], headers: Headers, timestamp: int, base: int
+) -> None:
+    keys, payloads = [key for key, _ in pairs], [payload for _, payload in pairs]
+    together = encode_keyed(keys, payloads, encode_headers(headers), timestamp, base)
+    alone = encode_batch([Record(payload, key, headers, timestamp) for key, payload in pairs], base)
+    assert bytes(together.data) == bytes(alone.data)
+    assert list(together.positions) == list(alone.positions)
+    assert list(together.timestamps) == list(alone.timestamps)
+    assert (together.count, together.base_offset) == (alone.count, alone.base_offset)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("size", [0, 7, 65_535, 65_536])
+def test_keyed_records_of_any_number_and_size_are_stored_and_read_alike(count: int, size: int) -> None:
+    keys, payload = [b"k/%d" % number for number in range(count)], b"1" * (size if count < 20 else size % 100)
+    batch = encode_keyed(keys, [payload] * count, encode_headers(()), 5, 7)
+    assert stored(batch) == [Record(payload, key, (), 5, 0, offset) for offset, key in enumerate(keys, 7)]
+
+
+@pytest.mark.parametrize("timestamp", [0, -1, 2**63])
+def test_keyed_records_have_a_time_that_the_form_has(timestamp: int) -> None:
+    with pytest.raises(InvalidRecordError):
+        encode_keyed([b"k"], [b"1"], encode_headers(()), timestamp, 0)
 
 
 @given(st.lists(records, min_size=1, max_size=40), st.integers(0, 2**40))

@@ -11,6 +11,7 @@ from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
 from babelbus.core.record import Event, Receipt
 from babelbus.core.settings import TopicSettings
+from babelbus.core.state import State
 from babelbus.core.topic import Topic
 from babelbus.metrics import Metrics
 from babelbus.storage.columns import decode_chunk, iterate
@@ -96,6 +97,17 @@ class Bus:
     def topic(self, name: str = "news", partitions: int = 1, **settings: object) -> Topic:
         """Make a topic."""
         return self.broker.create_topic(name, partitions, dict(settings))
+
+    def open_state(self, *, checkpoint_bytes: int = 2**20, **settings: Any) -> State:
+        """Open the state, whose transient keys are `$SYS`; its topic is compacted unless told otherwise."""
+        kept = TopicSettings(**{"cleanup": "compact", **settings})
+        return self.broker.open_state(
+            self.files, "data/state", settings=kept, checkpoint_bytes=checkpoint_bytes, transient="$SYS"
+        )
+
+    async def die(self) -> None:
+        """End as a killed process does: what was written stays, nothing else happens."""
+        await asyncio.get_running_loop().run_in_executor(None, self.broker.flusher.stop)
 
     async def restart(self) -> "Bus":
         """Stop in order and start again on the same files."""

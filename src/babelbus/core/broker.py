@@ -2,26 +2,37 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
+from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
+from babelbus.core.history import History
+from babelbus.core.json_text import CONTENT_TYPE, JSON_TYPE, json_text
 from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, make_settings
-from babelbus.core.subject import Pattern, TopicTable, check_topic_name
-from babelbus.core.topic import Topic, stamped
+from babelbus.core.staging import Staging
+from babelbus.core.staging_model import StagingSettings
+from babelbus.core.state import Commit, State
+from babelbus.core.state_log import Change, Kind, StateLog
+from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
+from babelbus.core.topic import RESERVED_PREFIX, Topic, stamped
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.metrics import Metrics
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.contract import Store
+from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
 
 PARTITIONS_MAX = 1024
+STATE_TOPIC = "$state"
+UNTOLD_KINDS = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
+"""What happens to the state and is no event."""
 
 
 class TopicExistsError(BabelbusError):
@@ -48,7 +59,7 @@ class Broker:
 
     def __init__(
         self,
-        stores: dict[str, FolderStore],
+        stores: Mapping[str, Store],
         *,
         defaults: TopicSettings,
         checkpoint_bytes: int,
@@ -72,7 +83,15 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.router = Router()
         self.flusher = Flusher(loop, clock, metrics)
+        self.state: State
+        self.state_receiver: object = object()
+        """The shared receiver of the router that hears of the state's changes from the state itself."""
         self.on_topics_changed: Callable[[], None] = lambda: None
+        self.history: History
+        self.staging: Staging | None = None
+        """Staged, atomic appends; `None` before `open_staging`."""
+        self.groups: Groups | None = None
+        """Consumer groups; `None` before `open_groups`."""
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -92,8 +111,79 @@ class Broker:
             kept = self._load_settings(name)
             stored = self._stores[kept.settings.engine].partition_count(name)
             self.topics[name] = self._open_topic(name, kept.settings, max(kept.partitions, stored))
-        self._table.replace(set(self.topics))
+        self._note_names()
         return finished
+
+    def open_state(
+        self, files: FileSystem, folder: str, *, settings: TopicSettings, checkpoint_bytes: int, transient: str
+    ) -> State:
+        """Open the state, kept by a topic with these settings and checkpoints in `folder`.
+
+        Raises:
+            StorageError: its log cannot be opened or read.
+        """
+        topic = self.open_reserved(STATE_TOPIC, settings)
+        kept = StateLog(topic, files, folder, checkpoint_bytes=checkpoint_bytes, transient=transient)
+        self.state = State(kept, self._publish_changes)
+        self.state.open()
+        self.history = History(topic)
+        return self.state
+
+    def open_groups(
+        self,
+        files: FileSystem,
+        folder: str,
+        commit_seconds: float = COMMIT_SECONDS,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+    ) -> Groups:
+        """Open the consumer groups, whose cursors are kept in `folder`.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        self.groups = Groups(
+            self,
+            files,
+            folder,
+            clock=self._clock,
+            loop=self._loop,
+            commit_seconds=commit_seconds,
+            read_ahead_bytes=read_ahead_bytes,
+        )
+        self.groups.open()
+        return self.groups
+
+    def open_staging(self, files: FileSystem, folder: str, settings: StagingSettings | None = None) -> Staging:
+        """Open what is staged in `folder`, and go on with commits that a crash cut short; `settle` waits for them.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        self.staging = Staging(
+            files,
+            folder,
+            topics=self.topics,
+            flusher=self.flusher,
+            clock=self._clock,
+            loop=self._loop,
+            settings=settings,
+        )
+        self.staging.open()
+        return self.staging
+
+    def open_reserved(self, name: str, settings: TopicSettings) -> Topic:
+        """Give a topic of the server's own with these settings; make it at the first start.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        assert name.startswith(RESERVED_PREFIX)
+        topic = self.topics.get(name)
+        if topic is None:
+            return self._make_topic(name, 1, settings)
+        if topic.settings != settings:
+            self._apply_settings(topic, len(topic.partitions), settings)
+        return topic
 
     def _load_settings(self, name: str) -> "_Kept":
         content = self._catalog.load_settings(name)
@@ -139,6 +229,7 @@ class Broker:
             StorageError: the disk refused.
         """
         check_topic_name(name)
+        _check_not_reserved(name)
         if self._closed:
             raise TopicClosedError("the server stops")
         if name in self.topics:
@@ -147,10 +238,15 @@ class Broker:
             partitions = self._default_partitions
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidSettingError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
-        made = make_settings(self._defaults, settings or {})
+        return self._make_topic(name, partitions, make_settings(self._defaults, settings or {}))
+
+    def _make_topic(self, name: str, partitions: int, settings: TopicSettings) -> Topic:
+        store = self._stores[settings.engine]
         try:
-            self._save_settings(name, partitions, made)
-            self.topics[name] = self._open_topic(name, made, partitions)
+            if store is not self._catalog and store.partition_count(name):
+                store.erase(store.hide(name))  # left by a removal that a crash cut short
+            self._save_settings(name, partitions, settings)
+            self.topics[name] = self._open_topic(name, settings, partitions)
         except (OSError, StorageError) as error:
             self._forget(name)
             if isinstance(error, StorageError):
@@ -175,6 +271,7 @@ class Broker:
             StorageError: the disk refused.
         """
         topic = self.topic(name)
+        _check_not_reserved(name)
         topic.commit()
         changes = dict(changes)
         partitions = changes.pop("partitions", len(topic.partitions))
@@ -185,6 +282,12 @@ class Broker:
         made = make_settings(topic.settings, changes)
         if made.engine != topic.settings.engine:
             raise InvalidSettingError("engine is fixed when a topic is made")
+        self._apply_settings(topic, partitions, made)
+        self._changed()
+        return topic
+
+    def _apply_settings(self, topic: Topic, partitions: int, made: TopicSettings) -> None:
+        name = topic.name
         try:
             self._save_settings(name, partitions, made)
             for number in range(len(topic.partitions), partitions):
@@ -195,8 +298,6 @@ class Broker:
         for partition in topic.partitions:
             partition.set_ack(made.ack)
             partition.log.configure(made.for_log(self._checkpoint_bytes))
-        self._changed()
-        return topic
 
     def remove_topic(self, name: str) -> None:
         """Remove a topic and its records: gone at once and durably, the space is given back in the background.
@@ -206,6 +307,7 @@ class Broker:
             StorageError: the disk refused.
         """
         topic = self.topic(name)
+        _check_not_reserved(name)
         del self.topics[name]
         topic.close(TopicClosedError(f"topic {name!r} was removed"))
         try:
@@ -215,9 +317,12 @@ class Broker:
             raise StorageError(f"topic {name!r} could not be removed: {error.strerror}") from error
         if topic.settings.engine != "disk":
             store = self._stores[topic.settings.engine]
-            store.erase(store.hide(name))
+            self._erase_later(store, store.hide(name))
         self._changed()
-        erasing = self._loop.run_in_executor(None, self._catalog.erase, token)
+        self._erase_later(self._catalog, token)
+
+    def _erase_later(self, store: Store, token: str) -> None:
+        erasing = self._loop.run_in_executor(None, store.erase, token)
         self._erasing.add(erasing)
         erasing.add_done_callback(self._erased)
 
@@ -228,8 +333,13 @@ class Broker:
             log.warning("a removed topic could not be erased, the next start tries again: %s", error)
 
     def _changed(self) -> None:
-        self._table.replace(set(self.topics))
+        self._note_names()
+        if self.groups is not None:
+            self.groups.topics_changed()
         self.on_topics_changed()
+
+    def _note_names(self) -> None:
+        self._table.replace({name for name in self.topics if not name.startswith(RESERVED_PREFIX)})
 
     def topic(self, name: str) -> Topic:
         """Give a topic.
@@ -273,8 +383,44 @@ class Broker:
         """End a live subscription."""
         self.router.remove(subscription)
 
-    def _route(self, _topic: str, events: Sequence[Event]) -> None:
+    def _route(self, name: str, events: Sequence[Event]) -> None:
         self.router.route(events)
+        topic = self.topics.get(name)
+        if topic is not None and topic.settings.retain == "last":
+            self._retain(events)
+
+    def _retain(self, events: Sequence[Event]) -> None:
+        """Keep the last event of each subject as state; who listens to the state has heard it as an event."""
+        state = self.state
+        own = self.state_receiver
+        for event in events:
+            if event.via is own:
+                continue
+            if not is_text(event.subject):
+                continue  # of bytes that are no UTF-8 (sbus): no key of the state
+            if event.payload is not None:
+                state.put(event.subject, json_text(event.payload, event.headers), kind=Kind.RETAINED)
+            elif state.find(event.subject) is not None:
+                state.delete(event.subject, Kind.RETAINED)
+        receipt = state.commit("retained")
+        receipt.when_done(_note_not_retained)
+
+    def _publish_changes(self, changes: Sequence[Change], commit: Commit) -> Sequence[Receipt]:
+        """Publish what happened to the state as events, for topics and for listeners that do not hear the state."""
+        router, find = self.router, self._table.find
+        if router.empty and not self._table.names:
+            return ()
+        own = self.state_receiver
+        headers = ((CONTENT_TYPE, JSON_TYPE), (b"ce_source", commit.source.encode()))
+        events = []
+        for kind, key, value, _, _ in changes:
+            if kind in UNTOLD_KINDS or key is None or key.startswith(RESERVED_PREFIX):
+                continue
+            if find(key) is None and all(receiver is own for _, receiver in router.route_of(key).receivers):
+                continue
+            payload = None if kind == Kind.DELETED else value
+            events.append(Event(key, payload, key.encode(), headers, 0, own))
+        return self.publish(events) if events else ()
 
     # -- care --------------------------------------------------------------------------------------------------------
 
@@ -293,6 +439,12 @@ class Broker:
     async def close(self) -> None:
         """Flush and close everything; who still waits for an ack is answered."""
         self._closed = True
+        if self.groups is not None:
+            await self.groups.close()
+        if hasattr(self, "state"):
+            await self.state.close()
+        if self.staging is not None:
+            await self.staging.close()
         for topic in self.topics.values():
             topic.close()
         background: set[asyncio.Future[Any]] = set(self._erasing)
@@ -303,3 +455,13 @@ class Broker:
         await self._loop.run_in_executor(None, self.flusher.stop)
         for store in self._stores.values():
             store.close()
+
+
+def _check_not_reserved(name: str) -> None:
+    if name.startswith(RESERVED_PREFIX):
+        raise InvalidTopicNameError(f"topic {name!r}: names that begin with {RESERVED_PREFIX} are the server's own")
+
+
+def _note_not_retained(receipt: Receipt) -> None:
+    if receipt.error is not None:
+        log.warning("events were recorded but not kept as state: %s", receipt.error)

@@ -204,6 +204,7 @@ class Partition:
                 waiting.popleft()[1].resolve(error)
             # What the disk did not give back is gone, and its offsets are given again.
             self.high_watermark = min(self.high_watermark, self.log.next_offset)
+            self._wake_beyond(self.high_watermark)
             return
         self.failing = None
         self._unflushed_bytes = 0
@@ -273,6 +274,15 @@ class Partition:
         watchers = self._watchers
         while watchers and watchers[0][0] < high_watermark:
             heappop(watchers)[2]()
+
+    def _wake_beyond(self, high_watermark: int) -> None:
+        """Let those look who wait for an offset that is beyond the end now: their place is gone."""
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if watcher[0] > high_watermark:
+                watcher[2]()
+            else:
+                heappush(self._watchers, watcher)
 
     def close(self, error: StorageError | None = None) -> None:
         """Give the log back, flushed if the disk allows; who still waits is answered, with `error` if there is one."""

@@ -17,7 +17,7 @@ class InvalidSettingError(BabelbusError):
 class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of one topic. Times are seconds, sizes bytes; `None` means no bound."""
 
-    engine: Literal["disk", "memory"] = "disk"
+    engine: Literal["disk", "memory", "db"] = "disk"
     """Where the records lie; fixed when the topic is made."""
     ack: Ack = "flushed"
     """When a publisher is answered (docs/storage.md, ack levels)."""
@@ -27,15 +27,19 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The oldest segments are removed while the rest of the partition is at least this large."""
     cleanup: Literal["delete", "compact"] = "delete"
     """`compact` keeps the last record of each key."""
+    retain: Literal["none", "last"] = "none"
+    """`last` also keeps the last event of each subject as state."""
     segment_bytes: int = 128 * 2**20
     """A new segment begins when the last one has reached this size."""
     segment_seconds: float | None = None
     """A new segment begins when the first record of the last one came this long ago."""
     tombstone_seconds: float = 86_400.0
     """How long a compacted topic still shows that a key was removed."""
+    compact_after_seconds: float | None = None
+    """How long compaction leaves records alone: so far back, the state can be asked for as it was."""
 
     def __post_init__(self) -> None:
-        for name in ("retention_seconds", "retention_bytes", "segment_seconds"):
+        for name in ("retention_seconds", "retention_bytes", "segment_seconds", "compact_after_seconds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is above 0, or null for no bound")
@@ -53,6 +57,7 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             retention_seconds=self.retention_seconds,
             cleanup=self.cleanup,
             tombstone_seconds=self.tombstone_seconds,
+            compact_after_seconds=self.compact_after_seconds,
             checkpoint_bytes=checkpoint_bytes,
         )
 

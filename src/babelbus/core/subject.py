@@ -36,6 +36,17 @@ def check_topic_name(name: str) -> None:
         raise InvalidTopicNameError("a topic name is valid UTF-8")
 
 
+def is_text(subject: str) -> bool:
+    """Say whether a subject is Unicode, and not bytes in disguise (`surrogateescape`); cheap for ASCII."""
+    if subject.isascii():
+        return True
+    try:
+        subject.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Pattern(Protocol):
     """Which subjects a subscription wants. The answer depends on the subject alone and never changes."""
 
@@ -101,12 +112,12 @@ class TopicTable:
     """Which topic records a subject: the one whose name is its longest prefix by elements (design.md, section 1)."""
 
     def __init__(self) -> None:
-        self._names: set[str] = set()
+        self.names: set[str] = set()
         self._cache: dict[str, str | None] = {}
 
     def replace(self, names: set[str]) -> None:
         """Take the names of the topics that there are now."""
-        self._names = set(names)
+        self.names = set(names)
         self._cache.clear()
 
     def find(self, subject: str) -> str | None:
@@ -116,7 +127,7 @@ class TopicTable:
         except KeyError:
             pass
         name: str | None = subject
-        while name is not None and name not in self._names:
+        while name is not None and name not in self.names:
             parent, slash, _ = name.rpartition("/")
             name = parent if slash else None
         if len(self._cache) >= CACHE_MAX:  # subjects are chosen by clients

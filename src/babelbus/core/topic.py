@@ -22,6 +22,8 @@ from babelbus.storage.record import Record, RecordBatch
 
 SUBJECT_HEADER = b"ce_subject"
 """Holds the subject of an event whose subject is not the topic's name."""
+RESERVED_PREFIX = "$"
+"""Begins the names of the server's own topics."""
 SERVER_CHOOSES = -1
 NO_PRODUCER = -1
 GATHER_RECORDS_MAX = 64
@@ -34,6 +36,10 @@ class SequenceGapError(StorageError):
 
 class SequenceTooOldError(StorageError):
     """A producer's batch is older than what is remembered; whether it was stored is unknown."""
+
+
+class ReservedTopicError(StorageError):
+    """The topic is the server's own: everybody may read it, nobody else writes it."""
 
 
 class UnknownPartitionError(StorageError):
@@ -62,9 +68,19 @@ class Topic:
         self._later = later
         self._turn = 0
         self._last_ms = 0
+        self.reserved = name.startswith(RESERVED_PREFIX)
+        """Whether clients may only read it."""
         self._gathered: Receipt | None = None
         self._payloads: list[bytes] = []
         self._timestamps: list[int] = []
+
+    def _reserved_error(self) -> ReservedTopicError:
+        return ReservedTopicError(f"topic {self.name!r} is the server's own and cannot be written to")
+
+    @property
+    def _shown(self) -> bool:
+        """Whether what is published must be made events."""
+        return self.settings.retain == "last" or self._is_heard()
 
     def stamp(self) -> int:
         """Give the server's time in ms; it never runs backwards within a topic, whatever the clock does."""
@@ -92,6 +108,8 @@ class Topic:
         Few records wait for the end of this turn of the event loop, so that what many connections publish at once is
         one write (`commit`) with one receipt, which does not know their offsets.
         """
+        if self.reserved:
+            return [Receipt.refused(self._reserved_error())]
         count = len(self.partitions)
         if count == 1:
             if len(payloads) >= GATHER_RECORDS_MAX:
@@ -129,13 +147,15 @@ class Topic:
             receipt = partition.append(encode_payloads(payloads, timestamps, partition.next_offset))
         except StorageError as error:
             return Receipt.refused(error)
-        if self._is_heard():
+        if self._shown:
             events = [Event(self.name, data, None, (), at) for data, at in zip(payloads, timestamps, strict=True)]
             self._show(receipt, events)
         return receipt
 
-    def publish(self, events: Sequence[Event]) -> list[Receipt]:
+    def publish(self, events: Sequence[Event], *, by_server: bool = False) -> list[Receipt]:
         """Append events: those with a key to the partition that the key chooses, the others round robin."""
+        if self.reserved and not by_server:
+            return [Receipt.refused(self._reserved_error())]
         self.commit()
         now = self.stamp()
         lanes: dict[int, list[Event]] = {}
@@ -151,7 +171,7 @@ class Topic:
             receipt = partition.append(encode_batch(records, partition.next_offset))
         except StorageError as error:
             return Receipt.refused(error)
-        if self._is_heard():
+        if self._shown:
             shown = [event_of(self.name, one, event.via) for one, event in zip(records, events, strict=True)]
             self._show(receipt, shown)
         return receipt
@@ -186,8 +206,11 @@ class Topic:
 
         Raises:
             SequenceGapError, SequenceTooOldError, UnknownPartitionError, InvalidRecordError: see there.
+            ReservedTopicError: the topic is the server's own.
             StorageError: the disk refused; nothing was appended.
         """
+        if self.reserved:
+            raise self._reserved_error()
         self.commit()
         if partition != SERVER_CHOOSES:
             self.partition(partition)
@@ -198,6 +221,14 @@ class Topic:
         if partition == SERVER_CHOOSES:
             partition = self._turn
             self._turn = (self._turn + 1) % len(self.partitions)
+        return self.append_batch(batch, partition, producer_id, first_sequence)
+
+    def append_batch(self, batch: RecordBatch, partition: int, producer_id: int, first_sequence: int) -> Receipt:
+        """Append records in the stored form to a partition without asking whether they were stored before.
+
+        Raises:
+            InvalidRecordError, StorageError: as `publish_batch`.
+        """
         target = self.partitions[partition]
         if producer_id != NO_PRODUCER:
             batch = mark_producer(batch, producer_id, first_sequence)
@@ -205,7 +236,7 @@ class Topic:
         receipt = target.append(batch)
         if producer_id != NO_PRODUCER:
             target.log.producers.add(producer_id, first_sequence, batch.count, receipt.base_offset)
-        if self._is_heard():
+        if self._shown:
             self._show(receipt, self.decode(bytes(batch.data), batch.positions))
         return receipt
 

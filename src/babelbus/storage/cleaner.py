@@ -6,6 +6,7 @@ last record of a segment, so that a segment whose end was lost can be told from 
 """
 
 import logging
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +38,7 @@ def clean(partition: "Log", settings: LogSettings, now_ms: int) -> int:
     if settings.retention_bytes is not None:
         _retain_by_size(partition, settings.retention_bytes)
     if settings.cleanup == "compact":
-        _compact(partition, now_ms - int(settings.tombstone_seconds * 1000))
+        _compact(partition, settings, now_ms)
     return before - partition.size_bytes
 
 
@@ -64,19 +65,26 @@ def _retain_by_size(partition: "Log", bytes_max: int) -> None:
         partition.drop_first(segment)
 
 
-def _compact(partition: "Log", tombstones_until_ms: int) -> None:
+def _compact(partition: "Log", settings: LogSettings, now_ms: int) -> None:
     """Write those sealed segments again that hold records a later one replaces.
 
     Memory: about 150 bytes for each key of the partition while it runs.
     """
+    tombstones_until_ms = now_ms - int(settings.tombstone_seconds * 1000)
     sealed = partition.sealed_segments()
+    replacing = [*sealed, partition.open_segment()]
+    if settings.compact_after_seconds is not None:
+        oldest_ms = now_ms - int(settings.compact_after_seconds * 1000)
+        # Up to the first young segment: in front of an offset, rather than here and there, compaction has looked.
+        sealed = list(takewhile(lambda segment: segment.index.greatest_timestamp < oldest_ms, sealed))
+        replacing = sealed
     if all(segment.compacted_with == len(sealed) for segment in sealed):
         return
     durable = partition.flush()  # a record that may still be lost replaces nothing
     last: dict[bytes, int] = {}
     staying: dict[bytes, int] = {}
     whole = []
-    for segment in [*sealed, partition.open_segment()]:
+    for segment in replacing:
         try:
             for columns in _chunks(partition, segment, durable):
                 last.update(_keys(columns))
@@ -87,8 +95,9 @@ def _compact(partition: "Log", tombstones_until_ms: int) -> None:
             continue
         if segment.sealed:
             whole.append(segment)
+    until = min(replacing[-1].next_offset, durable)
     for segment in whole:
-        _compact_segment(partition, segment, last, staying, tombstones_until_ms)
+        _compact_segment(partition, segment, last, staying, tombstones_until_ms, until)
         segment.compacted_with = len(sealed)
 
 
@@ -119,12 +128,17 @@ def _keys(columns: Columns) -> dict[bytes, int]:
 
 
 def _compact_segment(
-    partition: "Log", segment: "Segment", last: dict[bytes, int], staying: dict[bytes, int], tombstones_until_ms: int
+    partition: "Log",
+    segment: "Segment",
+    last: dict[bytes, int],
+    staying: dict[bytes, int],
+    tombstones_until_ms: int,
+    until: int,
 ) -> None:
     """Write a segment again without replaced records, if there are any.
 
     `staying` are keys of replaced records that stay because they are the last of their segment: the tombstone that
-    takes one back stays with it.
+    takes one back stays with it. `until` is where the records end that were looked at.
     """
     kept: list[bytes] = []
     removed = 0
@@ -159,6 +173,7 @@ def _compact_segment(
     if removed:
         path = f"{segment.path}{COMPACTING_SUFFIX}"
         try:
+            partition.note_compaction(until)
             partition.write_file(path, b"".join(kept))
             partition.swap(segment, path)
         except OSError as error:

@@ -7,6 +7,7 @@ import msgspec
 from babelbus.storage.columns import Columns
 from babelbus.storage.producers import Producers
 from babelbus.storage.record import RecordBatch
+from babelbus.storage.recovery import Recovery
 from babelbus.storage.segment import Chunk
 
 
@@ -21,6 +22,8 @@ class LogSettings(msgspec.Struct, frozen=True):
     """`delete` drops old segments; `compact` keeps the last record of each key."""
     tombstone_seconds: float = 86_400.0
     """How long a compacted log still shows that a key was removed."""
+    compact_after_seconds: float | None = None
+    """Compaction leaves records alone that are younger than this, with all that came behind them."""
     checkpoint_bytes: int = 64 * 2**20
     """Most that a start after a kill must read of a partition, beside the last block."""
 
@@ -33,6 +36,8 @@ class PartitionLog(Protocol):
     """
 
     producers: Producers
+    recovery: Recovery
+    """What opening it had to put right."""
 
     @property
     def first_offset(self) -> int:
@@ -49,6 +54,13 @@ class PartitionLog(Protocol):
     @property
     def segment_count(self) -> int:
         """How many runs of files hold them."""
+
+    @property
+    def compacted_until(self) -> int:
+        """Offset up to which records may be missing because compaction looked at them; durably remembered.
+
+        From here on every record is there, and the last one of each key in front of it is, or its tombstone expired.
+        """
 
     @property
     def failed(self) -> bool:
@@ -131,6 +143,9 @@ class Store(Protocol):
 
     def erase(self, token: str) -> None:
         """Delete what `hide` took away. May take long."""
+
+    def removed(self) -> dict[str, str]:
+        """Give what `hide` took away and nobody has erased yet: token -> name of the topic."""
 
     def close(self) -> None:
         """Give up what the store holds beside the logs."""

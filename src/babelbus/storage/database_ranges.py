@@ -148,7 +148,7 @@ class PartitionRows:
             .where(table.partition_id == self.id)
             .order_by(table.base_offset)
         ).all()
-        return [StoredBatch(*row, timestamp=0) for row in rows]
+        return [StoredBatch(row[0], row[1], row[2], row[3], timestamp=0) for row in rows]
 
     def insert_producers(self, connection: Connection, batches: list[StoredBatch]) -> None:
         """Note batches of producers."""

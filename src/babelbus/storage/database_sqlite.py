@@ -183,6 +183,8 @@ def _checkpoint(connection: Connection, mode: str) -> bool:
     cursor = driver.cursor()  # outside of a transaction, in which SQLite does not do it
     try:
         cursor.execute(f"PRAGMA wal_checkpoint({mode})")
-        return bool(cursor.fetchone()[0])
+        row = cursor.fetchone()
+        assert row is not None  # the pragma always gives one
+        return bool(row[0])
     finally:
         cursor.close()

@@ -9,6 +9,8 @@ A `range` is a run of a partition's records, about 1 MiB: what is known of it (g
 so that retention and a search by time look at ranges and not at records. The last one of a partition is open.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -29,7 +31,7 @@ from babelbus.errors import StorageError
 SCHEMA_VERSION = 1
 
 metadata = MetaData()
-_STRICT = {"sqlite_strict": True}
+_STRICT: dict[str, Any] = {"sqlite_strict": True}
 _Big = BigInteger().with_variant(Integer, "sqlite")
 _Small = SmallInteger().with_variant(Integer, "sqlite")
 

@@ -15,12 +15,13 @@ import numpy as np
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.storage import checkpoint as checkpoints
+from babelbus.storage import compacted
 from babelbus.storage.checkpoint import Checkpoint
 from babelbus.storage.cleaner import clean
 from babelbus.storage.columns import Columns, decode_columns, find_positions
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import DiskError, FileSystem, OffsetOutOfRangeError, disk_error
-from babelbus.storage.format import INT64, CorruptRecordError, rebase
+from babelbus.storage.format import INT64, LENGTH_FROM, CorruptRecordError, rebase
 from babelbus.storage.index import BLOCK_RECORDS
 from babelbus.storage.producers import Producers
 from babelbus.storage.record import RecordBatch
@@ -71,6 +72,8 @@ class Log:
         self.producers = Producers()
         self.recovery = Recovery()
         self._recover()
+        self._opened_at = self.next_offset
+        self._compacted_until: int | None = None
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -135,6 +138,31 @@ class Log:
     def segment_count(self) -> int:
         """How many runs of files hold them."""
         return len(self._segments)
+
+    @property
+    def compacted_until(self) -> int:
+        """Offset up to which records may be missing because compaction looked at them; durably remembered.
+
+        When that memory is missing although records are, it is all that there was when the log was opened.
+        """
+        with self._lock:
+            if self._compacted_until is None:
+                known = compacted.load(self._files, self._folder)
+                if known is None:
+                    known = 0 if all(segment.dense for segment in self._segments[:-1]) else self._opened_at
+                self._compacted_until = known
+            return self._compacted_until
+
+    def note_compaction(self, until: int) -> None:
+        """Remember durably that records before `until` may go (for the cleaner, before the first one does).
+
+        Raises:
+            OSError: the disk refused; nothing may go.
+        """
+        if until > self.compacted_until:
+            compacted.save(self._files, self._folder, until)
+            with self._lock:
+                self._compacted_until = until
 
     @property
     def failed(self) -> bool:
@@ -459,8 +487,7 @@ class Log:
         last = self._segments[-1]
         dense = last.dense
         if next_offset < last.next_offset:
-            position, _ = last.locate(next_offset)
-            last.cut(position, next_offset)
+            last.cut(self._position_to_cut(last, next_offset), next_offset)
         if last.sealed or not dense:  # only a segment without gaps is appended to
             last.seal()
             if last.size_bytes:
@@ -468,6 +495,18 @@ class Log:
             else:
                 last.sealed = False
         self.producers.forget_from(next_offset)
+
+    def _position_to_cut(self, segment: Segment, offset: int) -> int:
+        """Give where the record `offset` begins, also when it is damaged: behind the one in front of it."""
+        try:
+            return segment.locate(offset)[0]
+        except CorruptRecordError:
+            if offset == segment.base_offset:
+                return 0
+            position, found = segment.locate(offset - 1)
+            if found != offset - 1:
+                raise
+            return position + LENGTH_FROM + int.from_bytes(segment.pread(4, position + 8), "big")
 
     def _drop_last(self) -> None:
         segment = self._segments.pop()

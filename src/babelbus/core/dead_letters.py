@@ -1,0 +1,142 @@
+"""Dead letters: records that a group gave up, in a topic of their own, with why and where they came from.
+
+A dead letter has the payload, the key and the headers of its record, and seven headers of ours (`REASON` to `TIME`).
+One that comes from a dead letter has ours anew. A crash between a dead letter's write and the group's next commit
+makes it a second time: dead letters are at least once, as their records are.
+"""
+
+import zlib
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.record import Event, Headers, Receipt, Record
+from babelbus.core.subject import NAME_BYTES_MAX
+from babelbus.core.topic import Topic, event_of
+from babelbus.errors import BabelbusError
+from babelbus.storage.format import HEADERS_MAX
+
+PREFIX = "dead-letters/"
+REASON = b"dead-reason"
+ATTEMPTS = b"dead-attempts"
+TOPIC = b"dead-topic"
+PARTITION = b"dead-partition"
+OFFSET = b"dead-offset"
+GROUP = b"dead-group"
+TIME = b"dead-time"
+"""When it became one, in milliseconds since the epoch; as all numbers here, decimal text."""
+OURS = frozenset({REASON, ATTEMPTS, TOPIC, PARTITION, OFFSET, GROUP, TIME})
+
+
+class NoDeadLetterError(BabelbusError):
+    """A record of a dead-letter topic does not say where it came from."""
+
+
+class TopicDoor(Protocol):
+    """What groups need of the broker."""
+
+    topics: dict[str, Topic]
+
+    def create_topic(self, name: str, partitions: int | None = None, settings: dict[str, Any] | None = None) -> Topic:
+        """Make a topic, durably."""
+
+    def topic(self, name: str) -> Topic:
+        """Give a topic, or raise `UnknownTopicError`."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """Where a record came from that is a dead letter now."""
+
+    topic: str
+    partition: int
+    offset: int
+    group: str
+    attempts: int
+    reason: str
+    time_ms: int
+
+
+def topic_name(group: str) -> str:
+    """Give where the dead letters of a group go unless it says otherwise: `dead-letters/<group>`.
+
+    Commas are written `%2C` and `%` is `%25`, since a topic's name has no comma. Groups of one name on several topics
+    share it.
+    """
+    name = group.replace("%", "%25").replace(",", "%2C")
+    room = NAME_BYTES_MAX - len(PREFIX)
+    # The folder's name is the topic's, percent-encoded, and has a limit too (storage/disk.py).
+    if len(name.encode()) <= room and len(quote(PREFIX + name, safe="")) <= 255:
+        return PREFIX + name
+    return f"{PREFIX}{quote(name, safe='')[:64].rpartition('%')[0] or 'group'}-{zlib.crc32(group.encode()):08x}"
+
+
+def make(topic: str, record: Record, letter: DeadLetter) -> Event:
+    """Give the event that a dead letter of a record is, under the subject `topic`."""
+    kept = [pair for pair in record.headers if pair[0] not in OURS][: HEADERS_MAX - len(OURS) - 1]
+    ours: Headers = (
+        (REASON, letter.reason.encode("utf-8", "replace")),
+        (ATTEMPTS, b"%d" % letter.attempts),
+        (TOPIC, letter.topic.encode("utf-8", "surrogateescape")),
+        (PARTITION, b"%d" % letter.partition),
+        (OFFSET, b"%d" % letter.offset),
+        (GROUP, letter.group.encode()),
+        (TIME, b"%d" % letter.time_ms),
+    )
+    return Event(topic, record.payload, record.key, (*kept, *ours), record.timestamp)
+
+
+def read(record: Record) -> DeadLetter:
+    """Give where a dead letter came from.
+
+    Raises:
+        NoDeadLetterError: it is none; somebody else published to its topic.
+    """
+    found = {name: value for name, value in record.headers if name in OURS and value is not None}
+    try:
+        return DeadLetter(
+            found[TOPIC].decode("utf-8", "surrogateescape"),
+            int(found[PARTITION]),
+            int(found[OFFSET]),
+            found[GROUP].decode(),
+            int(found[ATTEMPTS]),
+            found[REASON].decode(),
+            int(found[TIME]),
+        )
+    except (KeyError, ValueError) as error:
+        raise NoDeadLetterError(f"the record {record.offset} is no dead letter: {error!r}") from None
+
+
+def origin(record: Record) -> Event:
+    """Give the event that a dead letter was, to publish it again: its topic and subject, without our headers and time.
+
+    Raises:
+        NoDeadLetterError: it is none.
+    """
+    letter = read(record)
+    kept = tuple(pair for pair in record.headers if pair[0] not in OURS)
+    return event_of(letter.topic, Record(record.payload, record.key, kept))
+
+
+class DeadLetters:
+    """Writes the dead letters of all groups; makes their topics when they are needed."""
+
+    def __init__(self, door: TopicDoor, clock: Clock) -> None:
+        self._door = door
+        self._clock = clock
+
+    def send(self, name: str, record: Record, letter: DeadLetter) -> Receipt:
+        """Publish a dead letter to the topic `name`. The record may be passed when the receipt is done without error.
+
+        Raises:
+            BabelbusError: the topic could not be made.
+        """
+        topic = self._door.topics.get(name)
+        if topic is None:
+            topic = self._door.create_topic(name)
+        return topic.publish([make(name, record, letter)])[0]
+
+    def now_ms(self) -> int:
+        """Give the time that a dead letter carries."""
+        return self._clock.now_ms()

@@ -1,0 +1,479 @@
+"""One consumer group on one topic: a cursor for each partition, members, and the turns that hand records out.
+
+What it promises:
+
+- Every record of the topic goes to one member; members that take more get records in turn (strict alternation).
+- Mode `on_delivery`: a record is done when it is handed out, so at most once while the server lives. After a crash the
+  group goes on at the last cursors that were saved (groups.py), and hands out again what came behind them.
+- Mode `explicit`: at least once. A record is handed out again when its member leaves, nacks it, or is silent for
+  `ack_seconds`; after `attempts_max` deliveries it becomes a dead letter. The committed cursor is the lowest offset
+  that is not done, and never runs ahead of an ack; acks may come in any order. Attempts are counted anew after a
+  restart.
+- Order: each member gets the records of a partition in the order of offsets, but for those that come again. With
+  `order = "key"` (explicit mode) two records of one key in one partition are never with two members at once, and none
+  is handed out while an earlier one waits to come again: so each key's records are acked in order, if members handle
+  what they hold in order. What a member already holds behind a record that it nacks stays with it.
+- A member that left, or whose record was taken from it, is fenced: its ack changes nothing and is counted.
+
+A turn hands out at most `TURN_BYTES` and then lets the event loop go round, however large the backlog. There is no task
+and no timer for a record: one timer a group, for the next lease or retry that ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.dead_letters import DeadLetter, DeadLetters, topic_name
+from babelbus.core.group_flight import Counts, Delivery, Entry, Flight, LaneFlight
+from babelbus.core.group_info import GroupInfo, StoredLane, lane_info, resolve, stored_lane
+from babelbus.core.group_lane import Lane, ReadAhead
+from babelbus.core.group_member import Deliver, Member, OnClosed
+from babelbus.core.group_settings import GroupClosedError, GroupOwnedError, GroupSettings, Place, RecordFilter
+from babelbus.core.group_turn import Dispatcher
+from babelbus.core.record import Receipt
+from babelbus.core.topic import Topic
+from babelbus.errors import BabelbusError, StorageError
+
+log = logging.getLogger(__name__)
+
+TURN_BYTES = 2**20
+"""About so much is read and handed out before the event loop goes round."""
+TAKE_BYTES = 8 * 2**20
+"""So much is looked through by one `take`, which answers at once even if a filter wants nothing of it."""
+DISK_RETRY_SECONDS = 1.0
+
+
+class Group:
+    """One group. All calls come from the event loop; `Groups` makes it."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: Topic,
+        settings: GroupSettings,
+        *,
+        created_ms: int,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        read_ahead: ReadAhead,
+        dead_letters: DeadLetters,
+        make_filter: Callable[[GroupSettings], RecordFilter | None],
+        on_changed: Callable[["Group"], None],
+        on_lost: Callable[["Group"], None],
+        stored: Mapping[int, StoredLane],
+        paused: bool = False,
+    ) -> None:
+        self.name = name
+        self.topic = topic
+        self.settings = settings
+        self.created_ms = created_ms
+        self.paused = paused
+        self.closed = False
+        self.counts = Counts()
+        self._clock = clock
+        self._loop = loop
+        self._read_ahead = read_ahead
+        self._dead_letters = dead_letters
+        self._make_filter = make_filter
+        self._filter_known = False
+        self._on_changed = on_changed
+        self._on_lost = on_lost
+        self._flight = Flight(clock, self.counts, self._bury, settings) if settings.ack == "explicit" else None
+        self._dispatcher = Dispatcher(settings, self.counts, self._flight, self._watch)
+        self._dispatcher.stopped = paused
+        self._lanes = self._dispatcher.lanes
+        self.members = self._dispatcher.members
+        self._scheduled = False
+        self._stalled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._add_lanes(stored)
+
+    @property
+    def lane_count(self) -> int:
+        """How many partitions it reads."""
+        return len(self._lanes)
+
+    # -- members -----------------------------------------------------------------------------------------------------
+
+    def join(
+        self,
+        deliver: Deliver,
+        *,
+        credit: int | None = None,
+        window: int | None = None,
+        on_closed: OnClosed = lambda error: None,
+        wanted: RecordFilter | None = None,
+        owner: object = None,
+        exclusive: bool = False,
+        held: bool = False,
+    ) -> Member:
+        """Add a member; records come to `deliver` from the next turn of the event loop on, unless it is `held`.
+
+        `owner` is whatever the session wants to find again. A member with `credit=0` is handed nothing by itself and
+        may `take`. `wanted` sees the records that the group's filter lets through; a record that no member with room
+        wants is dropped for the group.
+
+        Raises:
+            GroupOwnedError: `exclusive` was asked for and there are members, or one of them has it.
+            GroupClosedError: the group is gone.
+            UnknownFilterError: nobody here can read the group's filter.
+        """
+        self._require_open()
+        self._load_filter()
+        if self.members and (exclusive or any(member.exclusive for member in self.members)):
+            raise GroupOwnedError(f"group {self.name!r} on topic {self.topic.name!r} has an exclusive member")
+        member = Member(
+            self, deliver, on_closed,
+            credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held,
+        )  # fmt: skip
+        self.members.append(member)
+        self.wake()
+        return member
+
+    def leave(self, member: Member) -> None:
+        """End a membership; what it holds is handed out again at once. A second call does nothing."""
+        if member.closed:
+            return
+        member.closed = True
+        self._dispatcher.remove(member)
+        if self._flight is not None:
+            self._flight.leave(member)
+            self._changed()
+        self.wake()
+
+    def ack(self, member: Member, deliveries: Iterable[Delivery]) -> int:
+        """See `Member.ack`."""
+        flight = self._require_flight(member)
+        done = flight.ack(member, deliveries)
+        if done:
+            self._changed()
+            self.wake()
+        return done
+
+    def nack(
+        self,
+        member: Member,
+        deliveries: Iterable[Delivery],
+        reason: str,
+        delay_seconds: float | None,
+        *,
+        final: bool,
+    ) -> int:
+        """See `Member.nack` and `Member.reject`."""
+        flight = self._require_flight(member)
+        done = flight.nack(member, deliveries, reason, delay_seconds, final=final)
+        self._changed()
+        self._arm()
+        self.wake()
+        return done
+
+    def held_by(self, member: Member, partition: int, offsets: Iterable[int]) -> list[Delivery]:
+        """Give what `ack` and `nack` need for offsets of a partition; those that are not the member's are stale.
+
+        Raises:
+            UnknownPartitionError: there is none of this number.
+        """
+        return self._require_flight(member).held_by(member, self._lane(partition).flight, offsets)
+
+    def held_up_to(self, member: Member, partition: int, offset: int) -> list[Delivery]:
+        """Give what `ack` and `nack` need for all that a member holds of a partition up to and with an offset.
+
+        Raises:
+            UnknownPartitionError: there is none of this number.
+        """
+        return self._require_flight(member).up_to(member, self._lane(partition).flight, offset)
+
+    # -- cursors -----------------------------------------------------------------------------------------------------
+
+    def seek(self, place: Place) -> None:
+        """Go on at another place. What was handed out is nobody's matter any more: acks of it are stale.
+
+        Raises:
+            UnknownPartitionError: the place names a partition that there is not.
+        """
+        self._require_open()
+        self.topic.commit()
+        lanes = self._lanes if place.partition is None else [self._lane(place.partition)]
+        for lane in lanes:
+            if self._flight is not None:
+                self._flight.reset(lane.flight)
+            lane.seek(resolve(place, lane))
+        self._dispatcher.forget(lanes)
+        self._changed()
+        self.wake()
+
+    def pause(self) -> None:
+        """Hand nothing out, neither pushed nor taken, until `resume`; acks are taken meanwhile. Kept over restarts."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Hand records out again."""
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        self._require_open()
+        if self.paused != paused:
+            self.paused = self._dispatcher.stopped = paused
+            self._changed()
+            self.wake()
+
+    def alter(self, settings: GroupSettings) -> None:
+        """Take other settings (`Groups.alter` checks and saves them); a new filter is for records not read yet."""
+        self.settings = settings
+        self._filter_known = False
+        self._dispatcher.settings = settings
+        if self._flight is not None:
+            self._flight.settings = settings
+        self._arm()
+        self.wake()
+
+    def info(self) -> GroupInfo:
+        """Give what the group is and does."""
+        lanes = tuple(lane_info(lane) for lane in self._lanes)
+        return GroupInfo(
+            self.topic.name,
+            self.name,
+            self.settings,
+            self.paused,
+            self.created_ms,
+            len(self.members),
+            sum(lane.lag for lane in lanes),
+            sum(lane.in_flight for lane in lanes),
+            lanes,
+            msgspec.structs.replace(self.counts),
+        )
+
+    def stored(self) -> dict[int, StoredLane]:
+        """Give what is to be kept of the cursors."""
+        return {lane.number: stored_lane(lane) for lane in self._lanes}
+
+    # -- pulling -----------------------------------------------------------------------------------------------------
+
+    def take(self, count: int, member: Member | None = None) -> list[Delivery]:
+        """Take up to `count` records now, in competition with the members; an empty list when nothing is there.
+
+        It never waits, and looks through `TAKE_BYTES` at most: with a filter that wants little it may give nothing
+        although there is something further on, and the next call goes on from there.
+
+        Raises:
+            GroupClosedError: the group is gone, or mode `explicit` asks for a member (who acks).
+            UnknownFilterError: nobody here can read the group's filter.
+        """
+        self._require_open()
+        if member is None:
+            if self._flight is not None:
+                raise GroupClosedError(f"group {self.name!r} wants acks: join it to take from it")
+            member = Member(
+                self, lambda _: None, lambda _: None,
+                credit=count, window=None, wanted=None, owner=None, exclusive=False, held=False,
+            )  # fmt: skip
+        elif member.closed:
+            raise GroupClosedError("the member has left its group")
+        if self.paused or self._stalled:
+            return []
+        self._load_filter()
+        self.topic.commit()
+        taken: list[Delivery] = []
+        kept = member.deliver, member.credit, member.held
+        member.deliver, member.credit, member.held = taken.extend, count, False
+        try:
+            self._dispatcher.hand_out(member, TAKE_BYTES)
+        except StorageError as error:
+            self._stall(error)
+        finally:
+            member.deliver, member.credit, member.held = kept
+        self._changed()
+        self._arm()
+        return taken
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Hand records out in the next turn of the event loop."""
+        if not self._scheduled and not self.closed:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self.closed or self.paused or self._stalled or not self.members:
+            return
+        if len(self._lanes) != len(self.topic.partitions):
+            self._add_lanes({})
+        try:
+            self._load_filter()
+        except BabelbusError as error:  # the filter was altered to one that its protocol reads no more
+            log.error("group %r on topic %r stands still: %s", self.name, self.topic.name, error)
+            return
+        try:
+            more = self._dispatcher.hand_out(None, TURN_BYTES)
+        except StorageError as error:
+            more = False
+            self._stall(error)
+        self._changed()
+        self._arm()
+        if more:
+            self.wake()
+
+    def _stall(self, error: StorageError) -> None:
+        """The disk refused a read: hand nothing out for a while."""
+        log.warning("group %r on topic %r: %s", self.name, self.topic.name, error)
+        self._stalled = True
+        self._loop.call_later(DISK_RETRY_SECONDS, self._go_on)
+
+    def _go_on(self) -> None:
+        self._stalled = False
+        self.wake()
+
+    # -- time, the topic and the end ---------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Do what is due: end leases that were not acked, hand out what has waited. The group's timer calls it."""
+        if self.closed or self._flight is None:
+            return
+        self._flight.tick()
+        self._arm()
+        self.wake()
+
+    def _arm(self) -> None:
+        """Have one timer stand for the next lease or retry that ends."""
+        at = self._flight.next_at() if self._flight is not None and not self.closed else None
+        if at is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(at - self._clock.monotonic(), 0.001), self._time_has_come)
+
+    def _time_has_come(self) -> None:
+        self._timer = None
+        self.tick()
+
+    def _bury(self, flight_lane: LaneFlight, offset: int, attempts: int, reason: str) -> None:
+        """Make a dead letter of a record, which is passed when that is durable."""
+        flight = self._flight
+        assert flight is not None
+        entry = (flight_lane, flight_lane.epoch, offset)
+        name = self.settings.dead_letter_topic or topic_name(self.name)
+        try:
+            record = self._lane(flight_lane.number).fetch(offset)
+            if record is None:
+                flight.finish(flight_lane, offset)
+                return
+            letter = DeadLetter(
+                self.topic.name, flight_lane.number, offset, self.name, attempts, reason, self._dead_letters.now_ms()
+            )
+            receipt = self._dead_letters.send(name, record, letter)
+        except BabelbusError as error:
+            self._not_buried(entry, error)
+            return
+
+        def told(receipt: Receipt) -> None:
+            if receipt.error is not None:
+                self._not_buried(entry, receipt.error)
+                return
+            flight.buried(entry, done=True)
+            self._changed()
+            self.wake()
+
+        receipt.when_done(told)
+
+    def _not_buried(self, entry: Entry, error: BabelbusError) -> None:
+        assert self._flight is not None
+        log.warning("group %r on topic %r: a dead letter waits: %s", self.name, self.topic.name, error)
+        self._flight.buried(entry, done=False)
+        self._arm()
+
+    def _watch(self, lane: Lane) -> None:
+        """Wake up when a lane that has nothing gets something."""
+        if lane.has_more or lane.watching is not None:
+            return
+        partition, offset, inside = lane.partition, lane.position, True
+
+        def call() -> None:
+            lane.watching = None
+            if inside and partition.high_watermark <= offset:  # called at once with nothing there: it was closed
+                self._loop.call_soon(self._on_lost, self)
+            else:  # there is something, or readers were stepped back, or the topic went away: the turn will see
+                self.wake()
+
+        lane.watching = _nothing
+        cancel = partition.watch(offset, call)
+        inside = False
+        if lane.watching is not None:
+            lane.watching = cancel
+
+    def _add_lanes(self, stored: Mapping[int, StoredLane]) -> None:
+        """Take up the partitions that are new, from what is stored or else from their beginning."""
+        for partition in self.topic.partitions[len(self._lanes) :]:
+            kept = stored.get(partition.number, StoredLane(partition.log.first_offset))
+            # What the disk lost is nobody's; a cursor is never trusted against the log.
+            position = min(kept.committed, partition.high_watermark)
+            done = [(start, end) for start, end in kept.done if end <= partition.high_watermark]
+            self._lanes.append(Lane(partition, position, self._read_ahead, self.counts, done))
+
+    def topic_changed(self, topic: Topic) -> None:
+        """The topic grew, or was opened again: go on in its partitions."""
+        if topic is not self.topic:
+            self.topic = topic
+            for lane in self._lanes:
+                lane.rebind(topic.partitions[lane.number])
+        if len(self._lanes) != len(topic.partitions):
+            self._add_lanes({})
+            self._changed()
+        self.wake()
+
+    def close(self, error: BabelbusError) -> None:
+        """End the group for all its members; they are told. What is stored is the registry's matter."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for lane in self._lanes:
+            lane.leave()
+        self._dispatcher.stopped = True
+        members = list(self.members)
+        self.members.clear()
+        for member in members:
+            member.closed = True
+            try:
+                member.on_closed(error)
+            except Exception:  # the others must hear of it too
+                log.exception("telling a member of group %r that it ended failed", self.name)
+
+    def _changed(self) -> None:
+        self._on_changed(self)
+
+    def _lane(self, partition: int) -> Lane:
+        self.topic.partition(partition)
+        if partition >= len(self._lanes):
+            self._add_lanes({})
+        return self._lanes[partition]
+
+    def _load_filter(self) -> None:
+        if not self._filter_known:
+            self._dispatcher.filter = self._make_filter(self.settings)
+            self._filter_known = True
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise GroupClosedError(f"group {self.name!r} on topic {self.topic.name!r} is gone")
+
+    def _require_flight(self, member: Member) -> Flight:
+        self._require_open()
+        if member.closed:
+            raise GroupClosedError("the member has left its group")
+        if self._flight is None:
+            raise GroupClosedError(f"group {self.name!r} takes no acks: a record is done when it is handed out")
+        return self._flight
+
+
+def _nothing() -> None:
+    """Stand for the end of a watch that has not begun."""

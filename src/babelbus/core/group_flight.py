@@ -1,0 +1,459 @@
+"""What a group in explicit mode has handed out and not seen acked: leases, redelivery, order per key.
+
+A record is *unfinished* from when it is handed out (or held back) until it is acked, dropped or a dead letter. Its
+entry says where it is: a `Lease` of a member, `WAITING` for its time, `READY` to be handed out, `BURYING` until its
+dead letter is durable. Entries of a lane stand in the order of offsets, so the first one is the committed cursor.
+Nothing here waits or reads: the group asks, and `tick` does what its time has come for.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.group_settings import GroupSettings
+from babelbus.core.record import Record
+
+SPENT_LEASES_MAX = 256
+"""So many leases that are over may stand between live ones before they are cleared away."""
+
+
+class Delivery(Record, frozen=True, gc=False):
+    """A record as a member gets it. `attempt` counts from 1; `lease` says whose it is, for `ack` and `nack`."""
+
+    partition: int = -1
+    attempt: int = 1
+    lease: "Lease | None" = None
+
+
+class Counts(msgspec.Struct):
+    """What happened in a group since the server started; records."""
+
+    delivered: int = 0
+    """Handed to members, again or not."""
+    acknowledged: int = 0
+    redelivered: int = 0
+    """Of `delivered`, those that had been before."""
+    dead_lettered: int = 0
+    filtered: int = 0
+    """Skipped because the group's filter does not want them."""
+    dropped: int = 0
+    """Passed because no open member's filter wants them."""
+    removed: int = 0
+    """Offsets that retention removed before the group was done with them."""
+    corrupt: int = 0
+    """Passed because they are damaged; each was logged."""
+    stale: int = 0
+    """Acks and nacks of records that were finished or another's by then."""
+
+
+class Holder:
+    """A member, as far as this module knows one."""
+
+    __slots__ = ("in_flight", "pending")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        """Records that it has and did not ack."""
+        self.pending: deque[Entry] = deque()
+        """Records that only it may have, because it holds earlier ones of their keys."""
+
+
+class Lease:
+    """Records of one lane that were handed to one member together."""
+
+    __slots__ = ("attempt", "lane", "left", "member", "offsets", "since")
+
+    def __init__(self, lane: "LaneFlight", member: Holder, attempt: int, since: float, offsets: list[int]) -> None:
+        self.lane = lane
+        self.member = member
+        self.attempt = attempt
+        self.since = since
+        self.offsets = offsets
+        self.left = len(offsets)
+
+
+class LaneFlight:
+    """The unfinished records of one partition."""
+
+    __slots__ = ("attempts", "burials", "epoch", "key_of", "keys", "number", "unfinished")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.epoch = 0
+        """How often the cursor was set; what was handed out before is nobody's matter any more."""
+        self.unfinished: dict[int, Lease] = {}
+        self.attempts: dict[int, int] = {}
+        """How often records that failed were delivered."""
+        self.burials: dict[int, tuple[int, str]] = {}
+        """Attempts and reason of those that are to be dead letters."""
+        self.keys: dict[bytes, KeyState] = {}
+        self.key_of: dict[int, bytes] = {}
+
+    def committed(self, position: int) -> int:
+        """Give the lowest offset that is not done, for a cursor at `position`."""
+        return next(iter(self.unfinished), position)
+
+    def done(self, position: int, spans_max: int) -> list[tuple[int, int]]:
+        """Give what is done between the committed offset and `position`, as [start, end) in order."""
+        spans: list[tuple[int, int]] = []
+        last = -1
+        for offset in self.unfinished:
+            if last >= 0 and offset > last + 1:
+                spans.append((last + 1, offset))
+                if len(spans) == spans_max:
+                    return spans
+            last = offset
+        if last >= 0 and position > last + 1:
+            spans.append((last + 1, position))
+        return spans
+
+
+_NONE: list[int] = []
+_NOBODY = Holder()
+_NOWHERE = LaneFlight(-1)
+WAITING = Lease(_NOWHERE, _NOBODY, 0, 0.0, [])
+READY = Lease(_NOWHERE, _NOBODY, 0, 0.0, [])
+BURYING = Lease(_NOWHERE, _NOBODY, 0, 0.0, [])
+DUE = Holder()
+"""Stands for "any member" where a key's next record was offered."""
+
+Entry = tuple[LaneFlight, int, int]
+"""Lane, its epoch, offset: a record that is to be handed out (again)."""
+
+
+class KeyState:
+    """The unfinished records of one key: `in_flight` with one member, the others held back behind each other."""
+
+    __slots__ = ("held", "in_flight", "member", "offered")
+
+    def __init__(self, member: Holder) -> None:
+        self.member = member
+        self.in_flight = 0
+        self.held: list[int] = []
+        """Heap of offsets; the first is the next to go."""
+        self.offered: tuple[int, Holder] | None = None
+        """Which one stands in whose queue."""
+
+
+Bury = Callable[[LaneFlight, int, int, str], None]
+"""Lane, offset, attempts, reason: make a dead letter of it, then call `buried`."""
+
+
+class Flight:
+    """The unfinished records of a whole group."""
+
+    def __init__(self, clock: Clock, counts: Counts, bury: Bury, settings: GroupSettings) -> None:
+        self.settings = settings
+        self.count = 0
+        """All unfinished records."""
+        self.due: deque[Entry] = deque()
+        """Records that any member may have."""
+        self._clock = clock
+        self._counts = counts
+        self._bury = bury
+        self._leases: deque[Lease] = deque()
+        self._spent = 0
+        self._retries: list[tuple[float, int, Entry]] = []
+        self._retry_count = 0
+
+    # -- handing out -------------------------------------------------------------------------------------------------
+
+    def reserve(self, lane: LaneFlight, offsets: list[int]) -> None:
+        """Let fresh records without a key take their places, in the order of offsets; `lease_all` follows."""
+        lane.unfinished.update(dict.fromkeys(offsets, READY))
+        self.count += len(offsets)
+
+    def lease_all(self, lane: LaneFlight, member: Holder, offsets: list[int]) -> Lease:
+        """Give records that were reserved to a member."""
+        lease = Lease(lane, member, 1, self._clock.monotonic(), offsets)
+        lane.unfinished.update(dict.fromkeys(offsets, lease))
+        member.in_flight += len(offsets)
+        self._leases.append(lease)
+        return lease
+
+    def open_lease(self, lane: LaneFlight, member: Holder) -> Lease:
+        """Begin a lease of fresh records, which `add` puts in one by one before anything else happens."""
+        lease = Lease(lane, member, 1, self._clock.monotonic(), [])
+        self._leases.append(lease)
+        return lease
+
+    def add(self, lease: Lease, offset: int, key: bytes | None) -> None:
+        """Put a fresh record into a lease. One with a key: nobody else holds one of it, and none is held back."""
+        lane = lease.lane
+        lane.unfinished[offset] = lease
+        lease.offsets.append(offset)
+        lease.left += 1
+        lease.member.in_flight += 1
+        self.count += 1
+        if key is not None:
+            state = lane.keys.get(key)
+            if state is None:
+                state = lane.keys[key] = KeyState(lease.member)
+            state.member = lease.member
+            state.in_flight += 1
+            lane.key_of[offset] = key
+
+    def hold(self, lane: LaneFlight, offset: int, key: bytes) -> None:
+        """Hold a fresh record back behind the unfinished ones of its key."""
+        state = lane.keys[key]
+        lane.unfinished[offset] = READY
+        lane.key_of[offset] = key
+        self.count += 1
+        heappush(state.held, offset)
+        self._offer(lane, key, state)
+
+    def grant_again(self, lane: LaneFlight, member: Holder, offset: int) -> Lease:
+        """Note that a record that was `READY` goes to a member."""
+        lease = Lease(lane, member, lane.attempts.get(offset, 0) + 1, self._clock.monotonic(), [offset])
+        lane.unfinished[offset] = lease
+        member.in_flight += 1
+        self._leases.append(lease)
+        key = lane.key_of.get(offset)
+        if key is not None:
+            state = lane.keys[key]
+            heappop(state.held)  # it is the first: nothing else of its key was on offer
+            state.offered = None
+            state.member = member
+            state.in_flight += 1
+            self._offer(lane, key, state)
+        return lease
+
+    def is_ready(self, entry: Entry, queue: Holder) -> bool:
+        """Say whether an entry of a queue (`DUE`, or of a member) may still be handed out."""
+        lane, epoch, offset = entry
+        if lane.epoch != epoch or lane.unfinished.get(offset) is not READY:
+            return False
+        key = lane.key_of.get(offset)
+        return key is None or lane.keys[key].offered == (offset, queue)
+
+    def put_off(self, entry: Entry) -> None:
+        """The only member that may have a record does not want it: wait until it holds none of the key any more."""
+        lane, _, offset = entry
+        lane.keys[lane.key_of[offset]].offered = None
+
+    # -- acks --------------------------------------------------------------------------------------------------------
+
+    def ack(self, member: Holder, deliveries: Iterable[Delivery]) -> int:
+        """Finish records; those that are not the member's any more are counted and stay. Gives how many were its."""
+        done = stale = 0
+        for delivery in deliveries:
+            lease = delivery.lease
+            offset = delivery.offset
+            if lease is None or lease.member is not member or lease.lane.unfinished.get(offset) is not lease:
+                stale += 1
+                continue
+            lane = lease.lane
+            del lane.unfinished[offset]
+            lease.left -= 1
+            done += 1
+            if not lease.left:
+                lease.offsets = _NONE
+                self._spent += 1
+            if lane.attempts:
+                lane.attempts.pop(offset, None)
+            if lane.key_of:
+                self._finish_key(lane, offset)
+        self.count -= done
+        member.in_flight -= done
+        self._counts.acknowledged += done
+        self._counts.stale += stale
+        if self._spent > SPENT_LEASES_MAX and 2 * self._spent > len(self._leases):
+            self._leases = deque(lease for lease in self._leases if lease.left)
+            self._spent = 0
+        return done
+
+    def held_by(self, member: Holder, lane: LaneFlight, offsets: Iterable[int]) -> list[Delivery]:
+        """Give what `ack` and `nack` need for offsets of a lane: those that are not the member's are stale."""
+        found = []
+        for offset in offsets:
+            lease = lane.unfinished.get(offset)
+            mine = lease is not None and lease.member is member
+            found.append(Delivery(None, offset=offset, partition=lane.number, lease=lease if mine else None))
+        return found
+
+    def up_to(self, member: Holder, lane: LaneFlight, offset: int) -> list[Delivery]:
+        """Give what a member holds of a lane up to and with an offset."""
+        found = []
+        for at, lease in lane.unfinished.items():
+            if at > offset:
+                break
+            if lease.member is member:
+                found.append(Delivery(None, offset=at, partition=lane.number, lease=lease))
+        return found
+
+    def finish(self, lane: LaneFlight, offset: int) -> None:
+        """Finish a record that nobody holds."""
+        del lane.unfinished[offset]
+        self.count -= 1
+        lane.attempts.pop(offset, None)
+        lane.burials.pop(offset, None)
+        key = lane.key_of.get(offset)
+        if key is not None:
+            state = lane.keys[key]
+            state.held.remove(offset)
+            heapify(state.held)
+            state.in_flight += 1  # as if it had been handed out
+            self._finish_key(lane, offset)
+
+    def _finish_key(self, lane: LaneFlight, offset: int) -> None:
+        key = lane.key_of.pop(offset, None)
+        if key is not None:
+            state = lane.keys[key]
+            state.in_flight -= 1
+            self._offer(lane, key, state)
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def nack(
+        self, member: Holder, deliveries: Iterable[Delivery], reason: str, delay_seconds: float | None, *, final: bool
+    ) -> int:
+        """Let records be handed out again after `delay_seconds` (`None`: the back-off of their attempt).
+
+        With `final` they become dead letters at once. Gives how many were the member's.
+        """
+        done = 0
+        for delivery in deliveries:
+            lease = delivery.lease
+            if lease is None or lease.member is not member or lease.lane.unfinished.get(delivery.offset) is not lease:
+                self._counts.stale += 1
+                continue
+            self._fail(lease, delivery.offset, reason, delay_seconds, final=final)
+            done += 1
+        return done
+
+    def _fail(self, lease: Lease, offset: int, reason: str, delay_seconds: float | None, *, final: bool) -> None:
+        lane, attempt = lease.lane, lease.attempt
+        lease.left -= 1
+        if not lease.left:
+            self._spent += 1
+        lease.member.in_flight -= 1
+        lane.attempts[offset] = attempt
+        lane.unfinished[offset] = WAITING
+        key = lane.key_of.get(offset)
+        if key is not None:
+            state = lane.keys[key]
+            state.in_flight -= 1
+            heappush(state.held, offset)
+        most = self.settings.attempts_max
+        if final or (most is not None and attempt >= most):
+            self._begin_burial(lane, offset, attempt, reason)
+        else:
+            delay = self.settings.retry_delay(attempt) if delay_seconds is None else delay_seconds
+            self._wait(lane, offset, delay)
+        if key is not None:
+            self._offer(lane, key, state)
+
+    def _wait(self, lane: LaneFlight, offset: int, delay_seconds: float) -> None:
+        entry = (lane, lane.epoch, offset)
+        if delay_seconds <= 0:
+            self._make_ready(entry)
+            return
+        lane.unfinished[offset] = WAITING
+        self._retry_count += 1
+        heappush(self._retries, (self._clock.monotonic() + delay_seconds, self._retry_count, entry))
+
+    def _make_ready(self, entry: Entry) -> None:
+        lane, _, offset = entry
+        lane.unfinished[offset] = READY
+        key = lane.key_of.get(offset)
+        if key is None:
+            self.due.append(entry)
+        else:
+            self._offer(lane, key, lane.keys[key])
+
+    def _begin_burial(self, lane: LaneFlight, offset: int, attempts: int, reason: str) -> None:
+        lane.unfinished[offset] = BURYING
+        lane.burials[offset] = attempts, reason
+        self._bury(lane, offset, attempts, reason)
+
+    def buried(self, entry: Entry, *, done: bool) -> None:
+        """The dead letter of a record is durable, or could not be made: then it is tried again later."""
+        lane, epoch, offset = entry
+        if lane.epoch != epoch or lane.unfinished.get(offset) is not BURYING:
+            return
+        if done:
+            self._counts.dead_lettered += 1
+            self.finish(lane, offset)
+        else:
+            self._wait(lane, offset, max(self.settings.retry_seconds, 1.0))
+
+    def leave(self, member: Holder) -> None:
+        """Hand out again, at once, what a member holds."""
+        for lease in list(self._leases):
+            if lease.member is member and lease.left:
+                for offset in lease.offsets:
+                    if lease.lane.unfinished.get(offset) is lease:
+                        self._fail(lease, offset, "its member left", 0.0, final=False)
+        member.pending.clear()
+
+    def reset(self, lane: LaneFlight) -> None:
+        """Forget everything about a lane: its cursor is set."""
+        for lease in lane.unfinished.values():
+            if lease is not WAITING and lease is not READY and lease is not BURYING:
+                lease.left -= 1
+                lease.member.in_flight -= 1
+                self._spent += not lease.left
+        self.count -= len(lane.unfinished)
+        lane.unfinished.clear()
+        lane.attempts.clear()
+        lane.burials.clear()
+        lane.keys.clear()
+        lane.key_of.clear()
+        lane.epoch += 1
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Take back what was not acked in time, and make ready what has waited long enough."""
+        now = self._clock.monotonic()
+        leases, seconds = self._leases, self.settings.ack_seconds
+        while leases and (not leases[0].left or leases[0].since + seconds <= now):
+            lease = leases.popleft()
+            if not lease.left:
+                self._spent = max(self._spent - 1, 0)
+                continue
+            for offset in lease.offsets:
+                if lease.lane.unfinished.get(offset) is lease:
+                    self._fail(lease, offset, f"not acked within {seconds:g} seconds", None, final=False)
+        retries = self._retries
+        while retries and retries[0][0] <= now:
+            entry = heappop(retries)[2]
+            lane, epoch, offset = entry
+            if lane.epoch != epoch or lane.unfinished.get(offset) is not WAITING:
+                continue
+            if offset in lane.burials:  # its dead letter could not be made
+                self._begin_burial(lane, offset, *lane.burials[offset])
+            else:
+                self._make_ready(entry)
+
+    def next_at(self) -> float | None:
+        """Give when (monotonic seconds) `tick` has something to do, `None` when nothing is to come."""
+        while self._leases and not self._leases[0].left:
+            self._leases.popleft()
+            self._spent = max(self._spent - 1, 0)
+        lease_at = self._leases[0].since + self.settings.ack_seconds if self._leases else None
+        retry_at = self._retries[0][0] if self._retries else None
+        if lease_at is None or retry_at is None:
+            return retry_at if lease_at is None else lease_at
+        return min(lease_at, retry_at)
+
+    # -- order per key -----------------------------------------------------------------------------------------------
+
+    def _offer(self, lane: LaneFlight, key: bytes, state: KeyState) -> None:
+        """Put the next record of a key where it may be handed out: to its holder, or to anyone if nobody has one."""
+        if not state.held:
+            if not state.in_flight:
+                lane.keys.pop(key, None)
+            return
+        head = state.held[0]
+        if lane.unfinished[head] is not READY:
+            state.offered = None  # a later one that was on offer must wait for it
+            return
+        target = state.member if state.in_flight else DUE
+        if state.offered == (head, target):
+            return
+        state.offered = (head, target)
+        (self.due if target is DUE else target.pending).append((lane, lane.epoch, head))

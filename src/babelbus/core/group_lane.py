@@ -1,0 +1,239 @@
+"""One partition as a consumer group reads it: its cursor, and the chunk that is being handed out.
+
+A lane reads a chunk of `READ_BYTES` at a time and decodes it at once. What all lanes of the server hold is bounded by
+their `ReadAhead`: over it the lane that read longest ago gives its chunk up, and reads it again when asked.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from babelbus.core.group_flight import Counts, LaneFlight
+from babelbus.core.group_rows import Rows
+from babelbus.core.partition import Partition
+from babelbus.core.record import Record
+from babelbus.storage.columns import decode_columns, find_positions
+from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.format import CorruptRecordError
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 256 * 2**10
+"""What is read at a time; a larger record is read by itself."""
+BAD_MAX = 256
+"""How many damaged records are stepped over before others get their turn."""
+FETCH_BYTES = 64 * 2**10
+"""What is read at a time to hand records out again."""
+KEPT_BYTES_MAX = 2**24
+"""What a lane keeps in memory of records that are held back behind others of their key."""
+FETCHED_CHUNKS = 8
+"""So many of those chunks are kept: records that come back lie near each other as a rule."""
+
+
+class ReadAhead:
+    """What the lanes of all groups may hold of chunks, in bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        self._held: OrderedDict[Lane, int] = OrderedDict()
+
+    def hold(self, lane: "Lane", size: int) -> None:
+        """A lane has read a chunk; others give theirs up if that is too much."""
+        self.release(lane)
+        self._held[lane] = size
+        self.bytes_held += size
+        while self.bytes_held > self.bytes_max and len(self._held) > 1:
+            next(iter(self._held)).drop()
+
+    def release(self, lane: "Lane") -> None:
+        """A lane has given its chunk up."""
+        self.bytes_held -= self._held.pop(lane, 0)
+
+
+class Lane:
+    """The cursor of a group in one partition. `position` is the offset that is handed out next."""
+
+    def __init__(
+        self, partition: Partition, position: int, read_ahead: ReadAhead, counts: Counts, done: list[tuple[int, int]]
+    ) -> None:
+        self.partition = partition
+        self.number = partition.number
+        self.position = position
+        self.done = done
+        """What was acked in front of others before the server started again, from `position` on; never handed out."""
+        self.flight = LaneFlight(partition.number)
+        """What was handed out and not acked; nothing where an ack is not asked for."""
+        self.watching: Callable[[], None] | None = None
+        """What to call when the lane need not wait for its next record any more."""
+        self._reached = 0
+        """The end of what was read: if readers are stepped back behind it, its end was lost with the disk."""
+        self._rows: Rows | None = None
+        self._read_ahead = read_ahead
+        self._counts = counts
+        self._fetched: list[tuple[int, int, Rows]] = []
+        self._kept: dict[int, Record] = {}
+        self._kept_bytes = 0
+
+    # -- the cursor --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something may be there to be handed out."""
+        return self.position < self.partition.high_watermark
+
+    def seek(self, offset: int) -> None:
+        """Go on at another offset; one below what is still there becomes the first that is."""
+        self.position = max(offset, self.partition.log.first_offset)
+        self.done = []
+        self._reached = 0
+        self.leave()
+
+    def rebind(self, partition: Partition) -> None:
+        """Go on in a partition that was opened again."""
+        self.leave()
+        self.partition = partition
+
+    def leave(self) -> None:
+        """Give up everything that can be read again, and wait for nothing."""
+        if self.watching is not None:
+            self.watching()
+            self.watching = None
+        self._fetched.clear()
+        self._kept.clear()
+        self._kept_bytes = 0
+        self.drop()
+
+    def drop(self) -> None:
+        """Give the chunk up; it is read again when it is needed."""
+        self._rows = None
+        self._read_ahead.release(self)
+
+    # -- fresh records -----------------------------------------------------------------------------------------------
+
+    def rows(self) -> Rows | None:
+        """Give what is to be handed out next, reading it if need be; `None` when nothing is there (for now).
+
+        `has_more` tells whether to ask again: what is damaged, removed or done already is passed step by step.
+
+        Raises:
+            DiskError: the disk refused; the cursor stands where it was.
+        """
+        partition = self.partition
+        if self._reached > partition.high_watermark:  # the disk lost what a lower ack level had shown
+            self._reached = partition.high_watermark
+            self.position = min(self.position, self._reached)
+            self.leave()
+        rows = self._rows
+        if rows is not None:
+            return rows
+        for _ in range(BAD_MAX):
+            if not self.has_more:
+                return None
+            try:
+                rows = self._read()
+            except OffsetOutOfRangeError as error:
+                first = partition.log.first_offset
+                if self.position >= first:  # readers were stepped back while we looked
+                    self.position = min(self.position, partition.high_watermark)
+                    return None
+                log.warning("a group's cursor was at %d, retention had removed up to %d", self.position, error.first)
+                self._counts.removed += first - self.position
+                self.position = first
+            except CorruptRecordError as error:
+                log.warning("a group passes a damaged record: %s", error)
+                self._counts.corrupt += 1
+                self.position += 1
+            else:
+                if rows is not None:
+                    return rows
+        return None
+
+    def _read(self) -> Rows | None:
+        """Read the next chunk; `None` when nothing in it is to be handed out."""
+        size = READ_BYTES
+        chunk = self.partition.read(self.position, size)
+        while not chunk.data and chunk.next_offset <= self.position:
+            size *= 4  # one record is larger
+            chunk = self.partition.read(self.position, size)
+        self._reached = max(self._reached, chunk.next_offset)
+        if not chunk.data:  # compaction removed what was here
+            self.position = chunk.next_offset
+            return None
+        positions, _ = find_positions(chunk.data, 0, len(chunk.data))
+        columns = decode_columns(chunk.data, positions)
+        if self.done:
+            wanted = np.ones(len(positions), bool)
+            for start, end in self.done:
+                first, after = np.searchsorted(columns.offsets, (start, end))
+                wanted[first:after] = False
+            if not wanted.all():
+                columns = decode_columns(chunk.data, positions[wanted])
+        if not len(columns):
+            self.position = chunk.next_offset
+            return None
+        self._rows = rows = Rows(columns, chunk.next_offset)
+        self._read_ahead.hold(self, len(chunk.data))
+        return rows
+
+    def passed(self, rows: Rows, at: int) -> None:
+        """What stands in front of `at` was handed out or skipped: the cursor moves."""
+        rows.at = at
+        if at < rows.count:
+            self.position = rows.offsets[at]
+        else:
+            self.position = rows.next_offset
+            self.drop()
+        if self.done:  # not before: a chunk that is given up is read again
+            self.done = [span for span in self.done if span[1] > self.position]
+
+    # -- records that were handed out before -------------------------------------------------------------------------
+
+    def fetch(self, offset: int) -> Record | None:
+        """Give a record that was read before; `None` when it is not there any more.
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        record = self._kept.pop(offset, None)
+        if record is not None:
+            self._kept_bytes -= _size(record)
+            return record
+        for start, end, rows in self._fetched:
+            if start <= offset < end:
+                return rows.find(offset)
+        size = FETCH_BYTES
+        try:
+            chunk = self.partition.read(offset, size)
+            while not chunk.data and chunk.next_offset <= offset < self.partition.high_watermark:
+                size *= 4
+                chunk = self.partition.read(offset, size)
+        except OffsetOutOfRangeError:
+            self._counts.removed += 1
+            return None
+        except CorruptRecordError as error:
+            log.warning("a group passes a damaged record: %s", error)
+            self._counts.corrupt += 1
+            return None
+        positions, _ = find_positions(chunk.data, 0, len(chunk.data))
+        rows = Rows(decode_columns(chunk.data, positions), chunk.next_offset)
+        self._fetched.insert(0, (offset, chunk.next_offset, rows))
+        del self._fetched[FETCHED_CHUNKS:]
+        record = rows.find(offset)
+        if record is None:
+            self._counts.removed += 1
+        return record
+
+    def keep(self, record: Record) -> None:
+        """Keep a record that is held back, for `fetch`; when there are too many, they are read again."""
+        size = _size(record)
+        if self._kept_bytes + size <= KEPT_BYTES_MAX:
+            self._kept[record.offset] = record
+            self._kept_bytes += size
+
+
+def _size(record: Record) -> int:
+    """About what a record takes in memory."""
+    return 300 + len(record.payload or b"") + 150 * len(record.headers)

@@ -1,0 +1,183 @@
+"""A member of a consumer group, and how records are shared among members: round robin over those that take more."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from babelbus.core.group_flight import Delivery, Holder
+from babelbus.core.group_settings import RecordFilter
+from babelbus.errors import BabelbusError
+
+if TYPE_CHECKING:
+    from babelbus.core.group import Group
+
+UNLIMITED = sys.maxsize
+
+Deliver = Callable[[Sequence[Delivery]], None]
+"""Takes what one turn brings a member, of one partition at a time as a rule, in the order of offsets. Called from the
+event loop, never from inside a call of ours. It must not block; one that raises loses its membership."""
+OnClosed = Callable[[BabelbusError], None]
+"""Told once when the membership ends without `leave`: the group or its topic was removed, or `deliver` raised."""
+
+
+class Member(Holder):
+    """One member. Made by `Group.join`.
+
+    `credit` is how many more records it is handed (`None`: no limit), and goes down with each; `window` is the most
+    that it may hold without an ack (`None`: no limit; explicit mode alone). Inside `deliver`, `credit` has gone down
+    for the whole sequence already: behind its i-th of n records the member had `credit + n - 1 - i` left.
+    """
+
+    __slots__ = (
+        "_group", "closed", "credit", "deliver", "exclusive", "filter", "held", "on_closed", "owner", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        group: "Group",
+        deliver: Deliver,
+        on_closed: OnClosed,
+        *,
+        credit: int | None,
+        window: int | None,
+        wanted: RecordFilter | None,
+        owner: object,
+        exclusive: bool,
+        held: bool,
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self.deliver = deliver
+        self.on_closed = on_closed
+        self.credit = credit
+        self.window = window
+        self.filter = wanted
+        self.owner = owner
+        self.exclusive = exclusive
+        self.held = held
+        self.closed = False
+
+    @property
+    def group(self) -> "Group":
+        """The group that it is a member of."""
+        return self._group
+
+    @property
+    def capacity(self) -> int:
+        """How many records it takes now."""
+        if self.held or self.closed:
+            return 0
+        credit = UNLIMITED if self.credit is None else self.credit
+        if self.window is None:
+            return max(credit, 0)
+        return max(min(credit, self.window - self.in_flight), 0)
+
+    # -- flow --------------------------------------------------------------------------------------------------------
+
+    def set_credit(self, credit: int | None) -> None:
+        """Let it have `credit` more records from now on, whatever was left."""
+        self.credit = credit
+        self._group.wake()
+
+    def add_credit(self, count: int) -> None:
+        """Let it have `count` more records beside those that are left; no change where there is no limit."""
+        if self.credit is not None:
+            self.credit = max(self.credit, 0) + count
+            self._group.wake()
+
+    def set_window(self, window: int | None) -> None:
+        """Let it hold at most `window` records without an ack."""
+        self.window = window
+        self._group.wake()
+
+    def set_filter(self, wanted: RecordFilter | None) -> None:
+        """Offer it only records that `wanted` takes, from now on."""
+        self.filter = wanted
+        self._group.wake()
+
+    def hold(self) -> None:
+        """Hand it nothing until `resume`: its connection is full, or a reply must go first."""
+        self.held = True
+
+    def resume(self) -> None:
+        """Hand it records again."""
+        if self.held:
+            self.held = False
+            self._group.wake()
+
+    # -- acks (explicit mode) ----------------------------------------------------------------------------------------
+
+    def ack(self, deliveries: Iterable[Delivery]) -> int:
+        """Say that records are done. Gives how many were its own; the others are counted as stale and not touched.
+
+        Raises:
+            GroupClosedError: it has left, or the group is gone.
+        """
+        return self._group.ack(self, deliveries)
+
+    def ack_offsets(self, partition: int, offsets: Iterable[int]) -> int:
+        """Do the same by offset. It cannot tell two deliveries of one record to this same member apart.
+
+        Raises:
+            GroupClosedError: it has left, or the group is gone.
+        """
+        return self._group.ack(self, self._group.held_by(self, partition, offsets))
+
+    def ack_to(self, partition: int, offset: int) -> int:
+        """Say that everything it holds of a partition is done, up to and with `offset`; gives how many that were.
+
+        Raises:
+            GroupClosedError: it has left, or the group is gone.
+        """
+        return self._group.ack(self, self._group.held_up_to(self, partition, offset))
+
+    def nack(self, deliveries: Iterable[Delivery], *, reason: str = "", delay_seconds: float | None = None) -> int:
+        """Give records back, to be handed out again after a while; `None` takes the back-off of their attempt.
+
+        `reason` is what a dead letter says if there was no attempt left. Gives how many were its own.
+
+        Raises:
+            GroupClosedError: it has left, or the group is gone.
+        """
+        return self._group.nack(self, deliveries, reason or "nack", delay_seconds, final=False)
+
+    def reject(self, deliveries: Iterable[Delivery], *, reason: str = "") -> int:
+        """Make dead letters of records: no other attempt would help. Gives how many were its own.
+
+        Raises:
+            GroupClosedError: it has left, or the group is gone.
+        """
+        return self._group.nack(self, deliveries, reason or "rejected", None, final=True)
+
+    def take(self, count: int) -> list[Delivery]:
+        """Take up to `count` records now, whatever its credit; see `Group.take`."""
+        return self._group.take(count, self)
+
+    def leave(self) -> None:
+        """End the membership; what it holds is handed to others at once. A second call does nothing."""
+        self._group.leave(self)
+
+
+def share(count: int, capacities: Sequence[int]) -> tuple[list[list[slice]], int, int]:
+    """Deal `count` records to members in turn, each until its capacity is used up.
+
+    Gives for each member which records it gets, how many are dealt in all, and whose turn is next.
+    """
+    shares: list[list[slice]] = [[] for _ in capacities]
+    left = list(capacities)
+    order = [number for number, capacity in enumerate(capacities) if capacity > 0]
+    at = 0
+    while order and at < count:
+        members = len(order)
+        rounds = min((count - at) // members, min(left[number] for number in order))
+        if rounds == 0:  # fewer records than members
+            for place, number in enumerate(order[: count - at]):
+                shares[number].append(slice(at + place, at + place + 1))
+            return shares, count, order[count - at]
+        end = at + rounds * members
+        for place, number in enumerate(order):
+            shares[number].append(slice(at + place, end, members))
+            left[number] -= rounds
+        order = [number for number in order if left[number]]
+        at = end
+    return shares, at, order[0] if order else 0

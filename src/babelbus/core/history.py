@@ -1,0 +1,270 @@
+"""The state as it was: values and the whole tree as of an earlier offset or time, and all changes of a key.
+
+Everything is read from the log of `$state` in a thread, so the event loop goes on. Compaction removes what was
+replaced: a moment before what it has gone through cannot be told exactly, and is refused (docs/state.md). How far back
+one can ask is the topic's setting `compact_after_seconds`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from babelbus.core.names import KeyPattern
+from babelbus.core.state import NoSuchKeyError
+from babelbus.core.state_log import READ_BYTES, SOURCE_HEADER, VERSION_HEADER, Kept, Loaded, replay
+from babelbus.core.topic import Topic
+from babelbus.errors import BabelbusError
+from babelbus.storage.columns import Columns, decode_chunk
+from babelbus.storage.contract import PartitionLog
+from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.format import INT64, TOMBSTONE, CorruptRecordError, decode_headers
+from babelbus.storage.reading import TIMESTAMP_AT
+
+REVISIONS_MAX = 1000
+"""Most changes of a key that one answer has unless it is asked for another number."""
+REVISIONS_BYTES_MAX = 64 * 2**20
+"""Most bytes of values that one answer has; the oldest are left out."""
+
+T = TypeVar("T")
+
+
+class HistoryGoneError(BabelbusError):
+    """Compaction has gone past the moment. `offset` and `time_ms` are the earliest that can be asked for.
+
+    `time_ms` is `None` when the log has no record that would tell it.
+    """
+
+    def __init__(self, offset: int, time_ms: int | None) -> None:
+        when = "" if time_ms is None else f" ({datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()})"
+        super().__init__(f"compaction has removed changes of that time; the earliest is offset {offset}{when}")
+        self.offset, self.time_ms = offset, time_ms
+
+
+class AsOf(msgspec.Struct, frozen=True):
+    """A moment, told by one of the two: after the record `offset`, or after all up to `time_ms` (since the epoch)."""
+
+    offset: int | None = None
+    time_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.offset is None) == (self.time_ms is None):
+            raise ValueError("as of an offset or as of a time")
+
+
+class Revision(msgspec.Struct, frozen=True, gc=False):
+    """One stored change of a key. `value` is `None` when it was deleted; `version` is 0 for a plain value."""
+
+    offset: int
+    timestamp: int
+    value: bytes | None
+    version: int
+    source: str
+
+
+class History:
+    """What the log of the state remembers. All calls come from the event loop and read in a thread.
+
+    A call reads the log up to the moment: about 1 us a record, for `match` and `tree` 3 to 5.
+    Damaged records are left out by `match` and `tree`, as they are when the state is loaded, and refused by the others.
+    """
+
+    def __init__(self, topic: Topic) -> None:
+        self._partition = topic.partition(0)
+
+    async def get(self, key: str, moment: AsOf) -> tuple[bytes, int]:
+        """Give a value and its version as of a moment. Memory: one chunk of the log.
+
+        Raises:
+            NoSuchKeyError: it had none.
+            HistoryGoneError, OffsetOutOfRangeError: compaction has gone past the moment, or it has not come yet.
+            CorruptRecordError: a record is damaged that may be the one.
+            StorageError: the log cannot be read.
+        """
+        found = await self._as_of(moment, lambda log, end: _last(_revisions(log, key, log.first_offset, end)))
+        if found is None or found.value is None:
+            raise NoSuchKeyError(key)
+        return found.value, found.version
+
+    async def match(self, pattern: KeyPattern, moment: AsOf) -> list[tuple[str, bytes, int]]:
+        """Give key, value and version (0: none) of everything that a pattern meant. Memory: what it finds.
+
+        Raises:
+            HistoryGoneError, OffsetOutOfRangeError: compaction has gone past the moment, or it has not come yet.
+            StorageError: the log cannot be read.
+        """
+
+        def find(log: PartitionLog, end: int) -> Loaded:
+            loaded = Loaded({}, {}, log.first_offset)
+            replay(log, loaded, end, pattern.matches)
+            return loaded
+
+        return _entries(await self._as_of(moment, find))
+
+    async def tree(self, moment: AsOf) -> list[tuple[str, bytes, int]]:
+        """Give key, value and version of everything there was. Memory: all of it.
+
+        Raises:
+            HistoryGoneError, OffsetOutOfRangeError: compaction has gone past the moment, or it has not come yet.
+            StorageError: the log cannot be read.
+        """
+
+        def load(log: PartitionLog, end: int) -> Loaded:
+            loaded = Loaded({}, {}, log.first_offset)
+            replay(log, loaded, end)
+            return loaded
+
+        return _entries(await self._as_of(moment, load))
+
+    async def revisions(
+        self, key: str, *, before: int | None = None, count_max: int = REVISIONS_MAX
+    ) -> tuple[list[Revision], int]:
+        """Give the last changes of a key that are stored, below the offset `before`, oldest first.
+
+        The second value is the offset from which on all changes are there: of those in front of it, compaction may
+        have removed some. Memory: what is given, `REVISIONS_BYTES_MAX` at most, and one chunk of the log.
+
+        Raises:
+            CorruptRecordError: a record is damaged that may be one of them.
+            StorageError: the log cannot be read.
+        """
+        log = self._partition.log
+        end = self._partition.high_watermark
+        if before is not None:
+            end = min(end, before)
+        found = await _in_thread(lambda: _newest(_revisions(log, key, log.first_offset, end), count_max))
+        return found, max(log.compacted_until, log.first_offset)
+
+    async def earliest(self) -> tuple[int, int | None]:
+        """Give offset and time (ms) of the earliest moment that can be asked for; offset -1 is the very beginning.
+
+        Raises:
+            StorageError: the log cannot be read.
+        """
+        return await _in_thread(lambda: _earliest(self._partition.log))
+
+    async def _as_of(self, moment: AsOf, find: Callable[[PartitionLog, int], T]) -> T:
+        """Answer a question about the records up to a moment, in a thread."""
+        log, visible = self._partition.log, self._partition.high_watermark
+
+        def run() -> T:
+            end = _end(log, moment, visible)
+            _check(log, end)
+            found = find(log, end)
+            _check(log, end)  # compaction may have come past while we read
+            return found
+
+        return await _in_thread(run)
+
+
+async def _in_thread(run: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, run)
+
+
+def _end(log: PartitionLog, moment: AsOf, visible: int) -> int:
+    """Give the offset of the first record behind a moment.
+
+    Raises:
+        OffsetOutOfRangeError: there is no such record yet.
+    """
+    if moment.offset is not None:
+        if not log.first_offset <= moment.offset + 1 <= visible or moment.offset < 0:
+            raise OffsetOutOfRangeError(moment.offset, max(log.first_offset - 1, 0), visible)
+        return moment.offset + 1
+    assert moment.time_ms is not None
+    found = log.find_time(moment.time_ms + 1)
+    return visible if found is None else min(found, visible)
+
+
+def _check(log: PartitionLog, end: int) -> None:
+    """See that nothing is missing of what must be known of the records in front of `end`.
+
+    Raises:
+        HistoryGoneError: something may be.
+    """
+    if end < log.compacted_until:
+        raise HistoryGoneError(*_earliest(log))
+
+
+def _earliest(log: PartitionLog) -> tuple[int, int | None]:
+    offset = max(log.compacted_until, log.first_offset) - 1
+    at = max(offset, log.first_offset)
+    try:
+        data = log.read(at, 2**31 - 1, at + 1).data
+    except CorruptRecordError:
+        return offset, None
+    return offset, INT64.unpack_from(data, TIMESTAMP_AT)[0] if data else None
+
+
+def _entries(loaded: Loaded) -> list[tuple[str, bytes, int]]:
+    return [
+        (key, entry.value, entry.version) if isinstance(entry, Kept) else (key, entry, 0)
+        for key, entry in loaded.values.items()
+    ]
+
+
+def _last(revisions: Iterator[Revision]) -> Revision | None:
+    found = None
+    for found in revisions:  # noqa: B007
+        pass
+    return found
+
+
+def _newest(revisions: Iterator[Revision], count_max: int) -> list[Revision]:
+    """Give the last ones, as many as the bounds allow."""
+    found: deque[Revision] = deque()
+    size = 0
+    for revision in revisions:
+        found.append(revision)
+        size += len(revision.value or b"")
+        while len(found) > count_max or (size > REVISIONS_BYTES_MAX and len(found) > 1):
+            size -= len(found.popleft().value or b"")
+    return list(found)
+
+
+def _revisions(log: PartitionLog, key: str, offset: int, end: int) -> Iterator[Revision]:
+    """Yield the stored changes of a key between two offsets, in order.
+
+    Raises:
+        CorruptRecordError: a record in between is damaged.
+    """
+    raw = key.encode("utf-8", "surrogatepass")
+    while offset < end:
+        chunk = log.read(offset, READ_BYTES, end)
+        if not chunk.data and chunk.next_offset == offset:  # one record larger than a chunk
+            chunk = log.read(offset, 2**31 - 1, end)
+        if chunk.data:
+            columns = decode_chunk(chunk.data, verified=True)
+            for row in _rows_of(columns, raw).tolist():
+                yield _revision(columns, row)
+        offset = chunk.next_offset
+
+
+def _rows_of(columns: Columns, raw: bytes) -> npt.NDArray[np.int64]:
+    """Give the rows of a key; all bytes of all keys of its length are compared a column at a time, from the end."""
+    rows = np.flatnonzero(columns.key_lengths == len(raw))
+    octets = np.frombuffer(columns.data, np.uint8)
+    ends = columns.payload_positions - 5  # the key's last byte, in front of the payload's length
+    for back, byte in enumerate(reversed(raw)):  # keys differ at their end: few rows are left after some steps
+        if not len(rows):
+            break
+        rows = rows[octets[ends[rows] - back] == byte]
+    return rows
+
+
+def _revision(columns: Columns, row: int) -> Revision:
+    start, stop = int(columns.payload_positions[row]), int(columns.headers_positions[row])
+    headers = dict(decode_headers(columns.data, stop + 1, int(columns.headers_counts[row])))
+    gone = columns.attributes[row] & TOMBSTONE
+    return Revision(
+        int(columns.offsets[row]),
+        int(columns.timestamps[row]),
+        None if gone else bytes(columns.data[start:stop]),
+        int(headers.get(VERSION_HEADER) or 0),
+        (headers.get(SOURCE_HEADER) or b"").decode("utf-8", "replace"),
+    )

@@ -1,0 +1,38 @@
+"""A payload as JSON text, for receivers that know nothing else (design.md, section 5)."""
+
+from base64 import b64encode
+
+import msgspec
+
+from babelbus.storage.record import Headers
+
+CONTENT_TYPE = b"content-type"
+JSON_TYPE = b"application/json"
+_check = msgspec.json.Decoder().decode
+_encode = msgspec.json.encode
+
+
+def json_text(payload: bytes | None, headers: Headers) -> bytes:
+    """Give a payload as JSON: as it is if it says that it is JSON and is, else a string: its text, or base64 of it."""
+    if not payload:
+        return b'""'
+    if headers and is_json(headers):
+        try:
+            _check(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        else:
+            return payload
+    try:
+        return _encode(payload.decode())
+    except UnicodeDecodeError:
+        return _encode(b64encode(payload).decode("ascii"))
+
+
+def is_json(headers: Headers) -> bool:
+    """Say whether the content type is JSON or based on it."""
+    for name, value in headers:
+        if name == CONTENT_TYPE and value:
+            kind = value.partition(b";")[0].strip().lower()
+            return kind == JSON_TYPE or kind.endswith(b"+json")
+    return False

@@ -1,0 +1,119 @@
+"""Locks by name with a fair queue: who waits longest is next. They live no longer than their owners, on no disk."""
+
+from collections.abc import Hashable
+
+import msgspec
+
+from babelbus.errors import BabelbusError
+
+
+class LockHeldError(BabelbusError):
+    """Somebody else holds the lock. `cancelled` are the waits of the one who asked, which end with it."""
+
+    def __init__(self, key: str, cancelled: tuple[int, ...] = ()) -> None:
+        super().__init__(f"{key!r} is locked by another client")
+        self.cancelled = cancelled
+
+
+class NotLockedError(BabelbusError):
+    """Nobody holds the lock."""
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """A lock that was given back: who has it now (`None`: nobody), and the numbers of the waits that this ends."""
+
+    key: str
+    owner: Hashable | None
+    waits: tuple[int, ...] = ()
+
+
+class Locks:
+    """All locks. An owner is whatever stands for a client; a wait is a number that the owner chose."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, Hashable] = {}
+        self._queues: dict[str, dict[Hashable, list[int]]] = {}
+        self._keys: dict[Hashable, dict[str, None]] = {}
+        """What each owner holds or waits for, in the order of asking."""
+
+    def holder(self, key: str) -> Hashable | None:
+        """Say who holds a lock."""
+        return self._holders.get(key)
+
+    def lock(self, key: str, owner: Hashable) -> bool:
+        """Take a lock that is free or the owner's own; say whether it was free.
+
+        Raises:
+            LockHeldError: somebody else has it.
+        """
+        holder = self._holders.setdefault(key, owner)
+        if holder != owner:
+            raise LockHeldError(key)
+        keys = self._keys.setdefault(owner, {})
+        fresh = key not in keys
+        keys[key] = None
+        return fresh
+
+    def acquire(self, key: str, owner: Hashable, wait: int) -> bool:
+        """Take a lock or queue for it; say whether it is the owner's now. All waits of one owner are one place."""
+        holder = self._holders.setdefault(key, owner)
+        self._keys.setdefault(owner, {})[key] = None
+        if holder == owner:
+            return True
+        self._queues.setdefault(key, {}).setdefault(owner, []).append(wait)
+        return False
+
+    def release(self, key: str, owner: Hashable) -> Granted:
+        """Give a lock back; say who has it next.
+
+        Raises:
+            NotLockedError: nobody holds it.
+            LockHeldError: somebody else does; the owner's own waits for it are given up.
+        """
+        holder = self._holders.get(key)
+        if holder is None:
+            raise NotLockedError(f"{key!r} is not locked")
+        if holder != owner:
+            raise LockHeldError(key, self._leave(key, owner))
+        self._forget(owner, key)
+        return self._pass_on(key)
+
+    def drop(self, owner: Hashable) -> list[Granted]:
+        """Give back all that an owner holds and waits for: it is gone. Gives who has it next."""
+        granted = []
+        for key in list(self._keys.pop(owner, ())):
+            if self._holders.get(key) == owner:
+                granted.append(self._pass_on(key))
+            else:
+                self._leave(key, owner)
+        return granted
+
+    def _pass_on(self, key: str) -> Granted:
+        queue = self._queues.get(key)
+        if not queue:
+            del self._holders[key]
+            return Granted(key, None)
+        owner = next(iter(queue))
+        waits = queue.pop(owner)
+        if not queue:
+            del self._queues[key]
+        self._holders[key] = owner
+        return Granted(key, owner, tuple(waits))
+
+    def _leave(self, key: str, owner: Hashable) -> tuple[int, ...]:
+        """Give up a place in a queue; give the waits that it stood for."""
+        queue = self._queues.get(key, {})
+        waits = queue.pop(owner, None)
+        if waits is None:
+            return ()
+        if not queue:
+            del self._queues[key]
+        self._forget(owner, key)
+        return tuple(waits)
+
+    def _forget(self, owner: Hashable, key: str) -> None:
+        keys = self._keys.get(owner)
+        if keys is not None:
+            keys.pop(key, None)
+            if not keys:
+                del self._keys[owner]

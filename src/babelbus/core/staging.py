@@ -1,0 +1,580 @@
+"""Staged, atomic appends: many writers stage records that nobody sees, and one call commits them all, once.
+
+A batch of a transaction is made of *parts*, one for each attempt of a writer. `stage` adds records to a part, durably;
+`commit` names the parts that belong to the batch and appends their records to the topics; the others of that batch are
+dropped. A commit is deduplicated by (transaction id, batch id), across restarts.
+
+How a commit is atomic: all its parts are durable; then a marker that names them is made durable (from here on it will
+be carried out, whatever happens); then the records are appended, under a producer id of the transaction's own and
+sequence numbers, so that what is in the log already is found there and not appended again; then the batch is noted as
+the last one, and answered.
+
+What readers see: nothing before the marker is durable. While the commit is carried out, the records of each partition
+appear in the order of the commit, other publishers' records perhaps between them, and not at the same moment in all
+partitions. Once it is answered, all are there. After a crash all or nothing is there when `settle` has returned.
+"""
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+import msgspec
+import numpy as np
+
+from babelbus.clock import Clock
+from babelbus.core.flusher import Flusher
+from babelbus.core.partition import TopicClosedError
+from babelbus.core.record import Receipt
+from babelbus.core.staging_commit import Commit, FlusherCalls, cut_lost_pages
+from babelbus.core.staging_file import ENTRY_BYTES_MAX, PartHead, Place, StagedPart
+from babelbus.core.staging_model import (
+    ID_BYTES_MAX,
+    NOT_REMEMBERED,
+    CommitPendingError,
+    CommitReceipt,
+    FailedPartError,
+    MissingTopicError,
+    PartRef,
+    StagedRecordsMissingError,
+    StagingFullError,
+    StagingRefusedError,
+    StagingSettings,
+    TransactionInfo,
+    TransactionOwnerError,
+    UnknownPartError,
+)
+from babelbus.core.staging_parts import PART_SUFFIX, Parts
+from babelbus.core.staging_state import (
+    STATE_SUFFIX,
+    Committed,
+    Pending,
+    TransactionDamagedError,
+    TransactionState,
+    load,
+    save,
+    token_of,
+)
+from babelbus.core.topic import SERVER_CHOOSES, ReservedTopicError, Topic
+from babelbus.errors import BabelbusError, StorageError
+from babelbus.storage.columns import decode_columns
+from babelbus.storage.files import FileSystem, disk_error
+from babelbus.storage.format import HEADERS_MAX, InvalidRecordError
+from babelbus.storage.record import RecordBatch
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""How long a commit that the disk refused waits before it is tried again without anybody's asking."""
+
+
+class _Transaction:
+    """A transaction id: what is kept of it, its parts, and the commit that is under way."""
+
+    def __init__(self, state: TransactionState, path: str) -> None:
+        self.state = state
+        self.path = path
+        self.owner = ""
+        """Who asked for the pending commit."""
+        self.marked = False
+        """Whether the marker of the pending commit is durable."""
+        self.appended = False
+        """Whether some of its records may be in the log."""
+        self.waiting: list[CommitReceipt] = []
+        self.task: asyncio.Task[None] | None = None
+        self.retry: asyncio.TimerHandle | None = None
+        self.touched_ms = 0
+
+
+class Staging:
+    """All transactions. Calls come from the event loop that it was made in; `open` before anything else.
+
+    Args:
+        files, folder: where staged records lie; the folder is this object's own.
+        topics: the broker's topics by name, as they come and go.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        folder: str,
+        *,
+        topics: Mapping[str, Topic],
+        flusher: Flusher,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        settings: StagingSettings | None = None,
+    ) -> None:
+        self.settings = settings or StagingSettings()
+        self._files = files
+        self._folder = folder
+        self._topics = topics
+        self._calls = FlusherCalls(flusher, loop)
+        self._clock = clock
+        self._loop = loop
+        self._transactions: dict[str, _Transaction] = {}
+        self._damaged: dict[str, str] = {}
+        """Token -> path of transactions whose state cannot be read."""
+        self._parts = Parts(files, folder, flusher=flusher, clock=clock, loop=loop, settings=self.settings)
+        self._closed = False
+
+    @property
+    def staged_bytes(self) -> int:
+        """Size of all that is staged; `settings.bytes_max` bounds it."""
+        return self._parts.staged_bytes
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Read what is staged, and go on with commits that a crash cut short. Reads all that is staged (1 GB/s).
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        try:
+            self._files.make_folder(self._folder)
+            names = self._files.list_folder(self._folder)
+            for name in names:
+                if name.endswith(STATE_SUFFIX):
+                    self._open_state(name)
+                elif not name.endswith(PART_SUFFIX):  # a state that a crash left half written
+                    self._files.unlink(f"{self._folder}/{name}")
+            for name in names:
+                if name.endswith(PART_SUFFIX) and name.partition("-")[0] not in self._damaged:
+                    self._parts.recover(name, keep=self._is_wanted, named=self._is_named)
+        except OSError as error:
+            raise disk_error(error, f"opening {self._folder}") from error
+        for one in self._transactions.values():
+            if one.state.pending is not None:
+                one.marked = one.appended = True
+                self._cut_lost_pages(one.state.pending)
+        for one in self._transactions.values():  # not before: what they append would stand behind the holes
+            if one.state.pending is not None:
+                self._start(one)
+
+    def _cut_lost_pages(self, pending: Pending) -> None:
+        for name, starts in pending.starts.items():
+            topic = self._topics.get(name)
+            for number, start in starts.items():
+                if topic is None or number >= len(topic.partitions):
+                    continue
+                try:
+                    cut_lost_pages(self._files, topic.partitions[number], start)
+                except StorageError as error:
+                    log.error("a commit cannot go on: %s", error)
+
+    def _open_state(self, name: str) -> None:
+        path = f"{self._folder}/{name}"
+        try:
+            state = load(self._files, path)
+        except TransactionDamagedError as error:
+            log.error("%s; the transaction is refused until the file is removed", error)
+            self._damaged[name.removesuffix(STATE_SUFFIX)] = path
+            return
+        one = self._transactions[state.transaction_id] = _Transaction(state, path)
+        one.touched_ms = state.last.at_ms if state.last else self._clock.now_ms()
+
+    def _is_named(self, head: PartHead, number: int) -> bool:
+        """Whether the commit that goes on names a part."""
+        one = self._transactions.get(head.transaction_id)
+        return one is not None and one.state.pending is not None and number in one.state.pending.parts
+
+    def _is_wanted(self, head: PartHead, number: int) -> bool:
+        """Whether a part is not left over from a batch that was committed."""
+        one = self._transactions.get(head.transaction_id) or self._begin(head.transaction_id)
+        last = one.state.last
+        return last is None or head.batch_id > last.batch_id or self._is_named(head, number)
+
+    async def settle(self) -> None:
+        """Return when each commit that goes on is carried out, or the disk has refused it for now."""
+        tasks = [one.task for one in self._transactions.values() if one.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._parts.settle()
+
+    async def close(self) -> None:
+        """Give the files back. What is staged stays; unfinished commits go on at the next start."""
+        if self._closed:
+            return
+        self._closed = True
+        tasks = []
+        for one in self._transactions.values():
+            if one.retry is not None:
+                one.retry.cancel()
+            if one.task is not None:
+                one.task.cancel()
+                tasks.append(one.task)
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._calls.run(lambda: None)  # behind every flush of a part that was asked for
+        for one in self._transactions.values():
+            self._answer(one, TopicClosedError("the server stops; the commit goes on at the next start"))
+        await self._parts.settle()
+        self._parts.close()
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def transaction(self, transaction_id: str) -> TransactionInfo:
+        """Tell what is known of a transaction id.
+
+        Raises:
+            TransactionDamagedError: nobody knows.
+        """
+        self._check(transaction_id)
+        self._check_known(transaction_id)
+        one = self._transactions.get(transaction_id)
+        if one is None:
+            return TransactionInfo(-1, -1, -1, "", 0)
+        last, pending = one.state.last, one.state.pending
+        return TransactionInfo(
+            last.batch_id if last else -1,
+            last.records if last else -1,
+            pending.batch_id if pending else -1,
+            one.state.owner,
+            self._parts.bytes_of(transaction_id),
+        )
+
+    def places(self, transaction_id: str, batch_id: int) -> set[Place]:
+        """Give the topics and partitions that a batch has staged records for, of all its parts."""
+        parts = self._parts.of(transaction_id)
+        return set(chain.from_iterable(part.places for part in parts if part.head.batch_id == batch_id))
+
+    def _check(self, *ids: str) -> None:
+        if self._closed:
+            raise TopicClosedError("the server stops")
+        for text in ids:
+            if not 1 <= len(text.encode("utf-8", "replace")) <= ID_BYTES_MAX or not _is_unicode(text):
+                raise StagingRefusedError(f"an id has 1 to {ID_BYTES_MAX} bytes of UTF-8, not {len(text)} characters")
+
+    def _check_known(self, transaction_id: str) -> None:
+        if self._damaged:
+            path = self._damaged.get(token_of(transaction_id))
+            if path is not None:
+                raise TransactionDamagedError(f"{path} is damaged; nobody knows what was committed")
+
+    def _transaction(self, transaction_id: str) -> _Transaction:
+        one = self._transactions.get(transaction_id)
+        if one is None:
+            if len(self._transactions) >= self.settings.transactions_max:
+                raise StagingFullError(f"{self.settings.transactions_max} transaction ids are remembered, no more fit")
+            one = self._begin(transaction_id)
+        return one
+
+    def _begin(self, transaction_id: str) -> _Transaction:
+        path = f"{self._folder}/{token_of(transaction_id)}{STATE_SUFFIX}"
+        one = self._transactions[transaction_id] = _Transaction(TransactionState(transaction_id), path)
+        return one
+
+    # -- staging -----------------------------------------------------------------------------------------------------
+
+    def stage(
+        self,
+        transaction_id: str,
+        batch_id: int,
+        part: str,
+        topic: str,
+        batch: RecordBatch,
+        *,
+        first_record: int,
+        partition: int = SERVER_CHOOSES,
+    ) -> Receipt:
+        """Add records in the stored form, checked by `parse_records`, to a part; nobody sees them before the commit.
+
+        A part has one writer, who counts: `first_record` is the number of records that he staged in it before. A resend
+        gets the first answer again. Without a partition, all records of the call go to one, parts take turns.
+        A batch that was committed already is answered as if it were staged, and nothing is kept.
+
+        Returns:
+            A receipt with the partition and `first_record`, done when the records survive a loss of power, whatever
+            the topic's ack level is.
+
+        Raises:
+            MissingTopicError, ReservedTopicError, UnknownPartitionError, InvalidRecordError: they cannot go there.
+            StagedRecordsMissingError, StagingFullError, FailedPartError, StagingRefusedError: see there.
+            StorageError: the disk refused; nothing was staged.
+        """
+        self._check(transaction_id, part)
+        self._check_known(transaction_id)
+        if not 0 <= batch_id < 2**63 or not 0 <= first_record < 2**63:
+            raise StagingRefusedError(f"batch {batch_id}, first record {first_record}: both are 0 or more")
+        target = self._find_topic(topic)
+        if target.reserved:
+            raise ReservedTopicError(f"topic {topic!r} is the server's own")
+        if partition != SERVER_CHOOSES:
+            target.partition(partition)
+        _check_batch(batch)
+        one = self._transactions.get(transaction_id)
+        last = one.state.last if one else None
+        if last is not None and batch_id <= last.batch_id:
+            receipt = Receipt(max(partition, 0), first_record, batch.count)
+            receipt.resolve()
+            return receipt
+        found = self._parts.find(transaction_id, batch_id, part)
+        records = found.records if found else 0
+        if found is not None and found.failed is not None:
+            raise FailedPartError(f"part {part!r} of batch {batch_id} is lost, stage another one: {found.failed}")
+        if first_record > records:
+            raise StagedRecordsMissingError(f"part {part!r} has {records} records, the next is not {first_record}")
+        if partition == SERVER_CHOOSES:  # so that a resend goes where it went
+            partition = (zlib.crc32(part.encode()) + first_record // batch.count) % len(target.partitions)
+        if first_record < records:
+            if first_record + batch.count > records or found is None:
+                raise StagingRefusedError(
+                    f"records {first_record} and up of part {part!r} were staged in other batches"
+                )
+            return found.receipt(partition, first_record, batch.count)
+        if one is not None and found is not None and one.state.pending and found.number in one.state.pending.parts:
+            raise CommitPendingError(f"part {part!r} is being committed, no more may come to it")
+        one = one or self._transaction(transaction_id)
+        try:
+            receipt = self._parts.append((transaction_id, batch_id, part), topic, partition, batch)
+        except StorageError:
+            self._forget_empty(one)
+            raise
+        one.touched_ms = self._clock.now_ms()
+        return receipt
+
+    def _find_topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            raise MissingTopicError(f"there is no topic {name!r}")
+        return topic
+
+    # -- committing --------------------------------------------------------------------------------------------------
+
+    def commit(self, transaction_id: str, batch_id: int, parts: Sequence[PartRef], *, owner: str = "") -> CommitReceipt:
+        """Publish the records of these parts, in this order, all or none of them; drop the batch's other parts.
+
+        A batch that was committed before is answered with success, and so is one below the last. An error of the
+        receipt means *unknown*: the commit may be carried out yet, and asking again tells; until then the transaction
+        takes no other. `owner` names who commits (a Spark query id); somebody else's transaction is refused.
+
+        Raises:
+            UnknownPartError: a part is not staged, not whole, or named twice.
+            MissingTopicError, UnknownPartitionError: a topic went away.
+            TransactionOwnerError, CommitPendingError, TransactionDamagedError: see there.
+        """
+        self._check(transaction_id)
+        self._check_known(transaction_id)
+        if not 0 <= batch_id < 2**63:
+            raise StagingRefusedError(f"batch {batch_id}: a batch id is 0 or more")
+        one = self._transactions.get(transaction_id)
+        if one is not None:
+            if owner and one.state.owner and owner != one.state.owner:
+                raise TransactionOwnerError(f"transaction {transaction_id!r} is {one.state.owner!r}'s, not {owner!r}'s")
+            last, pending = one.state.last, one.state.pending
+            if last is not None and batch_id <= last.batch_id:
+                self._drop_up_to(transaction_id, batch_id)
+                records = last.records if batch_id == last.batch_id else NOT_REMEMBERED
+                again = CommitReceipt(batch_id, records, again=True)
+                again.resolve()
+                return again
+            if pending is not None:
+                if pending.batch_id != batch_id:
+                    raise CommitPendingError(f"batch {pending.batch_id} of {transaction_id!r} is being committed")
+                return self._wait_for(one, CommitReceipt(batch_id, pending.records))
+        chosen = [self._find_part(transaction_id, batch_id, ref) for ref in parts]
+        if len({part.number for part in chosen}) != len(chosen):
+            raise UnknownPartError("a commit names each part once")
+        for name, number in chain.from_iterable(part.places for part in chosen):
+            self._find_topic(name).partition(number)
+        one = one or self._transaction(transaction_id)
+        records = sum(part.records for part in chosen)
+        pending = Pending(batch_id, [part.number for part in chosen], records, one.state.next_sequence, {})
+        one.state = msgspec.structs.replace(one.state, pending=pending)
+        one.owner, one.marked, one.appended = owner, False, False
+        return self._wait_for(one, CommitReceipt(batch_id, records))
+
+    def _wait_for(self, one: _Transaction, receipt: CommitReceipt) -> CommitReceipt:
+        one.waiting.append(receipt)
+        self._start(one)
+        return receipt
+
+    def _start(self, one: _Transaction) -> None:
+        if one.retry is not None:
+            one.retry.cancel()
+            one.retry = None
+        if one.task is None and not self._closed:
+            one.task = self._loop.create_task(self._carry_out(one))
+
+    async def _carry_out(self, one: _Transaction) -> None:
+        """Carry the pending commit out; what the disk refuses stays pending, and is tried again."""
+        pending = one.state.pending
+        assert pending is not None
+        by_number = {part.number: part for part in self._parts.of(one.state.transaction_id)}
+        parts = [by_number[number] for number in pending.parts if number in by_number]
+        commit = Commit(self._calls, self._files, self._topics, one.state.transaction_id, parts)
+        try:
+            if not one.marked:
+                broken = await self._calls.wait_durable(parts) or await self._check_parts(parts)
+                if broken is not None:
+                    one.state = msgspec.structs.replace(one.state, pending=None)
+                    self._answer(one, UnknownPartError(f"a part is lost, nothing was committed: {broken}"))
+                    return
+                if parts:
+                    pending = msgspec.structs.replace(pending, starts=await commit.find_starts())
+                    await self._save(one, msgspec.structs.replace(one.state, pending=pending))
+                one.marked = True
+            if len(parts) != len(pending.parts) or sum(part.records for part in parts) != pending.records:
+                raise TransactionDamagedError(f"{one.path}: staged records of batch {pending.batch_id} are gone")
+            await commit.append_all(pending, look=one.appended, begun=lambda: _note_appended(one))
+            await self._finish(one, pending)
+        except BabelbusError as error:
+            log.warning("commit of batch %d is not finished, it is tried again: %s", pending.batch_id, error)
+            self._answer(one, error)
+            if not self._closed:
+                one.retry = self._loop.call_later(RETRY_SECONDS, self._start, one)
+        except Exception as error:  # a bug must not leave who waits without an answer for ever
+            log.exception("commit of batch %d failed", pending.batch_id)
+            self._answer(one, StorageError(f"internal error in a commit: {error}"))
+        finally:
+            one.task = None
+
+    async def _check_parts(self, parts: Sequence[StagedPart]) -> StorageError | None:
+        """Read the parts once more before it is too late: a commit that has begun cannot be taken back."""
+        for part in parts:
+            part.failed = part.failed or await self._loop.run_in_executor(None, part.check)
+            if part.failed is not None:
+                return part.failed
+        return None
+
+    async def _save(self, one: _Transaction, state: TransactionState) -> None:
+        await self._calls.run(lambda: save(self._files, one.path, state))
+        one.state = state
+
+    async def _finish(self, one: _Transaction, pending: Pending) -> None:
+        """Note the batch as committed, durably, answer, and drop its parts and those left over of earlier ones."""
+        now_ms = self._clock.now_ms()
+        state = msgspec.structs.replace(
+            one.state,
+            owner=one.owner or one.state.owner,
+            last=Committed(pending.batch_id, pending.records, now_ms),
+            pending=None,
+            next_sequence=pending.first_sequence + pending.records,
+        )
+        await self._save(one, state)
+        one.touched_ms = now_ms
+        self._answer(one, None)
+        self._drop_up_to(state.transaction_id, pending.batch_id)
+
+    def _answer(self, one: _Transaction, error: BabelbusError | None) -> None:
+        waiting, one.waiting = one.waiting, []
+        for receipt in waiting:
+            receipt.resolve(error)
+
+    def _drop_up_to(self, transaction_id: str, batch_id: int) -> None:
+        self._parts.remove(part for part in self._parts.of(transaction_id) if part.head.batch_id <= batch_id)
+
+    def _find_part(self, transaction_id: str, batch_id: int, ref: PartRef) -> StagedPart:
+        part = self._parts.find(transaction_id, batch_id, ref.part)
+        where = f"part {ref.part!r} of batch {batch_id}"
+        if part is None:
+            raise UnknownPartError(f"{where} is not staged")
+        if part.failed is not None:
+            raise UnknownPartError(f"{where} failed: {part.failed}")
+        if part.records != ref.records:
+            raise UnknownPartError(f"{where} has {part.records} records, not {ref.records}")
+        return part
+
+    # -- giving up ---------------------------------------------------------------------------------------------------
+
+    def abort(self, transaction_id: str, batch_id: int, part: str | None = None) -> int:
+        """Drop a part, or all parts of a batch; give how many there were.
+
+        Raises:
+            CommitPendingError: the batch is being committed; that cannot be taken back.
+        """
+        self._check(transaction_id)
+        self._check_known(transaction_id)
+        one = self._transactions.get(transaction_id)
+        if one is None:
+            return 0
+        pending = one.state.pending
+        found = [
+            staged
+            for staged in self._parts.of(transaction_id)
+            if staged.head.batch_id == batch_id and part in (None, staged.head.part)
+        ]
+        if pending is not None and any(staged.number in pending.parts for staged in found):
+            raise CommitPendingError(f"batch {batch_id} of {transaction_id!r} is being committed")
+        self._parts.remove(found)
+        self._forget_empty(one)
+        return len(found)
+
+    def forget(self, transaction_id: str) -> None:
+        """Forget a transaction: its parts, and which batch was its last. What was committed stays in the log.
+
+        Raises:
+            CommitPendingError: a commit is under way.
+            StorageError: the disk refused.
+        """
+        self._check(transaction_id)
+        token = token_of(transaction_id)
+        one = self._transactions.get(transaction_id)
+        if one is not None:
+            if one.state.pending is not None:
+                raise CommitPendingError(f"a commit of {transaction_id!r} is under way")
+            self._parts.remove(self._parts.of(transaction_id))
+        try:
+            for name in self._files.list_folder(self._folder):
+                if name.startswith(f"{token}-"):  # of a damaged transaction's parts nothing is known
+                    self._files.unlink(f"{self._folder}/{name}")
+            self._files.unlink(f"{self._folder}/{token}{STATE_SUFFIX}")
+            self._files.flush_folder(self._folder)
+        except OSError as error:
+            raise disk_error(error, f"forgetting a transaction in {self._folder}") from error
+        self._transactions.pop(transaction_id, None)
+        self._damaged.pop(token, None)
+
+    def _forget_empty(self, one: _Transaction) -> None:
+        """Forget a transaction of which nothing is kept."""
+        state = one.state
+        if state.last is None and state.pending is None and not self._parts.of(state.transaction_id):
+            self._transactions.pop(state.transaction_id, None)
+
+    def expire(self) -> int:
+        """Drop parts that nobody commits, and forget transactions that nobody uses; give how many parts were dropped.
+
+        Called now and then, as retention is.
+        """
+        before = self._clock.monotonic() - self.settings.part_seconds
+        forgotten_ms = self._clock.now_ms() - self.settings.transaction_seconds * 1000
+        dropped = 0
+        for transaction_id, one in list(self._transactions.items()):
+            kept = one.state.pending.parts if one.state.pending else ()
+            parts = self._parts.of(transaction_id)
+            late = [part for part in parts if part.touched <= before and part.number not in kept]
+            self._parts.remove(late)
+            dropped += len(late)
+            self._forget_empty(one)
+            idle = len(late) == len(parts) and one.state.pending is None and one.state.last is not None
+            if idle and one.touched_ms <= forgotten_ms:
+                try:
+                    self.forget(transaction_id)
+                except StorageError as error:
+                    log.warning("a transaction that nobody uses is not forgotten: %s", error)
+        if dropped:
+            log.info("dropped %d staged parts that nobody committed", dropped)
+        return dropped
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the transaction ids that are known."""
+        return iter(list(self._transactions))
+
+
+def _note_appended(one: _Transaction) -> None:
+    one.appended = True
+
+
+def _check_batch(batch: RecordBatch) -> None:
+    """Refuse what could not be appended later, when it is too late to say so."""
+    if not batch.count or len(batch.data) > ENTRY_BYTES_MAX:
+        raise InvalidRecordError(f"{batch.count} records of {len(batch.data)} bytes, 1 to {ENTRY_BYTES_MAX} are staged")
+    counts = decode_columns(batch.data, np.asarray(batch.positions, np.int64)).headers_counts
+    if counts.max() >= HEADERS_MAX:  # each may come to be the first of a batch, and get one more
+        raise InvalidRecordError(f"a record that is staged has {HEADERS_MAX - 1} headers at the most")
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,374 @@
+"""Carrying a commit out: the records of staged parts -> topics, each once, however often it is begun again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from babelbus.core.flusher import Flusher
+from babelbus.core.partition import Partition
+from babelbus.core.staging_file import ENTRY_BYTES_MAX, Entry, PartReader, Place, StagedPart
+from babelbus.core.staging_state import Pending, producer_of
+from babelbus.core.topic import Topic
+from babelbus.errors import StorageError
+from babelbus.storage.columns import find_positions
+from babelbus.storage.contract import PartitionLog
+from babelbus.storage.files import FileSystem, disk_error
+from babelbus.storage.format import LENGTH_FROM, LENGTH_MIN, PRODUCER_HEADER, CorruptRecordError
+from babelbus.storage.record import RecordBatch
+from babelbus.storage.scan import read_producer
+
+log = logging.getLogger(__name__)
+
+WINDOW_ENTRIES = 32
+"""Batches that a commit appends before it waits for the disk: fewer than the 64 that a log remembers of a producer, so
+that the log can say of each whether a failed flush has lost it."""
+READ_BYTES = 4 * 2**20
+PAGE_BYTES = 4096
+CRC_AT = 12
+
+
+class FlusherCalls:
+    """What must not block the event loop, done in the flusher's thread in the order of the calls."""
+
+    def __init__(self, flusher: Flusher, loop: asyncio.AbstractEventLoop) -> None:
+        self._flusher = flusher
+        self._loop = loop
+
+    async def run(self, work: Callable[[], None]) -> None:
+        """Do something behind the flushes that were asked for before.
+
+        Raises:
+            StorageError: what `work` raises.
+        """
+
+        def do() -> int:
+            work()
+            return 0
+
+        await self._ask(do, lambda _durable, _error: None)
+
+    async def flush(self, partition: Partition) -> int:
+        """Make a partition durable, whatever its ack level is; give the offset up to which it is.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        return await self._ask(partition.flush_log, partition.flushed)
+
+    async def _ask(self, work: Callable[[], int], tell: Callable[[int, StorageError | None], None]) -> int:
+        call = _Call(work, tell, self._loop.create_future())
+        self._flusher.request(call)
+        return await call.future
+
+    async def wait_durable(self, parts: Sequence[StagedPart]) -> StorageError | None:
+        """Return when all of the parts survive a loss of power, with the error of one that does not."""
+        for part in parts:
+            future: asyncio.Future[None] = self._loop.create_future()
+            receipt = part.receipt(-1, 0, 0)
+            receipt.when_done(lambda _, future=future: future.done() or future.set_result(None))  # type: ignore[misc]
+            await future
+            if part.failed is not None:
+                return part.failed
+        return None
+
+
+class _Call:
+    """A `Flushable` that does one thing."""
+
+    __slots__ = ("_tell", "_work", "future")
+
+    def __init__(
+        self,
+        work: Callable[[], int],
+        tell: Callable[[int, StorageError | None], None],
+        future: "asyncio.Future[int]",
+    ) -> None:
+        self._work = work
+        self._tell = tell
+        self.future = future
+
+    def flush_log(self) -> int:
+        return self._work()
+
+    def flushed(self, durable_offset: int, error: StorageError | None) -> None:
+        self._tell(durable_offset, error)
+        if self.future.done():  # the server stops
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(durable_offset)
+
+
+class _Appended(msgspec.Struct, frozen=True):
+    """A batch that was appended and is not known to be durable."""
+
+    partition: Partition
+    first_sequence: int
+    base_offset: int
+    count: int
+
+
+class Commit:
+    """One attempt to carry a commit out. `parts` are those of the commit, in its order."""
+
+    def __init__(
+        self,
+        calls: FlusherCalls,
+        files: FileSystem,
+        topics: Mapping[str, Topic],
+        transaction_id: str,
+        parts: Sequence[StagedPart],
+    ) -> None:
+        self._calls = calls
+        self._files = files
+        self._topics = topics
+        self._producer_id = producer_of(transaction_id)
+        self._parts = parts
+        self._loop = asyncio.get_running_loop()
+        self._window: list[_Appended] = []
+        self._gone: set[Place] = set()
+
+    def _target(self, place: Place) -> tuple[Topic, Partition] | None:
+        """Give topic and partition of a place, `None` when the topic was removed since the commit began."""
+        name, number = place
+        topic = self._topics.get(name)
+        if topic is not None and number < len(topic.partitions):
+            return topic, topic.partitions[number]
+        if place not in self._gone:
+            self._gone.add(place)
+            log.warning("topic %r was removed while records were committed to it: they go with it", name)
+        return None
+
+    def _places(self) -> list[Place]:
+        return sorted({place for part in self._parts for place in part.places})
+
+    async def find_starts(self) -> dict[str, dict[int, int]]:
+        """Give an offset of each partition below which nothing of this commit can come to stand, also after a crash.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        starts: dict[str, dict[int, int]] = {}
+        for place in self._places():
+            target = self._target(place)
+            if target is not None:  # what is behind the durable offset may be gone after a loss of power
+                starts.setdefault(place[0], {})[place[1]] = await self._calls.flush(target[1])
+        return starts
+
+    async def append_all(self, pending: Pending, *, look: bool, begun: Callable[[], None]) -> None:
+        """Append what is not in the log, and return when all of it is there and durable.
+
+        Args:
+            pending: the commit.
+            look: whether some of it may be in the log already.
+            begun: called before the first record is appended.
+
+        Raises:
+            StorageError: the disk refused; some of it may be in the log.
+        """
+        stored = await self._find_stored(pending) if look else {}
+        begun()
+        sequence = pending.first_sequence
+        for part in self._parts:
+            left = part.records
+            try:
+                reader = PartReader(self._files, part.path)
+            except OSError as error:
+                raise disk_error(error, f"reading {part.path}") from error
+            try:
+                if reader.next_body() is None:
+                    raise StorageError(f"{part.path}: its head is damaged; its batch cannot be committed")
+                while left > 0:
+                    entry = await self._loop.run_in_executor(None, reader.read_entry)
+                    await self._store(entry, sequence, stored.get((entry.topic, entry.partition), {}))
+                    sequence += entry.records.count
+                    left -= entry.records.count
+            except OSError as error:
+                raise disk_error(error, f"reading {part.path}") from error
+            finally:
+                reader.close()
+        await self._settle_window()
+
+    async def _store(self, entry: Entry, sequence: int, known: dict[int, int]) -> None:
+        """Append what of a staged batch is not in the log."""
+        target = self._target((entry.topic, entry.partition))
+        if target is None:
+            return
+        topic, partition = target
+        batch = entry.records
+        while batch.count and sequence in known:
+            same = await self._loop.run_in_executor(None, count_stored, partition.log, known[sequence], batch)
+            sequence += same
+            batch = _tail(batch, same)
+        if not batch.count:
+            return
+        topic.commit()
+        receipt = topic.append_batch(batch, entry.partition, self._producer_id, sequence)
+        self._window.append(_Appended(partition, sequence, receipt.base_offset, batch.count))
+        if len(self._window) >= WINDOW_ENTRIES:
+            await self._settle_window()
+
+    async def _settle_window(self) -> None:
+        """Wait until what was appended is durable, and see that a failed flush has not lost any of it."""
+        window, self._window = self._window, []
+        if not window:
+            return
+        await asyncio.sleep(0)  # topics with `ack = "accepted"` write at the end of a turn
+        for partition in {id(one.partition): one.partition for one in window}.values():
+            durable = await self._calls.flush(partition)
+            known = {
+                (batch.first_sequence, batch.base_offset)
+                for batch in partition.log.producers.batches(self._producer_id)
+            }
+            for one in window:
+                if one.partition is not partition:
+                    continue
+                lost = (one.first_sequence, one.base_offset) not in known
+                if lost or one.base_offset + one.count > durable:
+                    raise partition.failing or StorageError(
+                        f"partition {partition.number}: records of a commit are not on the disk yet"
+                    )
+
+    async def _find_stored(self, pending: Pending) -> dict[Place, dict[int, int]]:
+        """Give by place where batches of this commit stand in the log: first sequence -> offset."""
+        found: dict[Place, dict[int, int]] = {}
+        for place in self._places():
+            target = self._target(place)
+            if target is None:
+                continue
+            partition = target[1]
+            await self._calls.flush(partition)
+            if partition.next_offset != partition.log.next_offset:
+                raise partition.failing or StorageError("accepted records wait to be written")
+            start = pending.starts.get(place[0], {}).get(place[1], 0)
+            find = self._loop.run_in_executor(
+                None, find_batches, partition.log, self._producer_id, pending.first_sequence, start
+            )
+            found[place] = await find
+        return found
+
+
+def _tail(batch: RecordBatch, start: int) -> RecordBatch:
+    """Give the records of a batch from number `start` on."""
+    positions = np.asarray(batch.positions)[start:]
+    at = int(positions[0]) if len(positions) else len(batch.data)
+    return RecordBatch(memoryview(batch.data)[at:], positions - at, batch.timestamps[start:], 0)
+
+
+def find_batches(partition_log: PartitionLog, producer_id: int, first_sequence: int, start: int) -> dict[int, int]:
+    """Give the batches of a producer from a sequence number on that stand at or behind `start`: sequence -> offset.
+
+    The log itself is read, 4 MiB at a time, not its memory of producers, which is bounded; that is asked for what
+    compaction may have removed.
+
+    Raises:
+        StorageError: the log cannot be read.
+    """
+    found = {
+        batch.first_sequence: batch.base_offset
+        for batch in partition_log.producers.batches(producer_id)
+        if batch.first_sequence >= first_sequence
+    }
+    end = partition_log.next_offset
+    offset, bytes_max = max(min(start, end), partition_log.first_offset), READ_BYTES
+    while offset < end:
+        chunk = partition_log.read(offset, bytes_max, end)
+        if not chunk.data and chunk.next_offset == offset:
+            bytes_max *= 4  # one record is larger than that
+            continue
+        offset = chunk.next_offset
+        data = bytes(chunk.data)
+        at = data.find(PRODUCER_HEADER)
+        positions = find_positions(data, 0, len(data))[0] if at >= 0 else np.zeros(0, np.int64)
+        while at >= 0:
+            position = int(positions[np.searchsorted(positions, at, "right") - 1])
+            batch = read_producer(data, position)
+            if batch is not None and batch[0] == producer_id and batch[1] >= first_sequence:
+                found[batch[1]] = int.from_bytes(data[position : position + 8], "big")
+            at = data.find(PRODUCER_HEADER, at + 1)
+    return found
+
+
+def cut_lost_pages(files: FileSystem, partition: Partition, start: int) -> None:
+    """At a start: cut a log where a loss of power left a hole in what a commit had appended from `start` on.
+
+    The disk may take the pages of what was not flushed in any order. What stands behind such a hole was never flushed
+    either, and so never promised; left there, it would be in the log a second time when the commit is carried out. Only
+    a hole of zeros, up to the end of a page, is one: any other damage is decay, and stays for `babelbus repair`.
+
+    Raises:
+        StorageError: the log cannot be read.
+    """
+    partition_log = partition.log
+    offset = max(min(start, partition_log.next_offset), partition_log.first_offset)
+    bytes_max = READ_BYTES
+    try:
+        while offset < partition_log.next_offset:
+            chunk = partition_log.read(offset, bytes_max)
+            if not chunk.data and chunk.next_offset == offset:
+                bytes_max *= 4
+                continue
+            offset = chunk.next_offset
+    except CorruptRecordError as error:
+        if error.offset < start or not _is_lost_page(files, error.path, error.position):
+            raise
+        log.warning("%s: cut at byte %d, offset %d: power was lost while a commit wrote it",
+                    error.path, error.position, error.offset)  # fmt: skip
+        partition_log.truncate(error.offset)
+        partition.high_watermark = min(partition.high_watermark, partition_log.next_offset)
+
+
+def _is_lost_page(files: FileSystem, path: str, position: int) -> bool:
+    """Say whether the record at a position has lost a page: all of it that lies in the page is zero."""
+    try:
+        file = files.open(path, write=False)
+        try:
+            head = file.pread(LENGTH_FROM, position)
+            length = int.from_bytes(head[8:LENGTH_FROM], "big")
+            size = LENGTH_FROM + length if LENGTH_MIN <= length <= ENTRY_BYTES_MAX else LENGTH_FROM + LENGTH_MIN
+            data = file.pread(size, position)
+        finally:
+            file.close()
+    except OSError as error:
+        raise disk_error(error, f"reading {path}") from error
+    at = 0
+    while at < len(data):
+        stop = at + PAGE_BYTES - (position + at) % PAGE_BYTES
+        page = data[at:stop]
+        if not any(page):
+            return True
+        at = stop
+    return False
+
+
+def count_stored(partition_log: PartitionLog, base_offset: int, batch: RecordBatch) -> int:
+    """Give how many records of a batch whose first one stands at `base_offset` follow there; at least 1.
+
+    A crash, or a failed flush, may have left the beginning of a batch. Records are the same when their CRCs are; what
+    compaction removed was there.
+
+    Raises:
+        StorageError: the log cannot be read.
+    """
+    positions = np.asarray(batch.positions)
+    crcs = np.ndarray((len(batch.data) - 3,), ">u4", batch.data, 0, (1,))[positions + CRC_AT]
+    end = min(base_offset + batch.count, partition_log.next_offset)
+    offset, bytes_max = max(base_offset + 1, partition_log.first_offset), READ_BYTES
+    while offset < end:
+        chunk = partition_log.read(offset, bytes_max, end)
+        if not chunk.data and chunk.next_offset == offset:
+            bytes_max *= 4
+            continue
+        if chunk.data:
+            at, _ = find_positions(chunk.data, 0, len(chunk.data))
+            offsets = np.ndarray((len(chunk.data) - 7,), ">i8", chunk.data, 0, (1,))[at].astype(np.int64)
+            there = np.ndarray((len(chunk.data) - 3,), ">u4", chunk.data, 0, (1,))[at + CRC_AT]
+            other = np.flatnonzero(there != crcs[offsets - base_offset])
+            if len(other):
+                return int(offsets[other[0]]) - base_offset
+        offset = chunk.next_offset
+    return max(end - base_offset, 1)

@@ -1,0 +1,90 @@
+"""What is said about staged batches: settings, receipts, and each way to be refused (`staging.py`)."""
+
+import msgspec
+
+from babelbus.core.record import Receipt
+from babelbus.errors import StorageError
+
+ID_BYTES_MAX = 1024
+"""Longest transaction id and part id."""
+NOT_REMEMBERED = -1
+
+
+class StagingRefusedError(StorageError):
+    """The request contradicts what is known of the transaction; asking again does not help."""
+
+
+class StagingFullError(StagingRefusedError):
+    """More would be staged than the limits allow; committing or aborting makes room."""
+
+
+class StagedRecordsMissingError(StagingRefusedError):
+    """A writer left records out: those in front must be staged first."""
+
+
+class UnknownPartError(StagingRefusedError):
+    """A commit names a part that is not staged, or not with so many records."""
+
+
+class FailedPartError(StagingRefusedError):
+    """The disk lost a part: it is to be aborted, and staged anew under another id."""
+
+
+class MissingTopicError(StagingRefusedError):
+    """There is no topic of this name, or not any more."""
+
+
+class TransactionOwnerError(StagingRefusedError):
+    """Somebody else has committed to this transaction id: his batch ids are not ours."""
+
+
+class CommitPendingError(StorageError):
+    """A commit of this transaction is not finished; ask again later."""
+
+
+class StagingSettings(msgspec.Struct, frozen=True):
+    """Bounds of what is staged. Sizes are bytes, times seconds."""
+
+    transaction_bytes_max: int = 4 * 2**30
+    """Most that one transaction stages."""
+    bytes_max: int = 16 * 2**30
+    """Most that all together stage."""
+    parts_max: int = 100_000
+    """Most parts of all transactions: each costs about 1 KiB of memory."""
+    part_seconds: float = 86_400.0
+    """A part that did not grow for so long and that no commit names is dropped."""
+    transactions_max: int = 100_000
+    """Most transaction ids that are remembered: each costs about 1 KiB of memory."""
+    transaction_seconds: float = 30 * 86_400.0
+    """A transaction id without a commit for so long is forgotten, and with it which batch was the last."""
+
+
+class PartRef(msgspec.Struct, frozen=True):
+    """What a commit says of a part that belongs to it: its id, and how many records its writer staged in it."""
+
+    part: str
+    records: int
+
+
+class TransactionInfo(msgspec.Struct, frozen=True):
+    """What is known of a transaction id; `-1`: no such batch."""
+
+    last_batch_id: int
+    last_records: int
+    pending_batch_id: int
+    owner: str
+    staged_bytes: int
+
+
+class CommitReceipt(Receipt):
+    """What becomes of a commit. `count` is how many records it has, -1 when a later batch has taken its place.
+
+    `again` says that the batch had been committed before.
+    """
+
+    __slots__ = ("again", "batch_id")
+
+    def __init__(self, batch_id: int, count: int = NOT_REMEMBERED, *, again: bool = False) -> None:
+        super().__init__(-1, -1, count)
+        self.batch_id = batch_id
+        self.again = again

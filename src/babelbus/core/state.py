@@ -1,0 +1,488 @@
+"""State: the last value of each key, a hierarchical tree, backed by the compacted topic `$state` (docs/state.md).
+
+A value is JSON text. A change takes effect at once for whoever reads, and is told to listeners and answered when the
+log has it at its ack level: one `commit` for all changes of a chunk, so that a chunk costs one append. When the log
+refuses, the changes are taken back.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from babelbus.core.locks import Locks
+from babelbus.core.names import SEPARATOR, KeyPattern, Names
+from babelbus.core.record import Receipt
+from babelbus.core.state_log import Change, Entry, Kept, Kind, StateLog
+from babelbus.errors import BabelbusError, StorageError
+
+log = logging.getLogger(__name__)
+
+
+class NoSuchKeyError(BabelbusError):
+    """The key has no value; of a parent: it does not exist."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"nothing stored under {key!r}")
+        self.key = key
+
+
+class InvalidKeyError(BabelbusError):
+    """No value can have this key."""
+
+
+class VersionedError(BabelbusError):
+    """The key holds a value with a version, which only compare-and-set may change."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key!r} holds a value with a version; use compare-and-set")
+        self.key = key
+
+
+class VersionMismatchError(BabelbusError):
+    """Compare-and-set found another version than it was told."""
+
+    def __init__(self, key: str, wanted: int, found: int) -> None:
+        super().__init__(f"{key!r} has version {found}, not {wanted}")
+        self.key, self.wanted, self.found = key, wanted, found
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """What the changes of one commit have in common. `number` rises: who began to listen at it has seen the result."""
+
+    number: int
+    source: str
+
+
+Listener = Callable[[Sequence[Change], Commit], None]
+Publish = Callable[[Sequence[Change], Commit], Sequence[Receipt]]
+
+
+class Testament(msgspec.Struct, frozen=True):
+    """What happens to the state when its owner is gone: what these patterns mean is deleted, then these values set."""
+
+    grave_goods: tuple[KeyPattern, ...] = ()
+    last_will: tuple[tuple[str, msgspec.Raw], ...] = ()
+
+
+_read_testament = msgspec.json.Decoder(Testament).decode
+
+
+class State:
+    """The tree. All calls come from the event loop; `commit` writes to the log and nothing else blocks.
+
+    `listeners` hear of changes in the order in which they took effect, once the log has them; `publish` makes events
+    of them for topics and for live subscriptions of others, and gives the receipts of what was recorded.
+    """
+
+    def __init__(self, state_log: StateLog, publish: Publish = lambda changes, commit: ()) -> None:
+        self._log = state_log
+        self._publish = publish
+        self._values: dict[str, Entry] = {}
+        self._names = Names(self._values)
+        self._testaments: dict[str, bytes] = {}
+        self._pending: list[Change] = []
+        self._number = 0
+        self._open: dict[int, Sequence[Change]] = {}
+        """Commits that the log has not answered yet, in order."""
+        self._last = DONE
+        self.locks = Locks()
+        self.listeners: list[Listener] = []
+        self.watches_children = False
+        """Whether anybody wants `Kind.CHILDREN`, which costs a little for each new key."""
+
+    def open(self) -> None:
+        """Load what the log has, and execute the testaments of the clients that went with the last server.
+
+        Raises:
+            StorageError: the log cannot be read.
+        """
+        self._load()
+        left = dict(self._testaments)
+        for owner in left:
+            self.execute(owner)
+        if left:
+            log.info("state: executed the testaments of %d clients of the last run", len(left))
+            self.commit("testament").when_done(_note_not_executed)
+
+    def _load(self) -> None:
+        loaded = self._log.load()
+        values = self._values
+        transient = {key: entry for key, entry in values.items() if self._log.is_transient(key)}
+        values.clear()
+        values.update(loaded.values)
+        values.update(transient)
+        self._testaments = loaded.testaments
+        self._names = Names(values)
+        add = self._names.add
+        for key in values:
+            add(key)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def commit_number(self) -> int:
+        """Number of the last commit: whoever begins to listen now wants what comes after it."""
+        return self._number
+
+    def find(self, key: str) -> bytes | None:
+        """Give a value, `None` if there is none."""
+        entry = self._values.get(key)
+        return entry.value if isinstance(entry, Kept) else entry
+
+    def get(self, key: str) -> bytes:
+        """Give a value.
+
+        Raises:
+            NoSuchKeyError: there is none.
+        """
+        entry = self._values.get(key)
+        if entry is None:
+            raise NoSuchKeyError(key)
+        return entry.value if isinstance(entry, Kept) else entry
+
+    def get_version(self, key: str) -> tuple[bytes, int]:
+        """Give a value and its version, 0 for one that has none.
+
+        Raises:
+            NoSuchKeyError: there is no value.
+        """
+        entry = self._values.get(key)
+        if entry is None:
+            raise NoSuchKeyError(key)
+        return (entry.value, entry.version) if isinstance(entry, Kept) else (entry, 0)
+
+    def match(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
+        """Give the keys and values that a pattern means, in no particular order; costs what it finds."""
+        return [(key, value) for key, value, _ in self.entries(pattern)]
+
+    def entries(self, pattern: KeyPattern) -> list[tuple[str, bytes, int]]:
+        """Give key, value and version (0: none) of everything that a pattern means."""
+        values = self._values
+        found = [(key, values[key]) for key in self._names.match(pattern)]
+        return [
+            (key, entry.value, entry.version) if isinstance(entry, Kept) else (key, entry, 0) for key, entry in found
+        ]
+
+    def children(self, parent: str | None) -> list[str]:
+        """Give the names of the direct children of a key; `None` is the root.
+
+        Raises:
+            NoSuchKeyError: there is no such node.
+        """
+        found = self._names.children([] if parent is None else parent.split(SEPARATOR))
+        if found is None:
+            raise NoSuchKeyError(parent or "")
+        return found
+
+    def children_matching(self, pattern: KeyPattern) -> list[str]:
+        """Give the names of the children of all nodes that the elements of a pattern mean, each once."""
+        return self._names.children_matching(pattern)
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a plain value.
+
+        Raises:
+            VersionedError: the key holds a value with a version.
+        """
+        values = self._values
+        before = values.get(key)
+        if before is None:
+            self._add(key)
+        elif isinstance(before, Kept):
+            raise VersionedError(key)
+        values[key] = value
+        self._pending.append((_SET, key, value, before, 0))
+
+    def set_all(self, pairs: Iterable[tuple[str, bytes]]) -> bool:
+        """Store plain values, all of them or none; say whether. None is when a key holds a value with a version."""
+        values, pending, add = self._values, self._pending, self._add
+        get, append = values.get, pending.append
+        begun = len(pending)
+        for key, value in pairs:
+            before = get(key)
+            if before is None:
+                add(key)
+            elif type(before) is not bytes:
+                changes = pending[begun:]
+                del pending[begun:]
+                self._take_back(changes)
+                return False
+            values[key] = value
+            append((_SET, key, value, before, 0))
+        return True
+
+    def put(self, key: str, value: bytes, version: int = 0, kind: Kind = Kind.SET) -> None:
+        """Store a value whatever the key holds, plain for version 0: a last will, an import, a retained event."""
+        before = self._values.get(key)
+        if before is None:
+            self._add(key)
+        self._values[key] = Kept(value, version) if version else value
+        self._pending.append((kind, key, value, before, version))
+
+    def compare_and_set(self, key: str, value: bytes, version: int) -> int:
+        """Store a value with the next version if the key has `version` (0: none or a plain value); give the new one.
+
+        Raises:
+            VersionMismatchError: it has another one.
+        """
+        before = self._values.get(key)
+        found = before.version if isinstance(before, Kept) else 0
+        if version != found:
+            raise VersionMismatchError(key, version, found)
+        self.put(key, value, found + 1)
+        return found + 1
+
+    def delete(self, key: str, kind: Kind = Kind.DELETED) -> bytes:
+        """Take a value away and give it; of kind `RETAINED` because an event said so, which who listens has heard.
+
+        Raises:
+            NoSuchKeyError: there is none.
+        """
+        before = self._values.pop(key, None)
+        if before is None:
+            raise NoSuchKeyError(key)
+        left = self._names.remove(key)
+        if self.watches_children:
+            for depth in range(left, key.count(SEPARATOR) + 1):
+                self._pending.append((Kind.CHILDREN, _parent(key, depth), b"", None, 0))
+        value = before.value if isinstance(before, Kept) else before
+        self._pending.append((kind, key, value if kind == Kind.DELETED else b"", before, 0))
+        return value
+
+    def delete_matching(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
+        """Take away all values that a pattern means and give them.
+
+        Transient keys are spared where the pattern begins with a wildcard: nobody means them by "everything".
+        """
+        keys = self._names.match(pattern)
+        if not pattern.elements or pattern.elements[0] is None:
+            keys = [key for key in keys if not self._log.is_transient(key)]
+        return [(key, self.delete(key)) for key in keys]
+
+    def note(self, key: str, value: bytes) -> None:
+        """Tell the listeners of a value that is published and not stored, in order with the changes."""
+        self._pending.append((Kind.PUBLISHED, key, value, None, 0))
+
+    def _add(self, key: str) -> None:
+        there = self._names.add(key)
+        if self.watches_children:
+            for depth in range(there, key.count(SEPARATOR) + 1):
+                self._pending.append((Kind.CHILDREN, _parent(key, depth), b"", None, 0))
+
+    # -- testaments --------------------------------------------------------------------------------------------------
+
+    def set_testament(self, owner: str, testament: Testament) -> None:
+        """Keep what is to happen when `owner` is gone, even together with the server; an empty one takes it back."""
+        before = self._testaments.get(owner)
+        if testament == NO_TESTAMENT:
+            if before is None:
+                return
+            del self._testaments[owner]
+            text = b""
+        else:
+            text = self._testaments[owner] = msgspec.json.encode(testament)
+        self._pending.append((Kind.TESTAMENT, owner, text, before, 0))
+
+    def execute(self, owner: str) -> None:
+        """Do what the testament of `owner` says: first the grave goods, then the last will, each in order.
+
+        Transient keys are no client's to leave or to take.
+        """
+        text = self._testaments.get(owner)
+        if text is None:
+            return
+        try:
+            testament = _read_testament(text)
+        except msgspec.DecodeError as error:  # of another release: the rest of the state is not its matter
+            log.error("state: a testament cannot be read: %s", error)
+            testament = NO_TESTAMENT
+        for pattern in testament.grave_goods:
+            for key in self._names.match(pattern):
+                if not self._log.is_transient(key):
+                    self.delete(key)
+        for key, value in testament.last_will:
+            if not self._log.is_transient(key):
+                self.put(key, bytes(value))
+        self.set_testament(owner, NO_TESTAMENT)
+
+    # -- commit ------------------------------------------------------------------------------------------------------
+
+    def commit(self, source: str) -> Receipt:
+        """Log all changes made since the last commit, in one append; `source` is who made them (`ce_source`).
+
+        The receipt is done when the log has them at its ack level, and so have the topics that record their keys. When
+        the log refuses them none of them holds; when it loses them (a failed flush) what it still has holds; when a
+        topic refuses its event the state has changed all the same.
+        """
+        changes = self._pending
+        if not changes:
+            return self._before
+        self._pending = []
+        self._number += 1
+        try:
+            receipt = self._log.append(changes, source)
+        except StorageError as error:
+            self._take_back(changes)
+            return Receipt.refused(error)
+        except UnicodeEncodeError as error:  # a subject that came as other bytes: no key of the state
+            self._take_back(changes)
+            return Receipt.refused(InvalidKeyError(f"a key is no valid Unicode: {error}"))
+        if self._log.lost_some:
+            receipt = self._write_again() or receipt
+        commit = Commit(self._number, source)
+        if receipt is None:
+            receipt = self._before  # nothing to keep: told behind what was changed before
+        self._last = receipt
+        if self._log.wants_checkpoint:
+            self._log.begin_checkpoint(self._values, self._testaments)
+        if receipt.done:
+            return _all_of(self._tell(changes, commit))
+        whole = Receipt(-1, -1, 0)
+        self._open[commit.number] = changes
+        receipt.when_done(lambda done: self._logged(done, changes, commit, whole))
+        return whole
+
+    def _write_again(self) -> Receipt | None:
+        """Append what the log has lost of what clients were told is stored: memory still has it."""
+        try:
+            loaded = self._log.load()
+            changes = [
+                (Kind.SET, key, entry.value, None, entry.version)
+                if isinstance(entry, Kept)
+                else (Kind.SET, key, entry, None, 0)
+                for key, entry in self._values.items()
+                if loaded.values.get(key) != entry and not self._log.is_transient(key)
+            ]
+            changes += [(Kind.DELETED, key, b"", None, 0) for key in loaded.values if key not in self._values]
+            owners = {**loaded.testaments, **self._testaments}
+            wills = [(owner, self._testaments.get(owner, b"")) for owner in owners]
+            changes += [
+                (Kind.TESTAMENT, owner, text, None, 0)
+                for owner, text in wills
+                if loaded.testaments.get(owner, b"") != text
+            ]
+            log.error("state: a flush failed and the log lost records, writing %d changes again", len(changes))
+            return self._log.append(changes, "recovered")
+        except StorageError as error:
+            self._log.lost_some = True  # the next commit tries again
+            log.error("state: changes that the log lost are not written again yet: %s", error)
+            return None
+
+    @property
+    def _before(self) -> Receipt:
+        """Give the receipt of what was logged last, while it is open: what failed once is nobody else's matter."""
+        return DONE if self._last.done else self._last
+
+    def _logged(self, done: Receipt, changes: Sequence[Change], commit: Commit, whole: Receipt) -> None:
+        if done.error is None:
+            self._open.pop(commit.number, None)
+            _all_of(self._tell(changes, commit)).when_done(lambda told: whole.resolve(told.error))
+            return
+        if commit.number in self._open:  # all that waited for the flush fails together: the log is read once
+            self._load_again(commit, done.error)
+        whole.resolve(done.error)
+
+    def _load_again(self, commit: Commit, error: BabelbusError) -> None:
+        """Take what the log still has for the truth, and tell the listeners what of it they have not heard."""
+        log.error("state: a flush failed, reading the log again: %s", error)
+        told: dict[str, Entry | None] = {}
+        for changes in self._open.values():
+            for kind, key, _, before, _ in changes:
+                if key is not None and kind in (Kind.SET, Kind.RETAINED, Kind.DELETED):
+                    told.setdefault(key, before)
+        self._open.clear()
+        try:
+            self._load()
+        except StorageError as failure:
+            log.error("state: the log cannot be read: %s", failure)
+            return
+        unheard: list[Change] = []
+        for key, before in told.items():
+            now = self._values.get(key)
+            if now == before:
+                continue
+            if self.watches_children:
+                unheard += [(Kind.CHILDREN, _parent(key, at), b"", None, 0) for at in range(key.count(SEPARATOR) + 1)]
+            kind, shown = (Kind.DELETED, before) if now is None else (Kind.SET, now)
+            assert shown is not None
+            value, version = (shown.value, shown.version) if isinstance(shown, Kept) else (shown, 0)
+            unheard.append((kind, key, value, before, 0 if now is None else version))
+        if unheard:
+            self._tell(unheard, commit)
+
+    def _tell(self, changes: Sequence[Change], commit: Commit) -> Sequence[Receipt]:
+        for listener in self.listeners:
+            try:
+                listener(changes, commit)
+            except Exception:  # a listener's bug must not cost the client its answer
+                log.exception("a listener of the state failed")
+        return self._publish(changes, commit)
+
+    def _take_back(self, changes: Sequence[Change]) -> None:
+        values = self._values
+        for kind, key, _, before, _ in reversed(changes):
+            if key is None or kind in (Kind.PUBLISHED, Kind.CHILDREN):
+                continue
+            if kind == Kind.TESTAMENT:
+                if isinstance(before, bytes):
+                    self._testaments[key] = before
+                else:
+                    self._testaments.pop(key, None)
+            elif before is None:
+                values.pop(key, None)
+                self._names.remove(key)
+            else:
+                values[key] = before
+                self._names.add(key)
+
+    async def close(self) -> None:
+        """Execute the testaments that are left, commit, and write a checkpoint so that the next start is fast."""
+        for owner in list(self._testaments):
+            self.execute(owner)
+        self.commit("testament").when_done(_note_not_executed)
+        await self._log.close(self._values, self._testaments)
+
+
+NO_TESTAMENT = Testament()
+DONE = Receipt(-1, -1, 0)
+DONE.resolve()
+_SET = Kind.SET
+
+
+def _note_not_executed(receipt: Receipt) -> None:
+    if receipt.error is not None:
+        log.warning("state: testaments wait for the next start: %s", receipt.error)
+
+
+def _parent(key: str, depth: int) -> str | None:
+    """Give the first `depth` elements of a key; `None` is the root."""
+    return SEPARATOR.join(key.split(SEPARATOR, depth)[:depth]) if depth else None
+
+
+def _all_of(receipts: Sequence[Receipt]) -> Receipt:
+    """Give a receipt that is done when all of these are, with the first error."""
+    if not receipts:
+        return DONE
+    if len(receipts) == 1:
+        return receipts[0]
+    whole = Receipt(-1, -1, 0)
+    left = len(receipts)
+    failed: list[BabelbusError] = []
+
+    def arrive(done: Receipt) -> None:
+        nonlocal left
+        left -= 1
+        if done.error is not None:
+            failed.append(done.error)
+        if not left:
+            whole.resolve(failed[0] if failed else None)
+
+    for receipt in receipts:
+        receipt.when_done(arrive)
+    return whole

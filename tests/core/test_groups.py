@@ -1,0 +1,369 @@
+"""The registry of groups: making, finding and removing them, and cursors that survive a stop, a crash and bad disks."""
+
+import asyncio
+import tempfile
+
+import pytest
+
+from babelbus.core.broker import UnknownTopicError
+from babelbus.core.group_file import DamagedGroupsError
+from babelbus.core.group_settings import (
+    BEGINNING,
+    END,
+    GroupClosedError,
+    GroupExistsError,
+    GroupSettings,
+    InvalidGroupNameError,
+    UnknownFilterError,
+    UnknownGroupError,
+    at_offset,
+)
+from babelbus.core.groups import Groups
+from babelbus.core.settings import InvalidSettingError
+from babelbus.errors import StorageError
+from babelbus.storage.files import LocalFiles
+from tests.core.group_support import EXPLICIT, Crew, Taker
+from tests.storage.faults import FaultyFiles
+from tests.support.bus import in_loop, turns
+
+ON_DELIVERY = GroupSettings()
+
+
+@in_loop
+async def test_a_group_is_made_found_and_removed() -> None:
+    crew = Crew()
+    group = crew.groups.create("work", "g", EXPLICIT)
+    with pytest.raises(GroupExistsError):
+        crew.groups.create("work", "g")
+    crew.bus.topic("other")
+    crew.groups.create("other", "g")
+    assert crew.groups.get("work", "g") is group
+    assert crew.groups.ensure("work", "g", ON_DELIVERY) is group
+    assert [one.topic.name for one in crew.groups.all()] == ["other", "work"]
+    assert crew.groups.on_topic("work") == [group]
+    taker = Taker(group)
+    crew.groups.remove("work", "g")
+    assert [type(error) for error in taker.errors] == [GroupClosedError]
+    with pytest.raises(GroupClosedError):
+        Taker(group)
+    with pytest.raises(UnknownGroupError):
+        crew.groups.get("work", "g")
+    assert crew.groups.find("work", "g") is None
+    again = await crew.crash()
+    assert [one.topic.name for one in again.groups.all()] == ["other"]
+    await again.close()
+
+
+@in_loop
+async def test_what_a_group_cannot_be_is_refused() -> None:
+    crew = Crew()
+    with pytest.raises(UnknownTopicError):
+        crew.groups.create("nowhere", "g")
+    for name in ("", "a\nb", "x" * 250):
+        with pytest.raises(InvalidGroupNameError):
+            crew.groups.create("work", name)
+    with pytest.raises(UnknownFilterError):
+        crew.groups.create("work", "g", GroupSettings(filter="a.*", filter_kind="unheard of"))
+    with pytest.raises(InvalidSettingError):
+        crew.groups.create("work", "g", GroupSettings(dead_letter_topic="work"))
+    with pytest.raises(InvalidSettingError):
+        crew.groups.create("work", "g", GroupSettings(dead_letter_topic="a,b"))
+    assert crew.groups.all() == []
+    await crew.close()
+
+
+@in_loop
+async def test_settings_are_altered_durably_and_the_mode_is_not() -> None:
+    crew = Crew()
+    group = crew.group(EXPLICIT)
+    taker = Taker(group)
+    crew.publish(1, 2)
+    await turns()
+    with pytest.raises(InvalidSettingError):
+        crew.groups.alter("work", "g", {"ack": "on_delivery"})
+    with pytest.raises(InvalidSettingError):
+        crew.groups.alter("work", "g", {"attempts_max": 0})
+    with pytest.raises(InvalidSettingError):
+        crew.groups.alter("work", "g", {"color": "red"})
+    crew.groups.alter("work", "g", {"filter": "", "filter_kind": "odd", "labels": {"zbus.mask": "2"}})
+    crew.publish(3, 4)
+    await turns()
+    assert taker.numbers == [1, 2, 3]
+    again = await crew.crash()
+    settings = again.group().settings
+    assert (settings.filter_kind, settings.labels, settings.ack) == ("odd", {"zbus.mask": "2"}, "explicit")
+    await again.close()
+
+
+@in_loop
+async def test_a_stop_in_order_brings_nothing_again_and_skips_nothing() -> None:
+    crew = Crew(partitions=2)
+    explicit, simple = crew.group(EXPLICIT), crew.group(ON_DELIVERY, name="s")
+    taker, other = Taker(explicit), Taker(simple, credit=7)
+    crew.publish(*range(20))
+    await turns(6)
+    done = [one for one in taker.got if int(one.payload or b"") % 3]
+    taker.member.ack(done)
+    again = await crew.restart()
+    taker, rest = Taker(again.group()), Taker(again.group(name="s"))
+    again.publish(20)
+    await turns(6)
+    assert sorted(taker.numbers) == [0, 3, 6, 9, 12, 15, 18, 20]
+    assert sorted(other.numbers + rest.numbers) == list(range(21))
+    await again.close()
+
+
+@in_loop
+async def test_a_crash_brings_again_what_was_acked_since_the_last_commit_and_nothing_else() -> None:
+    crew = Crew()
+    group = crew.group(EXPLICIT)
+    taker = Taker(group)
+    crew.publish(*range(10))
+    await turns()
+    taker.member.ack(taker.got[:4])
+    taker.member.ack(taker.got[6:7])
+    await crew.groups.commit()
+    taker.member.ack(taker.got[4:6])
+    again = await crew.crash()
+    taker = Taker(again.group())
+    await turns()
+    assert taker.numbers == [4, 5, 7, 8, 9]
+    assert again.group().info().lanes[0].committed == 4
+    await again.close()
+
+
+@in_loop
+async def test_acks_out_of_order_are_kept_over_two_crashes() -> None:
+    crew = Crew()
+    taker = Taker(crew.group(EXPLICIT))
+    crew.publish(*range(6))
+    await turns()
+    taker.member.ack(taker.got[2:3] + taker.got[4:5])
+    await crew.groups.commit()
+    for _ in range(2):
+        crew = await crew.crash()
+        taker = Taker(crew.group(), window=1)  # the chunk is read, and handed out in part
+        await turns()
+        assert taker.numbers == [0]
+        assert crew.group().info().lag == 4
+        await crew.groups.commit()
+    taker = Taker(crew.group())
+    await turns()
+    assert taker.numbers == [1, 3, 5]
+    await crew.close()
+
+
+@in_loop
+async def test_cursors_are_saved_by_themselves_and_only_when_something_changed() -> None:
+    files = FaultyFiles()
+    crew = Crew(files)
+    crew.groups = Groups(
+        crew.broker, files, "data", clock=crew.clock, loop=asyncio.get_running_loop(), commit_seconds=0.001
+    )
+    crew.groups.create("work", "g", start=BEGINNING)
+    saved = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    writes: list[str] = []
+
+    def note(operation: str, path: str) -> None:
+        if operation == "rename" and "groups." in path:
+            writes.append(path)
+            loop.call_soon_threadsafe(saved.set)
+
+    await crew.groups.commit()
+    files.before_call = note
+    Taker(crew.groups.get("work", "g"))
+    crew.publish(1)
+    await saved.wait()
+    await crew.groups.commit()
+    count = len(writes)
+    await crew.groups.commit()
+    assert len(writes) == count
+    await crew.close()
+
+
+@in_loop
+async def test_a_disk_that_refuses_a_commit_is_tried_again() -> None:
+    files = FaultyFiles()
+    crew = Crew(files)
+    Taker(crew.group(ON_DELIVERY))
+    crew.publish(1)
+    await turns()
+    files.fail("flush", suffix=".new")
+    with pytest.raises(StorageError):
+        await crew.groups.commit()
+    await crew.groups.commit()
+    again = await crew.crash()
+    assert again.group().info().lag == 0
+    await again.close()
+
+
+@in_loop
+async def test_a_group_that_cannot_be_saved_is_not_made_and_not_removed() -> None:
+    files = FaultyFiles()
+    crew = Crew(files)
+    kept = crew.group(name="kept")
+    for operation in (
+        lambda: crew.groups.create("work", "new"),
+        lambda: crew.groups.remove("work", "kept"),
+        lambda: crew.groups.alter("work", "kept", {"ack_seconds": 7.0}),
+    ):
+        files.fail("flush", suffix=".new")
+        with pytest.raises(StorageError):
+            operation()
+    assert crew.groups.all() == [kept]
+    assert (kept.closed, kept.settings.ack_seconds) == (False, 30)
+    again = await crew.restart()
+    assert [group.name for group in again.groups.all()] == ["kept"]
+    await again.close()
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_damaged_file_leaves_the_one_before_it(damaged: int) -> None:
+    @in_loop
+    async def test() -> None:
+        files = FaultyFiles()
+        crew = Crew(files)
+        taker = Taker(crew.group(EXPLICIT))
+        crew.publish(*range(4))
+        for _ in range(2):
+            await turns()
+            taker.member.ack(taker.got[:1])
+            del taker.got[0]
+            await crew.groups.commit()
+        await crew.close()
+        files.content(f"data/groups.{damaged}")[-7] ^= 1
+        again = Crew(files)
+        assert again.group().info().lanes[0].committed in (1, 2)
+        await again.groups.commit()
+        await again.close()
+        assert Crew(files).group().info().lanes[0].committed in (1, 2)
+
+    test()
+
+
+@in_loop
+async def test_two_damaged_files_stop_the_start_and_are_named() -> None:
+    files = FaultyFiles()
+    crew = Crew(files)
+    crew.group()
+    crew.group(name="h")
+    await crew.close()
+    for name in crew.saved():
+        files.content(f"data/{name}")[-7] ^= 1
+    with pytest.raises(DamagedGroupsError, match=r"groups\.0 and data/groups\.1"):
+        Crew(files)
+
+
+@in_loop
+async def test_a_loss_of_power_leaves_the_cursors_of_a_commit() -> None:
+    for seed in range(20):
+        files = FaultyFiles()
+        crew = Crew(files)
+        taker = Taker(crew.group(EXPLICIT))
+        crew.publish(*range(6))
+        await turns()
+        taker.member.ack(taker.got[:2])
+        await crew.groups.commit()
+        taker.member.ack(taker.got[2:4])
+        files.fail("rename", suffix=".new")
+        with pytest.raises(StorageError):
+            await crew.groups.commit()
+        files.power_loss(seed)
+        again = Crew(files)
+        # The records were `written` alone: those that the power took are not waited for.
+        end = again.broker.topic("work").partitions[0].high_watermark
+        assert again.group().info().lanes[0].committed == min(2, end)
+
+
+@in_loop
+async def test_cursors_are_not_trusted_against_a_log_that_lost_its_end() -> None:
+    crew = Crew()
+    group = crew.group(ON_DELIVERY)
+    taker = Taker(group)
+    crew.publish(*range(5))
+    await turns()
+    await crew.groups.commit()
+    crew.broker.topic("work").partitions[0].log.truncate(3)
+    again = await crew.crash()
+    taker = Taker(again.group())
+    again.publish(9)
+    await turns()
+    assert taker.numbers == [9]
+    await again.close()
+
+
+@in_loop
+async def test_readers_that_were_stepped_back_do_not_miss_what_comes_then() -> None:
+    crew = Crew()
+    group = crew.group(ON_DELIVERY)
+    taker = Taker(group)
+    crew.publish(*range(5))
+    await turns()
+    partition = crew.broker.topic("work").partitions[0]
+    partition.log.truncate(3)
+    partition.flushed(-1, StorageError("the flush failed"))
+    group.wake()
+    await turns()
+    crew.publish(7, 8)
+    await turns()
+    assert taker.numbers == [0, 1, 2, 3, 4, 7, 8]
+    await crew.close()
+
+
+@in_loop
+async def test_a_topic_in_memory_begins_anew_and_so_do_its_cursors() -> None:
+    files = FaultyFiles()
+    crew = Crew(files)
+    crew.bus.topic("fleeting", engine="memory")
+    group = crew.groups.create("fleeting", "g", start=BEGINNING)
+    crew.broker.topic("fleeting").publish_payloads([b"1", b"2"], [0, 0])
+    assert len(group.take(2)) == 2
+    again = await crew.restart()
+    group = again.groups.get("fleeting", "g")
+    again.broker.topic("fleeting").publish_payloads([b"3"], [0])
+    assert [one.payload for one in group.take(5)] == [b"3"]
+    await again.close()
+
+
+@in_loop
+async def test_a_group_whose_protocol_is_switched_off_stands_still_and_keeps_its_place() -> None:
+    crew = Crew()
+    group = crew.group(GroupSettings(filter="", filter_kind="odd"))
+    crew.publish(*range(4))
+    await turns()
+    assert [int(one.payload or b"") for one in group.take(1)] == [1]
+    again = await crew.restart()
+    del again.groups._factories["odd"]
+    with pytest.raises(UnknownFilterError):
+        Taker(again.group())
+    with pytest.raises(UnknownFilterError):
+        again.group().take(1)
+    assert again.group().info().lanes[0].position == 2
+    await again.close()
+
+
+@in_loop
+async def test_totals_count_groups_that_are_gone() -> None:
+    crew = Crew()
+    group = crew.group(ON_DELIVERY)
+    crew.publish(*range(3))
+    group.take(2)
+    crew.groups.remove("work", "g")
+    crew.group(ON_DELIVERY, start=at_offset(1)).take(1)
+    assert crew.groups.totals().delivered == 3
+    await crew.close()
+
+
+@in_loop
+async def test_groups_on_real_files_survive_a_stop() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        crew, files, loop = Crew(), LocalFiles(), asyncio.get_running_loop()
+        groups = Groups(crew.broker, files, folder, clock=crew.clock, loop=loop)
+        groups.create("work", "g", EXPLICIT, start=END)
+        await groups.close()
+        again = Groups(crew.broker, files, folder, clock=crew.clock, loop=loop)
+        again.open()
+        assert again.get("work", "g").settings == EXPLICIT
+        await again.close()
+        await crew.close()

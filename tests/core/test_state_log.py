@@ -1,0 +1,303 @@
+"""The log behind the state: what a start loads, with and without a checkpoint, and when a checkpoint is believed."""
+
+import errno
+import logging
+
+import msgspec
+import pytest
+
+from babelbus.core.names import KeyPattern
+from babelbus.core.record import Receipt
+from babelbus.core.state import State, Testament
+from babelbus.core.state_log import Kept
+from babelbus.errors import StorageError
+from tests.storage.faults import FaultyFiles
+from tests.support.bus import Bus, Gate, done, in_loop, read, turns
+
+CHECKPOINT = "data/state/checkpoint"
+TREE = {"a/b": (b"1", 0), "versioned": (b'"two"', 2), "ü": (b"{}", 0)}
+WILL = Testament((KeyPattern(("goods",)),), (("will", msgspec.Raw(b"1")),))
+
+
+def tree(state: State) -> dict[str, tuple[bytes, int]]:
+    return {key: (value, version) for key, value, version in state.entries(KeyPattern((), rest=True))}
+
+
+async def settle(state: State) -> Receipt:
+    return (await done([state.commit("test")]))[0]
+
+
+async def filled(files: FaultyFiles, **settings: object) -> Bus:
+    """A bus whose state is `TREE`, one key of it changed again and again."""
+    bus = Bus(files)
+    state = bus.open_state(**settings)  # type: ignore[arg-type]
+    for number in range(20):
+        state.set("gone", b"%d" % number)
+        await settle(state)
+    state.delete("gone")
+    for key, (value, version) in TREE.items():
+        state.put(key, value, version)
+    state.set("$SYS/x", b"1")
+    await settle(state)
+    return bus
+
+
+async def reopened(bus: Bus, *, files: FaultyFiles | None = None) -> tuple[Bus, State]:
+    """Kill the server and start it again."""
+    await bus.die()
+    kept = files or bus.files
+    assert isinstance(kept, FaultyFiles)
+    kept.kill()
+    again = Bus(kept)
+    return again, again.open_state()
+
+
+@in_loop
+async def test_records_have_the_source_and_the_version_as_headers_and_transient_keys_have_none() -> None:
+    bus = await filled(FaultyFiles())
+    records = read(bus.broker.topic("$state").partition(0))[20:]
+    assert [(one.key, one.payload, one.headers) for one in records] == [
+        (b"gone", None, ((b"ce_source", b"test"),)),
+        (b"a/b", b"1", ((b"ce_source", b"test"),)),
+        (b"versioned", b'"two"', ((b"ce_source", b"test"), (b"version", b"2"))),
+        ("ü".encode(), b"{}", ((b"ce_source", b"test"),)),
+    ]
+
+
+@in_loop
+async def test_plain_changes_are_stored_as_others_are() -> None:
+    bus = Bus()
+    state = bus.open_state()
+    for number in range(40):
+        state.set(f"k/{number}", b"%d" % number)
+    await settle(state)
+    state.set("k/0", b"again")
+    state.set("$not-transient", b"1")
+    await settle(state)
+    records = read(bus.broker.topic("$state").partition(0))
+    assert [one.offset for one in records] == list(range(42))
+    assert {one.headers for one in records} == {((b"ce_source", b"test"),)}
+    assert [one.key for one in records[:40]] == [b"k/%d" % number for number in range(40)]
+    before = tree(state)
+    _, state = await reopened(bus)
+    assert tree(state) == before
+
+
+@in_loop
+async def test_a_kill_loses_nothing_with_and_without_a_checkpoint() -> None:
+    bus = await filled(FaultyFiles())
+    bus, state = await reopened(bus)
+    assert tree(state) == TREE
+    await bus.broker.close()
+    assert CHECKPOINT in bus.files.paths()  # type: ignore[attr-defined]
+    bus = Bus(bus.files)
+    state = bus.open_state()
+    assert tree(state) == TREE
+    assert state._log._bytes_since == 0
+    state.set("behind", b"1")
+    state.delete("ü")
+    await settle(state)
+    _, state = await reopened(bus)
+    assert tree(state) == {key: one for key, one in TREE.items() if key != "ü"} | {"behind": (b"1", 0)}
+
+
+@in_loop
+async def test_a_checkpoint_torn_or_changed_at_any_byte_is_not_believed() -> None:
+    bus = await filled(FaultyFiles())
+    bus.broker.state.set_testament("x", WILL)
+    await settle(bus.broker.state)
+    state_log = bus.broker.state._log
+    state_log.begin_checkpoint(bus.broker.state._values, bus.broker.state._testaments)
+    assert state_log._writing is not None
+    await state_log._writing
+    files = bus.files
+    assert isinstance(files, FaultyFiles)
+    whole = bytes(files.content(CHECKPOINT))
+    logging.disable(logging.WARNING)
+    try:
+        for at in range(len(whole)):
+            for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+                files.content(CHECKPOINT)[:] = damaged
+                loaded = state_log.load()
+                assert loaded.values == {key: Kept(*one) if one[1] else one[0] for key, one in TREE.items()}
+                assert loaded.testaments == {"x": msgspec.json.encode(WILL)}
+                assert state_log._bytes_since == state_log._partition.log.size_bytes
+    finally:
+        logging.disable(logging.NOTSET)
+    files.content(CHECKPOINT)[:] = whole
+    assert state_log.load().testaments == {"x": msgspec.json.encode(WILL)}
+    assert state_log._bytes_since == 0
+
+
+@in_loop
+async def test_a_checkpoint_of_another_format_or_ahead_of_the_log_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = FaultyFiles()
+    bus = await filled(files)
+    state_log = bus.broker.state._log
+    monkeypatch.setattr("babelbus.core.state_log.CHECKPOINT_FORMAT", 2)
+    await bus.broker.close()
+    monkeypatch.undo()
+    bus = Bus(files)
+    state = bus.open_state()
+    assert tree(state) == TREE
+    await bus.broker.close()
+    bus = Bus(files)
+    state = bus.open_state()
+    state_log = state._log
+    assert state_log._bytes_since == 0
+    state_log._partition.log.truncate(5)
+    assert state_log.load().values == {"gone": b"4"}
+    await bus.die()
+
+
+@in_loop
+async def test_a_checkpoint_that_cannot_be_read_costs_time_and_no_value(caplog: pytest.LogCaptureFixture) -> None:
+    files = FaultyFiles()
+    bus = await filled(files)
+    await bus.broker.close()
+    bus = Bus(files)
+    files.fail("pread", errno.EIO, suffix="/checkpoint", times=1)
+    assert tree(bus.open_state()) == TREE
+    assert "cannot be read" in caplog.text
+
+
+@in_loop
+async def test_a_checkpoint_is_written_after_so_many_bytes_and_holds_only_what_is_durable() -> None:
+    files = FaultyFiles()
+    bus, gate = Bus(files), Gate(files)
+    state = bus.open_state(checkpoint_bytes=200)
+    gate.shut()
+    state.set("k", b"1" * 300)
+    receipt = state.commit("test")
+    await gate.reached()
+    writing = state._log._writing
+    assert writing is not None
+    assert CHECKPOINT not in files.paths()
+    gate.open()
+    await done([receipt])
+    await writing
+    files.power_loss(1)
+    await bus.die()
+    again = Bus(files).open_state()
+    assert tree(again) == {"k": (b"1" * 300, 0)}
+    assert again._log._bytes_since == 0
+
+
+@in_loop
+async def test_a_checkpoint_of_what_a_failed_flush_lost_is_not_written() -> None:
+    files = FaultyFiles()
+    bus, gate = Bus(files), Gate(files)
+    state = bus.open_state(checkpoint_bytes=200)
+    gate.shut()
+    files.fail("flush", suffix=".log", drop=True)
+    state.set("k", b"1" * 300)
+    receipt = state.commit("test")
+    writing = state._log._writing
+    assert writing is not None
+    await gate.reached()
+    gate.open()
+    await done([receipt])
+    await writing
+    assert receipt.error is not None
+    assert CHECKPOINT not in files.paths()
+    assert tree(state) == {}
+
+
+@in_loop
+async def test_a_checkpoint_waits_for_the_answer_to_what_it_holds_for_lost_offsets_are_given_again() -> None:
+    files = FaultyFiles()
+    state = Bus(files).open_state()
+    state.set("k", b"1")
+    await settle(state)
+    state_log = state._log
+    for error in (StorageError("lost"), None):
+        state_log._last = receipt = Receipt(0, 0, 1)
+        state_log.begin_checkpoint(state._values, {})
+        writing = state_log._writing
+        assert writing is not None
+        await turns()
+        assert not writing.done()
+        receipt.resolve(error)
+        await writing
+        assert (CHECKPOINT in files.paths()) is (error is None)
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "flush", "rename", "open"])
+@in_loop
+async def test_a_checkpoint_that_the_disk_refuses_leaves_nothing_and_the_last_one_stands(operation: str) -> None:
+    files = FaultyFiles()
+    bus = await filled(files)
+    await bus.broker.close()
+    whole = bytes(files.content(CHECKPOINT))
+    bus = Bus(files)
+    state = bus.open_state()
+    state.set("k", b"1")
+    await settle(state)
+    files.fail(operation, errno.ENOSPC, suffix="state/checkpoint.new")
+    await bus.broker.close()
+    assert not files.faults
+    assert files.content(CHECKPOINT) == whole
+    assert f"{CHECKPOINT}.new" not in files.paths()
+    assert tree(Bus(files).open_state()) == TREE | {"k": (b"1", 0)}
+
+
+@in_loop
+async def test_a_key_whose_tombstone_was_compacted_away_does_not_come_back_with_an_old_checkpoint() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    state = bus.open_state()
+    state.set("gone", b"1")
+    await bus.broker.close()  # with a checkpoint that has the key
+    bus = Bus(files)
+    state = bus.open_state(segment_bytes=1024)
+    state.delete("gone")
+    for number in range(60):
+        state.set("k", b"%d" % number)
+        await settle(state)
+    bus.clock.advance(2 * 86_400)
+    await bus.broker.clean()
+    assert not any(one.key == b"gone" for one in read(bus.broker.topic("$state").partition(0)))
+    assert state._log.wants_checkpoint
+    _, state = await reopened(bus)
+    assert tree(state) == {"k": (b"59", 0)}
+
+
+@in_loop
+async def test_damaged_records_are_left_out_and_the_rest_is_served(caplog: pytest.LogCaptureFixture) -> None:
+    files = FaultyFiles()
+    bus = await filled(files)
+    await bus.die()
+    (path,) = [path for path in files.paths() if path.endswith(".log")]
+    content = files.content(path)
+    content[content.index(b"versioned") + 1] ^= 0xFF
+    state = Bus(files).open_state()
+    assert tree(state) == {key: one for key, one in TREE.items() if key != "versioned"}
+    assert "1 damaged records were left out" in caplog.text
+
+
+@in_loop
+async def test_a_value_larger_than_a_chunk_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("babelbus.core.state_log.READ_BYTES", 100)
+    bus = Bus()
+    state = bus.open_state()
+    for key in ("a", "b"):
+        state.set(key, b"1" * 500)
+    await settle(state)
+    _, state = await reopened(bus)
+    assert tree(state) == {"a": (b"1" * 500, 0), "b": (b"1" * 500, 0)}
+
+
+@in_loop
+async def test_testaments_are_records_that_no_key_can_be_taken_for() -> None:
+    bus = Bus()
+    state = bus.open_state()
+    state.set_testament("x", WILL)
+    await settle(state)
+    state.set_testament("x", Testament())
+    await settle(state)
+    first, second = read(bus.broker.topic("$state").partition(0))
+    assert (first.key, second.key) == (b"\xffx", b"\xffx")
+    assert second.payload is None
+    assert state._log.load().testaments == {}
