@@ -31,7 +31,7 @@ class Running:
 
     def __init__(self, folder: str, ack: str) -> None:
         command = [str(Path(sys.executable).parent / "babelbus"), "serve", "--json", "--data-folder", f"{folder}/data"]
-        options = ["--jebp-port", "0", "--admin-port", "0", "--log-level", "error", "--topics-ack", ack]
+        options = ["--server-any-port", "--log-level", "error", "--topics-ack", ack]
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.address: str = json.loads(self.process.stdout.readline())["addresses"]["jebp"]

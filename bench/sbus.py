@@ -38,7 +38,7 @@ def ours() -> Iterator[tuple[str, int]]:
     """Run `babelbus serve`: topics, jebp and administration are there too."""
     with scratch_folder() as folder:
         command = [str(Path(sys.executable).parent / "babelbus"), "serve", "--json", "--data-folder", f"{folder}/data"]
-        options = ["--jebp-port", "0", "--admin-port", "0", "--log-level", "error"]
+        options = ["--server-any-port", "--log-level", "error"]
         process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         try:

@@ -42,7 +42,7 @@ class Server:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._ports = ["--jebp-port", "0", "--admin-port", "0"]
+        self._ports = ["--server-any-port"]
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
 
@@ -60,7 +60,7 @@ class Server:
         addresses = json.loads(line)["addresses"]
         self.address = addresses["jebp"]
         # After a kill it must come back where the client looks for it.
-        self._ports = ["--jebp-port", self.address.rpartition(":")[2], "--admin-port", "0"]
+        self._ports = ["--jebp-port", self.address.rpartition(":")[2], "--server-any-port"]
         return time.perf_counter() - begun
 
     def kill(self) -> None:

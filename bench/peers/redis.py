@@ -134,8 +134,14 @@ async def _many_clients(port: int) -> Reading:
 
 def benchmark(port: int, *, pipeline: int, clients: int, entries: int) -> Reading:
     """The C client: `clients` connections with `pipeline` commands per round trip, `entries` in all."""
+    adding = ["XADD", STREAM, "*", "f", PAYLOAD.decode()]
+    return benchmark_command(port, adding, pipeline=pipeline, clients=clients, entries=entries)
+
+
+def benchmark_command(port: int, words: list[str], *, pipeline: int, clients: int, entries: int) -> Reading:
+    """The C client with any command."""
     command = [_binary("redis-benchmark"), "-h", "127.0.0.1", "-p", str(port), "--csv"]
-    command += ["-c", str(clients), "-P", str(pipeline), "-n", str(entries), "XADD", STREAM, "*", "f", PAYLOAD.decode()]
+    command += ["-r", "1000", "-c", str(clients), "-P", str(pipeline), "-n", str(entries), *words]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     row = next(csv.DictReader(line for line in ran.stdout.splitlines() if line.startswith('"')))
     note = f"p50 {float(row['p50_latency_ms']):.2f} ms, p99 {float(row['p99_latency_ms']):.2f} ms"

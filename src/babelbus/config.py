@@ -5,6 +5,7 @@ environment. The texts here are the ones that `babelbus config`, `--help` and do
 """
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -27,7 +28,7 @@ __all__ = [
     "render",
 ]
 
-Engine = Literal["disk", "memory"]
+Engine = Literal["disk", "memory", "db"]
 Ack = Literal["accepted", "written", "flushed"]
 Cleanup = Literal["delete", "compact"]
 
@@ -64,7 +65,10 @@ class StorageSettings(msgspec.Struct, frozen=True):
 class TopicDefaults(msgspec.Struct, frozen=True):
     """What a topic is made with, unless its creator says otherwise; each topic keeps its own copy."""
 
-    engine: Annotated[Engine, of("disk survives restarts, memory does not and is bounded by retention alone")] = "disk"
+    engine: Annotated[
+        Engine,
+        of("disk survives restarts, memory does not and is bounded by retention alone, db is an SQL database"),
+    ] = "disk"
     ack: Annotated[
         Ack,
         of("a publisher is answered when its record is accepted (in memory), written (survives a killed process) "
@@ -83,6 +87,10 @@ class TopicDefaults(msgspec.Struct, frozen=True):
     cleanup: Annotated[
         Cleanup, of("delete removes old segments; compact keeps the last record of each key instead")
     ] = "delete"
+    retain: Annotated[
+        Literal["none", "last"],
+        of("last also keeps the last event of each subject as state, whatever protocol it came from"),
+    ] = "none"
     segment_bytes: (
         Annotated[
             int, of("size at which this topic's logs roll; none is storage.segment_bytes", "bytes", ge=1024, le=TIB)
@@ -97,6 +105,56 @@ class TopicDefaults(msgspec.Struct, frozen=True):
         float,
         of("how long a compacted topic still shows that a key was removed, for readers that lag", "seconds", ge=0),
     ] = 86_400.0
+    compact_after_seconds: (
+        Annotated[
+            float,
+            of("compaction leaves what is younger alone, so that readers see every change meanwhile", "seconds", gt=0),
+        ]
+        | None
+    ) = None
+
+
+class DbSettings(msgspec.Struct, frozen=True):
+    """The database of the topics with engine db."""
+
+    url: (
+        Annotated[
+            str,
+            of("SQLAlchemy URL of SQLite or PostgreSQL (a password belongs into PGPASSWORD or a .pgpass file); "
+               "none is db.sqlite in the data folder"),
+        ]
+        | None
+    ) = None  # fmt: skip
+
+
+class GroupsSettings(msgspec.Struct, frozen=True):
+    """Consumer groups: durable cursors on topics, shared by their members."""
+
+    commit_seconds: Annotated[
+        float, of("how far the cursors on disk may lag behind: after a crash, so much comes again", "seconds", gt=0)
+    ] = 1.0
+    read_ahead_bytes: Annotated[
+        int, of("what all groups together hold of the logs while they hand it out", "bytes", ge=1_048_576)
+    ] = 64 * MIB
+
+
+class StagingLimits(msgspec.Struct, frozen=True):
+    """Records that writers stage until a commit makes them visible, all or none (docs/pipeline.md)."""
+
+    transaction_bytes_max: Annotated[int, of("most that one transaction stages", "bytes", ge=65536)] = 4 * 1024 * MIB
+    bytes_max: Annotated[int, of("most that all together stage", "bytes", ge=65536)] = 16 * 1024 * MIB
+    parts_max: Annotated[
+        int, of("parts (one a writing task) of all transactions; each costs about 1 KiB of memory", "count", ge=1)
+    ] = 100_000
+    part_seconds: Annotated[
+        float, of("a part that did not grow for so long and that no commit named is dropped", "seconds", gt=0)
+    ] = 86_400.0
+    transactions_max: Annotated[
+        int, of("transaction ids that are remembered, to know a commit that comes again", "count", ge=1)
+    ] = 100_000
+    transaction_seconds: Annotated[
+        float, of("a transaction id without a commit for so long is forgotten", "seconds", gt=0)
+    ] = 30 * 86_400.0
 
 
 class JebpSettings(msgspec.Struct, frozen=True):
@@ -180,6 +238,85 @@ class SbusSettings(msgspec.Struct, frozen=True):
     ] = False
 
 
+class StateSettings(msgspec.Struct, frozen=True):
+    """State: the last value of each key, kept in the topic $state (docs/state.md)."""
+
+    ack: Annotated[
+        Ack,
+        of("a change is answered when it is accepted (in memory), written (survives a killed process) "
+           "or flushed (survives loss of power)"),
+    ] = "written"  # fmt: skip
+    checkpoint_bytes: Annotated[
+        int,
+        of("a checkpoint of all values is written when the log has grown by this much: smaller starts faster",
+           "bytes", ge=4096),
+    ] = 64 * MIB  # fmt: skip
+    history_seconds: (
+        Annotated[
+            float,
+            of("how far back the state can be asked for as it was; none is as far as compaction has not come yet",
+               "seconds", gt=0),
+        ]
+        | None
+    ) = 604_800.0  # fmt: skip
+
+
+class WorterbuchSettings(msgspec.Struct, frozen=True):
+    """The Wörterbuch listeners (docs/protocols/worterbuch.md)."""
+
+    enabled: Annotated[bool, of("whether the server speaks Wörterbuch")] = True
+    host: Annotated[str, of("address of both TCP listeners; 0.0.0.0 is every IPv4 address of the machine")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int,
+        of("port of WebSocket (/ws), REST and server-sent events; 0 lets the system choose", "port", ge=0, le=65535),
+    ] = 8080
+    tcp_port: Annotated[int, of("port of JSON lines over TCP; 0 lets the system choose", "port", ge=0, le=65535)] = 9090
+    unix_path: Annotated[str, of("path of a unix socket for JSON lines; none is no socket")] | None = None
+    more_endpoints: (
+        Annotated[
+            str,
+            of("endpoints for clients of one old version, with blanks between: tcp:PORT=VERSION or /ws/PATH=VERSION, "
+               "as in tcp:8082=0.10 /ws/0.6=0.6; behind a colon the characters of keys, as in /ws/old=0.3:.*>"),
+        ]
+        | None
+    ) = None  # fmt: skip
+    handshake_wait_seconds: Annotated[
+        float,
+        of("how long to wait for the first message of a client of 0.3 to 0.6 before the greeting; 0 greets at once",
+           "seconds", ge=0),
+    ] = 0.0  # fmt: skip
+    auth_key_file: (
+        Annotated[
+            str, of("file with the key of clients' tokens: an HMAC secret, or a public key in PEM; none lets all in")
+        ]
+        | None
+    ) = None
+    instance_name: Annotated[str, of("shown to clients as $SYS/name")] | None = None
+    extended_monitoring: Annotated[bool, of("show each client's subscriptions and locks below $SYS")] = True
+    slow: Annotated[
+        Literal["disconnect", "discard"],
+        of("what happens to a client that does not read its events: it is disconnected, or events are dropped"),
+    ] = "disconnect"
+    queue_bytes_max: Annotated[
+        int, of("events that wait for one client before it counts as one that does not read", "bytes", ge=65536)
+    ] = 64 * MIB
+    message_bytes_max: Annotated[
+        int, of("a longer message closes its connection before memory is reserved for it", "bytes", ge=1024)
+    ] = 64 * MIB
+    connections_max: Annotated[
+        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
+    ] = 10_000
+    deflate: Annotated[bool, of("compress WebSocket messages for clients that offer it; costs processor time")] = False
+    cors_origins: Annotated[str, of("web pages of these origins may use REST, with commas between")] | None = None
+    web_root: Annotated[str, of("folder of static files that GET serves beside the API")] | None = None
+    export_name: Annotated[str, of("name of exported files, without .json.gz")] = "export"
+    sse_double_encoding: Annotated[
+        bool, of("send JSON inside a JSON string in server-sent events, as upstream does since 1.3.8")
+    ] = False
+
+
 class AdminSettings(msgspec.Struct, frozen=True):
     """The administration endpoint: metrics, health and the API of the command line."""
 
@@ -194,6 +331,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
     """What holds for all protocols."""
 
     insecure: Annotated[bool, of("allow to listen beyond loopback where nothing controls access")] = False
+    any_port: Annotated[
+        bool, of("let the system choose every port that is not set; the server tells them when it has started")
+    ] = False
     drain_seconds: Annotated[
         float, of("how long a stop waits for answers that are under way before it closes connections", "seconds", ge=0)
     ] = 5.0
@@ -218,8 +358,13 @@ class Config(msgspec.Struct, frozen=True):
     data: DataSettings = DataSettings()
     storage: StorageSettings = StorageSettings()
     topics: TopicDefaults = TopicDefaults()
+    db: DbSettings = DbSettings()
+    groups: GroupsSettings = GroupsSettings()
+    staging: StagingLimits = StagingLimits()
     jebp: JebpSettings = JebpSettings()
     sbus: SbusSettings = SbusSettings()
+    state: StateSettings = StateSettings()
+    worterbuch: WorterbuchSettings = WorterbuchSettings()
     admin: AdminSettings = AdminSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
@@ -241,8 +386,22 @@ def load(
     """
     values = settings.collect(Config, path, environment or {}, flags or {})
     config = settings.build(Config, values)
+    if config.server.any_port:
+        config = _choose_ports(config, values)
     _refuse_open_doors(config, values)
     return config
+
+
+def _choose_ports(config: Config, values: Mapping[str, settings.Value]) -> Config:
+    """Give the configuration with port 0 wherever nobody set one."""
+    changed = {}
+    for section in Config.__struct_fields__:
+        struct = getattr(config, section)
+        ports = [name for name in struct.__struct_fields__ if name == "port" or name.endswith("_port")]
+        free = {name: 0 for name in ports if name != "any_port" and f"{section}.{name}" not in values}
+        if free:
+            changed[section] = msgspec.structs.replace(struct, **free)
+    return msgspec.structs.replace(config, **changed)
 
 
 def read_topic_changes(changes: Mapping[str, object], *, source: str = "the request") -> dict[str, object]:
@@ -274,12 +433,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"  # any other name may be anybody's
 
 
+_PASSWORD = re.compile(r"[^/]+://[^/@]*:[^/@]+@")
+
+
 def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> None:
     """Refuse what would let strangers in by mistake (design.md, section 6).
 
     jebp proves identities by itself, except with bare certificates, which whoever saw one can show again. The admin
     endpoint shows metrics without a token and takes its token unencrypted.
     """
+    if config.db.url is not None and _PASSWORD.match(config.db.url):
+        raise ConfigError("db.url has a password in it, which would be shown; put it into PGPASSWORD or a .pgpass file")
     if config.server.insecure:
         return
     doors = [
@@ -290,6 +454,12 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
             "with bare certificates",
         ),
         ("admin.host", config.admin.host, config.admin.enabled, "over plain HTTP"),
+        (
+            "worterbuch.host",
+            config.worterbuch.host,
+            config.worterbuch.enabled and config.worterbuch.auth_key_file is None,
+            "without worterbuch.auth_key_file",
+        ),
     ]
     for key, host, is_open, how in doors:
         if is_open and not is_loopback(host):

@@ -56,7 +56,7 @@ class Served(Shell):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.process = self.start("serve", "--jebp-port", "0", "--admin-port", "0", "--json", "--log-level", "error")
+        self.process = self.start("serve", "--server-any-port", "--json", "--log-level", "error")
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]

@@ -27,13 +27,13 @@ def test_a_server_says_where_it_listens_once_it_is_ready_and_stops_with_code_0(t
 
 
 def test_a_second_server_on_the_folder_is_told_who_has_it(served: Served) -> None:
-    told = served.run("serve", "--jebp-port", "0", "--admin-port", "0", code=1)
+    told = served.run("serve", "--server-any-port", code=1)
     assert f"in use by process {served.ready['pid']}" in told
 
 
 def test_a_taken_port_is_told_with_the_flags_that_choose_another(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        told = shell.run("serve", "--jebp-port", str(taken.getsockname()[1]), "--admin-port", "0", code=1)
+        told = shell.run("serve", "--jebp-port", str(taken.getsockname()[1]), "--server-any-port", code=1)
     assert "babelbus: cannot listen" in told
     assert "--jebp-port" in told
 

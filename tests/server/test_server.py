@@ -115,7 +115,7 @@ def test_an_unknown_client_is_closed_and_told_nothing(live: LiveServer) -> None:
     stranger.send(create_topic("mine"))
     assert stranger.is_closed()
     stranger.close()
-    assert live.call(lambda: list(live.server.broker.topics)) == []
+    assert live.call(lambda: list(live.server.public_topics())) == []
     assert sample(live, "connections_refused_total", protocol="jebp", reason="identity") == 1
     assert works(live)
 
@@ -289,13 +289,13 @@ def test_topics_that_are_written_into_the_list_by_hand_are_made(tmp_path: Path) 
         caller.ask(create_topic("first"))
         topics.write_text("# ours\nfirst 2\nsecond\n\nthird 3\n")
         live.call(live.server.reload)
-        counts = live.call(lambda: {name: len(one.partitions) for name, one in live.server.broker.topics.items()})
+        counts = live.call(lambda: {name: len(one.partitions) for name, one in live.server.public_topics().items()})
         assert counts == {"first": 2, "second": 1, "third": 3}
         caller.ask(remove_topic("second"), create_topic("fourth"))
         assert topics.read_text() == "# ours\nfirst 2\n\nthird 3\nfourth 1\n"
         topics.write_text("fifth\n")  # taking a line away removes no records
     with LiveServer(configure(tmp_path)) as live:
-        assert sorted(live.call(lambda: list(live.server.broker.topics))) == ["fifth", "first", "fourth", "third"]
+        assert sorted(live.call(lambda: list(live.server.public_topics()))) == ["fifth", "first", "fourth", "third"]
         assert sorted((live.conf / "topics").read_text().split("\n")[:-1]) == [
             "fifth 1", "first 2", "fourth 1", "third 3",
         ]  # fmt: skip
@@ -307,7 +307,7 @@ def test_a_topic_whose_removal_a_crash_cut_short_stays_removed(tmp_path: Path) -
     # The crash came between the rename of the folder and the list.
     FolderStore(LocalFiles(), str(tmp_path), SystemClock()).hide("gone")
     with LiveServer(configure(tmp_path)) as live:
-        assert live.call(lambda: list(live.server.broker.topics)) == ["kept"]
+        assert live.call(lambda: list(live.server.public_topics())) == ["kept"]
         assert (live.conf / "topics").read_text() == "kept 1\n"
 
 

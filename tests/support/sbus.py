@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.config import AdminSettings, Config, DataSettings, JebpSettings, SbusSettings
+from babelbus.config import AdminSettings, Config, DataSettings, JebpSettings, SbusSettings, WorterbuchSettings
 from babelbus.protocols.sbus.client import Client
 from babelbus.protocols.sbus.messages import Control, Publish
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -18,6 +18,7 @@ def configured(folder: Path, **sbus: object) -> Config:
         data=DataSettings(str(folder)),
         jebp=JebpSettings(port=0),
         admin=AdminSettings(enabled=False, port=0),
+        worterbuch=WorterbuchSettings(port=0, tcp_port=0),
         sbus=SbusSettings(**sbus),  # type: ignore[arg-type]  # as the test gives them
     )
 

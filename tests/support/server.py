@@ -9,7 +9,15 @@ from typing import TypeVar
 
 import uvloop
 
-from babelbus.config import AdminSettings, Config, DataSettings, JebpSettings, ServerSettings, TopicDefaults
+from babelbus.config import (
+    AdminSettings,
+    Config,
+    DataSettings,
+    JebpSettings,
+    ServerSettings,
+    TopicDefaults,
+    WorterbuchSettings,
+)
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.server.app import Server
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -24,12 +32,14 @@ def configure(
     jebp: JebpSettings | None = None,
     server: ServerSettings | None = None,
     topics: TopicDefaults | None = None,
+    worterbuch: WorterbuchSettings | None = None,
     admin: bool = False,
 ) -> Config:
     """A configuration whose ports the system chooses."""
     return Config(
         data=DataSettings(str(folder)),
         jebp=jebp or JebpSettings(port=0),
+        worterbuch=worterbuch or WorterbuchSettings(port=0, tcp_port=0),
         admin=AdminSettings(enabled=admin, port=0),
         server=server or ServerSettings(),
         topics=topics or TopicDefaults(),

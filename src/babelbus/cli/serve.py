@@ -67,7 +67,7 @@ class SettingsCommand(BusCommand):
 SERVE_EXAMPLES = examples(
     "babelbus serve                                   data in ./data, loopback only",
     "babelbus serve --data-folder /var/lib/babelbus --jebp-host 0.0.0.0",
-    "babelbus serve --jebp-port 0 --admin-port 0 --json   free ports, told in one JSON line",
+    "babelbus serve --server-any-port --json       free ports, told in one JSON line",
     "babelbus config --defaults > babelbus.toml       a file with every setting, to change",
 )
 

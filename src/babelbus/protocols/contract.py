@@ -5,9 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from babelbus.core.record import Receipt
+from babelbus.errors import BabelbusError
 
 ANSWER_BYTES = 256
 """What an answer that waits costs by itself: the smallest ones count too while a slow disk holds them back."""
+
+
+class PeerLeavesError(BabelbusError):
+    """The peer has said its last word, in good order: close once what was written is sent."""
+
 
 Encode = Callable[[], bytes | bytearray]
 
@@ -30,6 +36,7 @@ class Session(Protocol):
 
         Raises:
             RemoteProtocolError: the peer broke the protocol; close the connection.
+            PeerLeavesError: it has said its last word.
         """
 
     def resume(self) -> None:

@@ -7,6 +7,8 @@ import msgspec
 
 import babelbus
 from babelbus.core.topic import Topic
+from babelbus.server.administration_live import LiveAdministrator
+from babelbus.server.administration_state import StateAdministrator
 from babelbus.web.contract import Health, PartitionInfo, ServerInfo, TopicInfo
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ class Administrator:
 
     def __init__(self, server: "Server") -> None:
         self._server = server
+        self.state = StateAdministrator(server.broker, server.clock)
+        self.live = LiveAdministrator(server.broker, server.metrics)
 
     def list_topics(self) -> list[TopicInfo]:
         """Give all topics, by name."""

@@ -9,11 +9,15 @@ import signal
 import sys
 from collections.abc import Callable
 
+import msgspec
+
 from babelbus.allocator import keep_freed_memory
 from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config
 from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
+from babelbus.core.staging_model import StagingSettings
+from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
@@ -21,12 +25,15 @@ from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.session import PROTOCOL as JEBP
 from babelbus.protocols.jebp.session import Options as JebpOptions
 from babelbus.protocols.jebp.session import Session as JebpSession
+from babelbus.protocols.worterbuch.hub import SYS
 from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.server.administration import Administrator
 from babelbus.server.connection import Connection
 from babelbus.server.sbus import SbusService
+from babelbus.server.worterbuch import WorterbuchService
+from babelbus.storage.contract import Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
-from babelbus.storage.files import File, LocalFiles
+from babelbus.storage.files import File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.web.admin import AdminServer
 from babelbus.web.token import ensure_token
@@ -34,6 +41,9 @@ from babelbus.web.token import ensure_token
 log = logging.getLogger(__name__)
 
 CONF_NAME = "conf"
+STATE_NAME = "state"
+STAGING_NAME = "staging"
+DATABASE_NAME = "db.sqlite"
 SERVER_KEY_NAME = "server_key"
 ADMIN_KEY_NAME = "admin_key"
 DRAIN_STEP_SECONDS = 0.01
@@ -62,6 +72,7 @@ class Server:
         self._lock: File | None = None
         self._admin: AdminServer | None = None
         self._sbus: SbusService | None = None
+        self._worterbuch: WorterbuchService | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self._watched: set[str] = set()
         self.broker: Broker
@@ -80,6 +91,8 @@ class Server:
         try:
             identity = self._prepare()
             self._open_broker()
+            assert self.broker.staging is not None
+            await self.broker.staging.settle()
             await self._listen(identity)
         except BaseException:
             await self.stop()
@@ -114,15 +127,21 @@ class Server:
             retention_seconds=topics.retention_seconds,
             retention_bytes=topics.retention_bytes,
             cleanup=topics.cleanup,
+            retain=topics.retain,
             segment_bytes=topics.segment_bytes or self.config.storage.segment_bytes,
             segment_seconds=topics.segment_seconds,
             tombstone_seconds=topics.tombstone_seconds,
+            compact_after_seconds=topics.compact_after_seconds,
         )
+        url = self.config.db.url or f"sqlite:///{os.path.join(self.folder, DATABASE_NAME)}"
         self.broker = Broker(
-            {
-                "disk": FolderStore(self._files, self.folder, self.clock),
-                "memory": FolderStore(MemoryFiles(), "memory", self.clock),
-            },
+            _Stores(
+                {
+                    "disk": FolderStore(self._files, self.folder, self.clock),
+                    "memory": FolderStore(MemoryFiles(), "memory", self.clock),
+                },
+                {"db": lambda: _open_database(url, self._files, self.clock)},
+            ),
             defaults=defaults,
             checkpoint_bytes=self.config.storage.checkpoint_bytes,
             clock=self.clock,
@@ -131,6 +150,23 @@ class Server:
             default_partitions=topics.partitions,
         )
         removed = set(self.broker.open().values())
+        state = self.config.state
+        self.broker.open_state(
+            self._files,
+            os.path.join(self.folder, STATE_NAME),
+            settings=TopicSettings(
+                ack=state.ack,
+                cleanup="compact",
+                segment_bytes=self.config.storage.segment_bytes,
+                compact_after_seconds=state.history_seconds,
+            ),
+            checkpoint_bytes=state.checkpoint_bytes,
+            transient=SYS,
+        )
+        limits = StagingSettings(**msgspec.structs.asdict(self.config.staging))
+        self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), limits)
+        groups = self.config.groups
+        self.broker.open_groups(self._files, self.folder, groups.commit_seconds, groups.read_ahead_bytes)
         self._reconcile_topics(self._lists.read_topics(), removed)
         self.broker.on_topics_changed = self._note_topics
         self._note_topics()
@@ -147,12 +183,16 @@ class Server:
             elif partitions < len(topic.partitions):
                 log.warning("the list of topics gives %r %d partitions, it has %d and keeps them",
                             name, partitions, len(topic.partitions))  # fmt: skip
-        for name in sorted(set(self.broker.topics) - set(listed)):
+        for name in sorted(set(self.public_topics()) - set(listed)):
             log.warning("topic %r is not in the list of topics; it is kept ('babelbus topics remove' removes it)", name)
+
+    def public_topics(self) -> dict[str, Topic]:
+        """Give the topics that clients made: all but the server's own."""
+        return {name: topic for name, topic in self.broker.topics.items() if not topic.reserved}
 
     def _note_topics(self) -> None:
         """Write the list of topics, and show the right ones in the metrics."""
-        topics = self.broker.topics
+        topics = self.public_topics()
         try:
             self._lists.write_topics((name, len(topic.partitions)) for name, topic in topics.items())
         except OSError as error:
@@ -183,7 +223,7 @@ class Server:
             log.warning("jebp.bare_certificates is on: who saw a certificate once can show it again")
         options = JebpOptions(jebp.status, jebp.bare_records, jebp.bare_certificates, jebp.frame_bytes_max)
 
-        def make_session(outbox: Outbox, close: Callable[[], None]) -> JebpSession:
+        def make_session(outbox: Outbox, close: Callable[[], None], _peer: str | None) -> JebpSession:
             session = JebpSession(
                 self.broker,
                 outbox,
@@ -220,6 +260,19 @@ class Server:
             self._sbus = SbusService(self.config.sbus, self.broker, self.metrics, self.folder)
             self.addresses["sbus"] = self._sbus.addresses[0]
             log.info("sbus listens on %s", ", ".join(self._sbus.addresses))
+        if self.config.worterbuch.enabled:
+            self._worterbuch = WorterbuchService(
+                self.config.worterbuch,
+                self.broker,
+                self.metrics,
+                self.clock,
+                self._connections,
+                outbox_bytes_max=server.outbox_bytes_max,
+            )
+            await self._worterbuch.start()
+            self.addresses |= self._worterbuch.addresses
+            for name, address in self._worterbuch.addresses.items():
+                log.info("%s listens on %s", name, address)
         if self.config.admin.enabled:
             self._admin = AdminServer(
                 Administrator(self),
@@ -255,6 +308,8 @@ class Server:
             except Exception:
                 log.exception("cleaning failed")
                 continue
+            if self.broker.staging is not None:
+                self.broker.staging.expire()
             if freed:
                 log.info("cleaning freed %d bytes", freed)
 
@@ -265,6 +320,8 @@ class Server:
             listener.close()
         if self._sbus is not None:
             self._sbus.stop_reading()
+        if self._worterbuch is not None:
+            await self._worterbuch.stop_listening()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -290,6 +347,28 @@ class Server:
 
     def _has_unsent(self) -> bool:
         return any(one.unsent for one in self._connections) or (self._sbus is not None and self._sbus.waiting_bytes > 0)
+
+
+class _Stores(dict[str, Store]):
+    """The store of each engine; some are made when a topic first needs them."""
+
+    def __init__(self, stores: dict[str, Store], makers: dict[str, Callable[[], Store]]) -> None:
+        super().__init__(stores)
+        self._makers = makers
+
+    def __missing__(self, engine: str) -> Store:
+        made = self[engine] = self._makers[engine]()
+        return made
+
+
+def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
+    """Open the database, and finish the removals that a crash cut short; loading SQLAlchemy takes half a second."""
+    from babelbus.storage.database import DatabaseStore
+
+    store = DatabaseStore(url, files, clock)
+    for token in store.removed():
+        store.erase(token)
+    return store
 
 
 async def _serve(config: Config, ready: Callable[[Server], None]) -> None:

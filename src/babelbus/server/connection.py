@@ -7,12 +7,12 @@ from typing import Any
 
 from babelbus.errors import RemoteProtocolError
 from babelbus.metrics import Metrics
-from babelbus.protocols.contract import Outbox, Session
+from babelbus.protocols.contract import Outbox, PeerLeavesError, Session
 
 log = logging.getLogger(__name__)
 
-MakeSession = Callable[[Outbox, Callable[[], None]], Session]
-"""Makes the session of a new connection from its outbox and a way to close the connection."""
+MakeSession = Callable[[Outbox, Callable[[], None], str | None], Session]
+"""Makes the session of a new connection from its outbox, a way to close it, and the peer's "ip:port", if it has one."""
 
 
 class Connection(asyncio.Protocol):
@@ -49,7 +49,8 @@ class Connection(asyncio.Protocol):
         """Begin: the session may send first."""
         self._transport = transport
         peer = transport.get_extra_info("peername")
-        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None
+        self.peer = address or "local"
         # resume_writing comes when half of the bound is taken, not when all of it is.
         self._transport.set_write_buffer_limits(high=self._bytes_max // 2, low=self._bytes_max // 4)
         self._outbox = Outbox(self._transport, self._bytes_max)
@@ -65,7 +66,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.call_later(self._handshake_seconds, self._check_handshake)
         # A client that lost its leave goes at once, also if it does not read what was sent.
-        self._session = self._make_session(self._outbox, self.abort)
+        self._session = self._make_session(self._outbox, self.abort, address)
 
     def _check_handshake(self) -> None:
         if self._session is not None and not self._session.established:
@@ -84,6 +85,10 @@ class Connection(asyncio.Protocol):
         outbox.holding = True
         try:
             step(*arguments)
+        except PeerLeavesError:
+            outbox.release()
+            self.close()
+            return
         except RemoteProtocolError as error:
             log.info("%s %s: closing: %s", self._protocol, self.peer, error)
             self._metrics.protocol_errors_total.labels(self._protocol).inc()

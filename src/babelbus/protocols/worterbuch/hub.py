@@ -1,0 +1,381 @@
+"""What all Wörterbuch clients of one server share: who listens to what, `$SYS`, locks and what clients leave behind.
+
+The state tells of its changes (`_hear_changes`), the router of what other protocols publish (`_hear_events`); both
+become runs of changes with the same subscribers, encoded once for all subscribers of one shape (specs/worterbuch.md,
+sections 7 and 9).
+"""
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.broker import Broker
+from babelbus.core.json_text import json_text
+from babelbus.core.locks import Granted
+from babelbus.core.names import KeyPattern
+from babelbus.core.record import Event, Receipt
+from babelbus.core.router import Route
+from babelbus.core.state import Commit, NoSuchKeyError, State
+from babelbus.core.state_log import Change, Kind
+from babelbus.core.subject import PathPattern
+from babelbus.metrics import Metrics, Traffic
+from babelbus.protocols.worterbuch.codec import encode_ack
+from babelbus.protocols.worterbuch.privileges import Verifier
+from babelbus.protocols.worterbuch.subscriber import Subscriber
+from babelbus.units import MIB
+
+if TYPE_CHECKING:
+    from babelbus.protocols.worterbuch.peer import Peer
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "worterbuch"
+SYS = "$SYS"
+FANS_MAX = 65_536
+SETS_MAX = 4096
+CACHED_LENGTH_MAX = 256
+TICK_SECONDS = 1.0
+LICENCE = "Apache-2.0"
+SOURCE_CODE = "https://github.com/babelbus/babelbus"
+MAIN_VERSIONS = b"[[0,11],[1,1]]"
+UNTOLD = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
+
+Subscribers = tuple[Subscriber, ...]
+NOBODY: Subscribers = ()
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the operator chose."""
+
+    version: str
+    """Version of the server, shown to clients."""
+    name: str | None = None
+    """Name of this instance, shown as `$SYS/name`."""
+    extended_monitoring: bool = True
+    """Show what each client subscribed to and locked (rows X of section 9.1)."""
+    queue_bytes_max: int = 64 * MIB
+    """What waits for one client that does not read; over it `slow` holds."""
+    slow: str = "disconnect"
+    """`disconnect` a client that does not read, or `discard` its events."""
+    message_bytes_max: int = 64 * MIB
+    """A longer message closes its connection."""
+    verifier: Verifier | None = None
+    """Checks tokens; without one nobody needs any (section 10)."""
+    shared_secret: str | None = None
+    """What clients of servers 0.42 hash with their id."""
+    handshake_wait_seconds: float = 0.0
+    """How long a main endpoint waits for a handshake of 0.3 to 0.6 before it greets (section 13.3)."""
+    store_mode: str = "Babelbus"
+    sse_double_encoding: bool = False
+    """Send JSON within JSON in server-sent events, as upstream does since 1.3.8."""
+
+
+class _Fan:
+    __slots__ = ("route", "subscribers")
+
+    def __init__(self, route: Route, subscribers: Subscribers) -> None:
+        self.route = route
+        self.subscribers = subscribers
+
+
+class Hub:
+    """The shared part of all Wörterbuch connections of one server."""
+
+    def __init__(self, broker: Broker, metrics: Metrics, clock: Clock, options: Options) -> None:
+        self.broker = broker
+        self.state: State = broker.state
+        self.options = options
+        self.clock = clock
+        self.clients: dict[str, Peer] = {}
+        self.received: Traffic = metrics.live_received(PROTOCOL)
+        self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._receiver = self._hear_events  # one object: the router compares by identity
+        self._fans: dict[str, _Fan] = {}
+        self._sets: dict[Subscribers, Subscribers] = {}
+        self._ls: dict[str | None, dict[Subscriber, None]] = {}
+        self._touched: dict[Peer, None] = {}
+        self._counted = 0
+        self._started = clock.monotonic()
+        broker.state_receiver = self._receiver
+        self.state.listeners.append(self._hear_changes)
+        self._show_server()
+
+    # -- $SYS --------------------------------------------------------------------------------------------------------
+
+    def show(self, path: str, value: object) -> None:
+        """Set a key below `$SYS`."""
+        self.state.put(f"{SYS}/{path}", msgspec.json.encode(value))
+
+    def hide(self, path: str) -> None:
+        """Delete a key below `$SYS`, if it is there."""
+        key = f"{SYS}/{path}"
+        if self.state.find(key) is not None:
+            self.state.delete(key)
+
+    def _show_server(self) -> None:
+        self.show("version", self.options.version)
+        self.show("license", LICENCE)
+        self.show("source-code", SOURCE_CODE)
+        self.state.put(f"{SYS}/protocolVersion", MAIN_VERSIONS)
+        if self.options.name is not None:
+            self.show("name", self.options.name)
+        self.show("store/mode", self.options.store_mode)
+        self.show("clients", 0)
+        if self.options.extended_monitoring:
+            self.show("subscriptions", 0)
+        self.tick()
+
+    def tick(self) -> None:
+        """Do what is due every second: the figures of `$SYS`, and the keepalives of old clients."""
+        self.show("uptime", int(self.clock.monotonic() - self._started))
+        self.show("store/values/count", len(self.state))
+        self.commit()
+        for session in list(self.clients.values()):
+            session.tick()
+
+    def commit(self, source: str = PROTOCOL) -> None:
+        """Let the state's changes take effect that no client waits for."""
+        receipt = self.state.commit(source)
+        receipt.when_done(_note_failure)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def join(self, session: "Peer") -> None:
+        """Show a client that connected."""
+        self.clients[session.client_id] = session
+        path = f"clients/{session.client_id}"
+        self.show("clients", len(self.clients))
+        self.show(f"{path}/protocol", session.transport_name)
+        self.show(f"{path}/address", session.address)
+        if self.options.extended_monitoring:
+            self.show(f"{path}/connectedSince", timestamp_text(self.clock.now_ms()))
+        self.commit()
+
+    def leave(self, session: "Peer") -> None:
+        """Do what is due when a client is gone, in the order of section 9.3."""
+        client_id = session.client_id
+        if self.clients.pop(client_id, None) is None:
+            return
+        state = self.state
+        for granted in state.locks.drop(client_id):
+            self.grant(granted)
+        self.show("clients", len(self.clients))
+        for subscriber in session.subscribers.values():
+            self.unsubscribe(subscriber)
+        for subscriber in session.ls_subscribers.values():
+            self.unsubscribe_ls(subscriber)
+        for key, _ in state.match(KeyPattern((SYS, "clients", client_id), rest=True)):
+            state.delete(key)
+        state.execute(client_id)
+        if self.options.extended_monitoring:
+            self.show("subscriptions", self._counted)
+        self.commit(session.source)
+        self.flush()
+
+    def grant(self, granted: Granted) -> None:
+        """Tell a client that it has the lock it waits for."""
+        if self.options.extended_monitoring:
+            if granted.owner is None:
+                self.hide(f"locks/{granted.key}")
+            else:
+                self.show(f"locks/{granted.key}", granted.owner)
+        if granted.owner is not None:
+            session = self.clients[cast("str", granted.owner)]
+            session.push([encode_ack(wait) for wait in granted.waits])
+            self._touched[session] = None
+
+    def flush(self) -> None:
+        """Send what was pushed to the clients."""
+        touched, self._touched = self._touched, {}
+        for session in touched:
+            session.flush()
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count events that do not reach a client."""
+        self._metrics.live_dropped_total.labels(PROTOCOL, reason).inc(count)
+
+    # -- subscriptions -----------------------------------------------------------------------------------------------
+
+    def subscribe(self, subscriber: Subscriber, pattern: PathPattern) -> None:
+        """Let a subscriber have what happens from now on."""
+        router = self.broker.router
+        subscriber.subscription = router.add(pattern, self._receiver, shared=True, owner=subscriber)
+        self._monitor(subscriber, 1)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """End a subscription."""
+        subscriber.stop()
+        if subscriber.subscription is not None:
+            self.broker.router.remove(subscriber.subscription)
+            subscriber.subscription = None
+            self._monitor(subscriber, -1)
+
+    def _monitor(self, subscriber: Subscriber, step: int) -> None:
+        """Show how many subscriptions there are, without those whose events this would be (section 9.1)."""
+        subject = subscriber.subject
+        if not self.options.extended_monitoring or subject is None or subject == "#" or is_below_sys(subject):
+            return
+        session = subscriber.session
+        self._counted += step
+        session.counted += step
+        self.show("subscriptions", self._counted)
+        path = f"clients/{session.client_id}/subscriptions"
+        escaped = subject.replace("#", "%23").replace("?", "%3F")
+        if step > 0:
+            self.show(f"{path}/{escaped}", subscriber.transaction_id)
+        else:
+            self.hide(f"{path}/{escaped}")
+        if session.counted:
+            self.show(path, session.counted)
+        else:
+            self.hide(path)
+
+    def subscribe_ls(self, subscriber: Subscriber) -> None:
+        """Let a subscriber have the names below its subject whenever they change."""
+        self._ls.setdefault(subscriber.subject, {})[subscriber] = None
+        self.state.watches_children = True
+
+    def unsubscribe_ls(self, subscriber: Subscriber) -> None:
+        """End an ls subscription."""
+        subscribers = self._ls.get(subscriber.subject, {})
+        subscribers.pop(subscriber, None)
+        if not subscribers:
+            self._ls.pop(subscriber.subject, None)
+        self.state.watches_children = bool(self._ls)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _find(self, key: str) -> Subscribers:
+        """Give who subscribed to a key; a dictionary look-up as a rule."""
+        fan = self._fans.get(key)
+        if fan is not None and fan.route.valid:
+            return fan.subscribers
+        route = self.broker.router.route_of(key)
+        receiver = self._receiver
+        found = tuple(cast("Subscriber", one.owner) for one in route.subscriptions if one.receiver is receiver)
+        if len(self._fans) >= FANS_MAX or len(self._sets) >= SETS_MAX:
+            self._fans.clear()
+            self._sets.clear()
+        found = self._sets.setdefault(found, found)
+        if len(key) <= CACHED_LENGTH_MAX:
+            self._fans[key] = _Fan(route, found)
+        return found
+
+    def _hear_changes(self, changes: Sequence[Change], commit: Commit) -> None:
+        if self.broker.router.empty and not self._ls:
+            return
+        find, fans = self._find, self._fans
+        run: list[Change] = []
+        current = NOBODY
+        listed: set[str | None] = set()
+        for change in changes:
+            kind, key = change[0], change[1]
+            if kind in UNTOLD:
+                if kind is Kind.CHILDREN and key not in listed:
+                    listed.add(key)
+                    self._tell_children(key)
+                continue
+            fan = fans.get(key)  # type: ignore[arg-type]  # only the root of CHILDREN is None
+            subscribers = fan.subscribers if fan is not None and fan.route.valid else find(cast("str", key))
+            if subscribers is not current:
+                if run:
+                    self._tell(run, current, commit.number)
+                    run = []
+                current = subscribers
+            if subscribers:
+                run.append(change)
+        if run:
+            self._tell(run, current, commit.number)
+        self.flush()
+
+    def _hear_events(self, events: Sequence[Event]) -> None:
+        """Tell of what other protocols published: as if somebody had published it here."""
+        run: list[Change] = []
+        current = NOBODY
+        for event in events:
+            key = event.subject
+            if not key.isascii() and not key.isprintable() and any("\ud800" <= one <= "\udfff" for one in key):
+                self.drop("inexpressible")
+                continue
+            subscribers = self._find(key)
+            if subscribers is not current:
+                if run:
+                    self._tell(run, current, None)
+                    run = []
+                current = subscribers
+            value = b"null" if event.payload is None else tidy(json_text(event.payload, event.headers))
+            run.append((Kind.PUBLISHED, key, value, None, 0))
+        if run:
+            self._tell(run, current, None)
+        self.flush()
+
+    def _tell(self, run: list[Change], subscribers: Subscribers, number: int | None) -> None:
+        """Send a run of changes to its subscribers, encoded once for each shape of them."""
+        made: dict[object, bytes] = {}
+        touched = self._touched
+        count = 0
+        for subscriber in subscribers:
+            if number is not None and subscriber.since >= number:
+                continue  # it has seen their result
+            session = subscriber.session
+            touched[session] = None
+            count += 1
+            if not subscriber.plain:
+                subscriber.take(run, self._loop.call_later)
+                continue
+            data = made.get(subscriber.shape)
+            if data is None:
+                data = made[subscriber.shape] = session.framing.encode(session.encode_run(subscriber, run))
+            session.push_bytes(data)
+        self.delivered.inc(count * len(run), sum(map(len, made.values())))
+
+    def _tell_children(self, parent: str | None) -> None:
+        subscribers = self._ls.get(parent)
+        if not subscribers:
+            return
+        names = self.children(parent)
+        for subscriber in subscribers:
+            session = subscriber.session
+            session.push([session.encode_names(subscriber, names)])
+            self._touched[session] = None
+
+    def children(self, parent: str | None) -> list[str]:
+        """Give the names below a key, none if it does not exist."""
+        try:
+            return self.state.children(parent)
+        except NoSuchKeyError:
+            return []
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call back later."""
+        return self._loop.call_later(seconds, callback)
+
+
+def is_below_sys(key: str) -> bool:
+    """Say whether a key is `$SYS` or below it."""
+    return key == SYS or key.startswith(f"{SYS}/")
+
+
+def tidy(value: bytes) -> bytes:
+    """Give a value without raw line ends between its tokens: each message is one line on TCP."""
+    if b"\n" in value or b"\r" in value:
+        return msgspec.json.format(value, indent=-1)
+    return value
+
+
+def timestamp_text(now_ms: int) -> str:
+    """Give a time as ISO 8601 in UTC with nanoseconds, as section 9.1 shows it."""
+    at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{now_ms % 1000:03d}000000+00:00"
+
+
+def _note_failure(receipt: Receipt) -> None:
+    if receipt.error is not None:
+        log.warning("worterbuch: a change was not stored: %s", receipt.error)

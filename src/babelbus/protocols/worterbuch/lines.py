@@ -1,0 +1,97 @@
+"""Wörterbuch over TCP and unix sockets: one JSON message a line (specs/worterbuch.md, section 3)."""
+
+from collections.abc import Callable, Sequence
+
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.worterbuch.codec import LineDecoder
+from babelbus.protocols.worterbuch.errors import MalformedMessageError
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.messages import ClientMessage
+from babelbus.protocols.worterbuch.profiles import Profile
+from babelbus.protocols.worterbuch.session import Session
+from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
+from babelbus.protocols.worterbuch.values import ascii_json
+
+
+class LineFraming:
+    """Messages as lines in ASCII: some clients decode each piece that they read on its own."""
+
+    def encode(self, texts: Sequence[bytes]) -> bytes:
+        """Give the lines of these messages."""
+        data = b"\n".join(texts) + b"\n"
+        if data.isascii():
+            return data
+        return b"\n".join(map(ascii_json, texts)) + b"\n"
+
+    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
+        """Give the lines of an `ack` for each of these; one format for all takes a third of the time."""
+        return (ACK_LINE * len(transaction_ids)) % tuple(transaction_ids)
+
+
+ACK_LINE = b'{"ack":{"transactionId":%d}}\n'
+LINES = LineFraming()
+
+
+class LineSession:
+    """The bytes of one TCP or unix connection."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        close: Callable[[], None],
+        *,
+        profile: Profile,
+        transport_name: str,
+        address: str | None,
+        symbols: Symbols = USUAL,
+    ) -> None:
+        self._decoder = LineDecoder(line_bytes_max=hub.options.message_bytes_max)
+        self._waiting: list[ClientMessage] = []
+        self.session = Session(
+            hub,
+            outbox,
+            close,
+            framing=LINES,
+            profile=profile,
+            transport_name=transport_name,
+            address=address,
+            symbols=symbols,
+        )
+        self.session.open()
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what one read brought, and do all that it asks for.
+
+        Raises:
+            RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
+        """
+        self._decoder.receive_data(data)
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on with what was put off while the outbox was full, then with what came."""
+        try:
+            while self._waiting or (found := self._decoder.messages()):
+                messages = self._waiting or found
+                done = self.session.receive(messages)
+                self._waiting = messages[done:]
+                if self._waiting:
+                    return
+        except MalformedMessageError as error:
+            self.session.malformed(error)
+            raise
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are put off."""
+        return bool(self._waiting)
+
+    @property
+    def established(self) -> bool:
+        """Whether the client is as far as it has to be: it need not send anything."""
+        return True
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self.session.close()

@@ -1,0 +1,343 @@
+"""What can be said in Wörterbuch (specs/worterbuch.md, sections 4, 5, 6 and 13).
+
+A value is its JSON text as the client wrote it, in bytes of its own. Transaction ids are below 2^64.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+TransactionId = Annotated[int, msgspec.Meta(ge=0)]
+Version = tuple[int, int]
+"""(major, minor)"""
+
+
+class ProtocolSwitch(msgspec.Struct, frozen=True, gc=False):
+    """Speak the newest version of this major number from now on."""
+
+    version: TransactionId
+
+
+class Authorization(msgspec.Struct, frozen=True, gc=False, rename={"token": "authToken"}):
+    """This JWT says what I may do."""
+
+    token: str
+
+
+class Authentication(msgspec.Struct, frozen=True, gc=False, rename={"token": "authToken"}):
+    """The hash of my client id and the shared secret (servers 0.42)."""
+
+    token: str
+
+
+class Handshake(msgspec.Struct, frozen=True, gc=False):
+    """The first message of 0.3 to 0.6: the versions that the client speaks, and what it leaves behind."""
+
+    versions: tuple[Version, ...]
+    last_will: tuple[tuple[str, bytes], ...] = ()
+    grave_goods: tuple[str, ...] = ()
+
+
+class Get(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Give the value of a key."""
+
+    transaction_id: TransactionId
+    key: str
+
+
+class CGet(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Give the value of a key and its version."""
+
+    transaction_id: TransactionId
+    key: str
+
+
+_PATTERN = {"transaction_id": "transactionId", "pattern": "requestPattern"}
+
+
+class PGet(msgspec.Struct, frozen=True, gc=False, rename=_PATTERN):
+    """Give all keys that match, with their values."""
+
+    transaction_id: TransactionId
+    pattern: str
+
+
+class Set(msgspec.Struct, frozen=True, gc=False):
+    """Set a key."""
+
+    transaction_id: int
+    key: str
+    value: bytes
+
+
+class CSet(msgspec.Struct, frozen=True, gc=False):
+    """Set a key if it has this version."""
+
+    transaction_id: int
+    key: str
+    value: bytes
+    version: int
+
+
+class SPubInit(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Bind this transaction id to a key, for `SPub`."""
+
+    transaction_id: TransactionId
+    key: str
+
+
+class SPub(msgspec.Struct, frozen=True, gc=False):
+    """Publish to the key that is bound to this transaction id."""
+
+    transaction_id: int
+    value: bytes
+
+
+class Publish(msgspec.Struct, frozen=True, gc=False):
+    """Tell the subscribers of a key, and store nothing."""
+
+    transaction_id: int
+    key: str
+    value: bytes
+
+
+class Subscribe(msgspec.Struct, frozen=True, gc=False):
+    """Tell me of a key; with `unique` only when its value changes, with `live_only` not what it holds now."""
+
+    transaction_id: int
+    key: str
+    unique: bool = False
+    live_only: bool = False
+
+
+class PSubscribe(msgspec.Struct, frozen=True, gc=False):
+    """Tell me of all keys that match; `aggregate_ms` collects events for so many milliseconds."""
+
+    transaction_id: int
+    pattern: str
+    unique: bool = False
+    aggregate_ms: int | None = None
+    live_only: bool = False
+
+
+class Unsubscribe(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """End the subscription with this transaction id."""
+
+    transaction_id: TransactionId
+
+
+class Delete(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Delete a key."""
+
+    transaction_id: TransactionId
+    key: str
+
+
+class PDelete(msgspec.Struct, frozen=True, gc=False):
+    """Delete all keys that match; with `quiet` the answer does not list them."""
+
+    transaction_id: int
+    pattern: str
+    quiet: bool = False
+
+
+class Ls(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """List the names below a key, `None` for the first elements of all keys."""
+
+    transaction_id: TransactionId
+    parent: str | None = None
+
+
+class PLs(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename={"transaction_id": "transactionId", "parent_pattern": "parentPattern"},
+    omit_defaults=True,
+):
+    """List the names below all keys that match."""
+
+    transaction_id: TransactionId
+    parent_pattern: str | None = None
+
+
+class SubscribeLs(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """Tell me of the names below a key."""
+
+    transaction_id: TransactionId
+    parent: str | None = None
+
+
+class UnsubscribeLs(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """End the ls subscription with this transaction id."""
+
+    transaction_id: TransactionId
+
+
+class Lock(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Lock a key, or fail."""
+
+    transaction_id: TransactionId
+    key: str
+
+
+class AcquireLock(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Lock a key as soon as it is free."""
+
+    transaction_id: TransactionId
+    key: str
+
+
+class ReleaseLock(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Unlock a key."""
+
+    transaction_id: TransactionId
+    key: str
+
+
+class Transform(msgspec.Struct, frozen=True, gc=False):
+    """Reserved; no server has it."""
+
+    transaction_id: int
+    key: str
+    template: bytes
+
+
+class Export(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Write a file on the server (0.3 to 0.6); refused."""
+
+    transaction_id: TransactionId
+    path: str
+
+
+class Import(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Read a file on the server (0.3 to 0.6); refused."""
+
+    transaction_id: TransactionId
+    path: str
+
+
+class Keepalive(msgspec.Struct, frozen=True, gc=False):
+    """I am still here (servers 0.37.1 to 0.46, both directions)."""
+
+
+ClientMessage = (
+    ProtocolSwitch
+    | Authorization
+    | Authentication
+    | Handshake
+    | Get
+    | CGet
+    | PGet
+    | Set
+    | CSet
+    | SPubInit
+    | SPub
+    | Publish
+    | Subscribe
+    | PSubscribe
+    | Unsubscribe
+    | Delete
+    | PDelete
+    | Ls
+    | PLs
+    | SubscribeLs
+    | UnsubscribeLs
+    | Lock
+    | AcquireLock
+    | ReleaseLock
+    | Transform
+    | Export
+    | Import
+    | Keepalive
+)
+
+
+class ServerInfo(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):
+    """What `welcome` and `/info` tell of the server; which members there are depends on the profile (section 13.2)."""
+
+    version: str | None = None
+    supported_protocol_versions: tuple[Version, ...] | None = None
+    protocol_version: str
+    authorization_required: bool | None = None
+    authentication_required: bool | None = None
+
+
+class Welcome(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The first message of the server, since 0.7."""
+
+    info: ServerInfo
+    client_id: str
+
+
+class Handshaken(msgspec.Struct, frozen=True, gc=False):
+    """The answer to a handshake (0.3 to 0.6): the chosen version, and the three characters of keys and patterns."""
+
+    version: Version
+    separator: str = "/"
+    wildcard: str = "?"
+    multi_wildcard: str = "#"
+
+
+class Authorized(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The JWT was accepted."""
+
+    transaction_id: int
+
+
+class Authenticated(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The hash was accepted (servers 0.42)."""
+
+    transaction_id: int
+
+
+class Ack(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Done."""
+
+    transaction_id: int
+
+
+class Err(msgspec.Struct, frozen=True, gc=False, rename={"transaction_id": "transactionId", "code": "errorCode"}):
+    """Not done; `metadata` is JSON text as a rule, see `decode_metadata`."""
+
+    transaction_id: int
+    code: int
+    metadata: str
+
+
+class State(msgspec.Struct, frozen=True, gc=False):
+    """A value, or with `deleted` the one that a key had; `key` only in 0.3 to 0.9."""
+
+    transaction_id: int
+    value: bytes
+    deleted: bool = False
+    key: str | None = None
+
+
+class CState(msgspec.Struct, frozen=True, gc=False):
+    """A value and its version, 0 if it is plain."""
+
+    transaction_id: int
+    value: bytes
+    version: int
+
+
+class PState(msgspec.Struct, frozen=True, gc=False):
+    """Keys with their values, or with `deleted` those that they had."""
+
+    transaction_id: int
+    pattern: str
+    pairs: tuple[tuple[str, bytes], ...]
+    deleted: bool = False
+
+
+class LsState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The names below a key."""
+
+    transaction_id: int
+    children: tuple[str, ...]
+
+
+ServerMessage = (
+    Welcome | Handshaken | Authorized | Authenticated | Ack | Err | State | CState | PState | LsState | Keepalive
+)

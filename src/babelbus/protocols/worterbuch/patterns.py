@@ -1,0 +1,87 @@
+"""Keys and patterns of Wörterbuch: what is allowed where, what a pattern means, and which one covers another.
+
+An element that is exactly `?` stands for one element, one that is exactly `#` at the end for several. How many depends
+(specs/worterbuch.md, section 2.2): none or more where the store is asked, one or more where events are awaited.
+"""
+
+from babelbus.core.names import SEPARATOR, KeyPattern
+from babelbus.core.subject import PathPattern
+from babelbus.protocols.worterbuch.errors import ErrorCode
+
+WILDCARD = "?"
+MULTI_WILDCARD = "#"
+
+_CODES = {WILDCARD: ErrorCode.ILLEGAL_WILDCARD, MULTI_WILDCARD: ErrorCode.ILLEGAL_MULTI_WILDCARD}
+
+
+def check_key(key: str) -> ErrorCode | None:
+    """Give the error of a key that is to have no wildcard, `None` if it has none; the first from the left decides."""
+    if WILDCARD in key or MULTI_WILDCARD in key:
+        for element in key.split(SEPARATOR):
+            if element in _CODES:
+                return _CODES[element]
+    return None
+
+
+def check_pattern(pattern: str, *, historic: bool = False) -> ErrorCode | None:
+    """Give the error of a pattern, `None` if it is one: `#` stands only at the end.
+
+    `historic` servers (0.30 to 0.34) had an error of their own for a second `#` before the one at the end.
+    """
+    if MULTI_WILDCARD in pattern:
+        *elements, last = pattern.split(SEPARATOR)
+        if MULTI_WILDCARD in elements:
+            if historic and last == MULTI_WILDCARD:
+                return ErrorCode.MULTI_WILDCARD_AT_ILLEGAL_POSITION
+            return ErrorCode.ILLEGAL_MULTI_WILDCARD
+    return None
+
+
+def check_parent_pattern(pattern: str) -> ErrorCode | None:
+    """Give the error of the pattern of `pLs`, `None` if it is one: `?` anywhere, `#` nowhere."""
+    if MULTI_WILDCARD in pattern and MULTI_WILDCARD in pattern.split(SEPARATOR):
+        return ErrorCode.ILLEGAL_MULTI_WILDCARD
+    return None
+
+
+def store_pattern(pattern: str) -> KeyPattern:
+    """Give what the store is asked for a pattern that passed its check: `a/#` means `a` too."""
+    elements, rest = _parse(pattern)
+    return KeyPattern(elements, rest)
+
+
+def subscription_pattern(pattern: str) -> PathPattern:
+    """Give whose events a pattern that passed its check awaits: `a/#` those of `a/b`, not of `a`."""
+    elements, rest = _parse(pattern)
+    return PathPattern(elements, rest)
+
+
+def _parse(pattern: str) -> tuple[tuple[str | None, ...], bool]:
+    elements = pattern.split(SEPARATOR)
+    rest = elements[-1] == MULTI_WILDCARD
+    if rest:
+        elements.pop()
+    return tuple([None if element == WILDCARD else element for element in elements]), rest
+
+
+def children_pattern(parent: str | None) -> str:
+    """Give the pattern that the right to list the children of a parent is checked against (section 10)."""
+    return WILDCARD if parent is None else f"{parent}{SEPARATOR}{WILDCARD}"
+
+
+def covers(granted: str, requested: str) -> bool:
+    """Say whether the right to a pattern is the right to another (section 10).
+
+    A `#` covers one or more elements, whatever they are, a `?` any one but `#`; otherwise elements are equal, so that
+    a wildcard that was requested is covered by a granted one only.
+    """
+    wanted = requested.split(SEPARATOR)
+    given = granted.split(SEPARATOR)
+    for at, element in enumerate(given):
+        if at == len(wanted):
+            return False
+        if element == MULTI_WILDCARD:
+            return True
+        if element != wanted[at] and (element != WILDCARD or wanted[at] == MULTI_WILDCARD):
+            return False
+    return len(given) == len(wanted)

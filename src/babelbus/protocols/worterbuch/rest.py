@@ -1,0 +1,238 @@
+"""What requests of the HTTP port do, one by one (specs/worterbuch.md, sections 10, 12 and 13.1).
+
+Everything here answers at once; a change that it makes is logged, and waited for, by who calls it.
+"""
+
+import re
+
+import msgspec
+
+from babelbus.core.state import NoSuchKeyError, VersionedError
+from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
+from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
+from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.patterns import check_key, check_pattern, children_pattern, store_pattern
+from babelbus.protocols.worterbuch.pointer import InvalidPointerError, find_part
+from babelbus.protocols.worterbuch.privileges import Privilege, Privileges
+from babelbus.protocols.worterbuch.profiles import MAIN
+from babelbus.protocols.worterbuch.routes import (
+    FORM_TYPE,
+    Action,
+    Call,
+    Dialect,
+    RequestRefusedError,
+    refusal,
+)
+from babelbus.protocols.worterbuch.values import parse_value, text_json
+from babelbus.wire.http import Request, parse_query
+
+COOKIE = "worterbuch_auth_jwt"
+JSON_TYPE = "application/json"
+TEXT_TYPE = "text/plain"
+TEXT_HEADER = ("content-type", "text/plain; charset=utf-8")
+OK = b'"Ok"'
+
+_BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)
+_COOKIE_TOKEN = re.compile(r"[A-Za-z0-9\-._]+")
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One answer; its body is JSON unless the headers say otherwise."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = (("content-type", JSON_TYPE),)
+
+
+def error_reply(error: RequestRefusedError) -> Reply:
+    """Give the plain text that tells why a request was refused."""
+    return Reply(f"{error}\n".encode(), error.status, (TEXT_HEADER, *error.headers))
+
+
+class Rest:
+    """The requests of all connections to the HTTP port."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._state = hub.state
+
+    def identify(self, request: Request) -> Privileges | None:
+        """Give what the token of a request grants, `None` where no key is configured and everybody may do all.
+
+        Raises:
+            RequestRefusedError: there is no token, or it proves nothing.
+        """
+        if self._hub.options.verifier is None:
+            return None
+        token = _bearer(request) or _cookie(request)
+        if token is None:
+            raise RequestRefusedError(401, "a token is needed", (("www-authenticate", "Bearer"),))
+        return self._verify(token)
+
+    def _verify(self, token: str) -> Privileges:
+        verifier = self._hub.options.verifier
+        assert verifier is not None
+        try:
+            return verifier.verify(token, self._hub.clock.now_ms() / 1000)
+        except UnauthorizedError as error:
+            raise RequestRefusedError(403, str(error)) from error
+
+    def need(self, call: Call, privileges: Privileges | None) -> None:
+        """See that a call names what it may name, and that its client may do it.
+
+        Raises:
+            RequestRefusedError: not so.
+        """
+        action, text = call.action, call.text or ""
+        privilege: Privilege = "read"
+        pattern = text
+        if action in (Action.PGET, Action.PDELETE, Action.PSUBSCRIBE):
+            code = check_pattern(text)
+            problem = "# before its end"
+        else:
+            keyed = action in (Action.GET, Action.SET, Action.PUBLISH, Action.DELETE, Action.SUBSCRIBE)
+            code = check_key(text) if keyed else None
+            problem = "a wildcard where a key is needed"
+        if code is not None:
+            raise refusal(call.dialect, code, f"'{text}' has {problem}")
+        if action in (Action.LS, Action.SUBSCRIBE_LS):
+            pattern = children_pattern(call.text)
+        elif action in (Action.EXPORT, Action.IMPORT):
+            pattern = "#"
+            privilege = "read" if action is Action.EXPORT else "write"
+        elif action in (Action.SET, Action.PUBLISH):
+            privilege = "write"
+        elif action in (Action.DELETE, Action.PDELETE):
+            privilege = "delete"
+        if action in (Action.SET, Action.PUBLISH, Action.DELETE, Action.PDELETE):
+            _check_writable(call, text)
+        if action is not Action.SET_FORM:  # its body says what it needs
+            self._need(call, privileges, privilege, pattern)
+
+    def _need(self, call: Call, privileges: Privileges | None, privilege: Privilege, pattern: str) -> None:
+        if privileges is not None and not privileges.may(privilege, pattern):
+            raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, f"no privilege to {privilege} '{pattern}'")
+
+    def carry_out(self, call: Call, privileges: Privileges | None) -> Reply:
+        """Do what a call asks for, and give the answer of a success.
+
+        Raises:
+            RequestRefusedError: it cannot be done; nothing was changed.
+        """
+        try:
+            match call.action:
+                case Action.INFO:
+                    return self._info()
+                case Action.GET:
+                    return self._get(call)
+                case Action.PGET:
+                    return Reply(encode_pair_list(self._state.match(store_pattern(call.text or ""))))
+                case Action.LS:
+                    names = self._state.children(call.text)
+                    return Reply(b"[%b]" % b",".join(map(text_json, names)))
+                case Action.SET:
+                    self._state.set(call.text or "", _json_body(call))
+                    return Reply(OK)
+                case Action.SET_FORM:
+                    return self._set_form(call, privileges)
+                case Action.PUBLISH:
+                    self._state.note(call.text or "", _json_body(call))
+                    return Reply(OK)
+                case Action.DELETE:
+                    value = self._state.delete(call.text or "")
+                    return Reply(value if call.dialect is Dialect.NEW else _pair(call, value))
+                case Action.PDELETE:
+                    return Reply(encode_pair_list(self._state.delete_matching(store_pattern(call.text or ""))))
+                case Action.LOGIN:
+                    return self._login(call)
+                case _:
+                    raise AssertionError(call.action)
+        except NoSuchKeyError as error:
+            raise refusal(call.dialect, ErrorCode.NO_SUCH_VALUE, str(error)) from None
+        except VersionedError as error:
+            raise refusal(call.dialect, ErrorCode.CAS, str(error)) from None
+
+    def _info(self) -> Reply:
+        options = self._hub.options
+        return Reply(encode_info(MAIN.info(options.version, authorization=options.verifier is not None)))
+
+    def _get(self, call: Call) -> Reply:
+        value = self._state.get(call.text or "")
+        pointer = call.query.get("pointer" if call.dialect is Dialect.NEW else "extract")
+        if pointer is not None:
+            try:
+                part = find_part(value, pointer)
+            except InvalidPointerError as error:
+                raise RequestRefusedError(400, str(error)) from error
+            if part is None:
+                raise refusal(call.dialect, ErrorCode.NO_SUCH_VALUE, f"nothing at '{pointer}' of this value")
+            value = part
+        if call.dialect is Dialect.OLD:
+            return Reply(value if "raw" in call.query else _pair(call, value))
+        if value[:1] == b'"' and ("raw" in call.query or call.content_type == TEXT_TYPE):
+            return Reply(msgspec.json.decode(value, type=str).encode(), headers=(TEXT_HEADER,))
+        return Reply(value)
+
+    def _set_form(self, call: Call, privileges: Privileges | None) -> Reply:
+        """Set each field of a form (0.30 to 0.34), all of them or none."""
+        if call.content_type != FORM_TYPE:
+            raise RequestRefusedError(415, f"the content type here is {FORM_TYPE}")
+        pairs = [(key, _value(text.encode())) for key, text in parse_query(call.request.body.decode("latin-1"))]
+        for key, _ in pairs:
+            if check_key(key) is not None:
+                raise refusal(call.dialect, ErrorCode.ILLEGAL_WILDCARD, f"'{key}' has a wildcard")
+            _check_writable(call, key)
+            self._need(call, privileges, "write", key)
+        if not self._state.set_all(pairs):
+            raise refusal(call.dialect, ErrorCode.CAS, "a key holds a value with a version")
+        return Reply(b"Ok", headers=(TEXT_HEADER,))
+
+    def _login(self, call: Call) -> Reply:
+        """Put the token that proves who asks into a cookie."""
+        if self._hub.options.verifier is None:
+            raise refusal(call.dialect, ErrorCode.FEATURE_DISABLED, "no key for tokens is configured")
+        token = _bearer(call.request)
+        if token is None:
+            raise RequestRefusedError(401, "a token is needed", (("www-authenticate", "Bearer"),))
+        if not self._verify(token).web_login:
+            raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, "no privilege for web-login")
+        cookie = f"{COOKIE}={token}; Path=/api/v1/; HttpOnly; SameSite=Strict"
+        return Reply(headers=(("set-cookie", cookie),))
+
+
+def _check_writable(call: Call, key: str) -> None:
+    """A request is no client that has keys of its own below `$SYS` (section 12.3)."""
+    if is_below_sys(key):
+        raise refusal(call.dialect, ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")
+
+
+def _pair(call: Call, value: bytes) -> bytes:
+    return b'{"key":%b,"value":%b}' % (text_json(call.text or ""), value)
+
+
+def _json_body(call: Call) -> bytes:
+    kind = call.content_type
+    if kind != JSON_TYPE and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RequestRefusedError(415, f"the content type here is {JSON_TYPE}")
+    return _value(call.request.body)
+
+
+def _value(text: bytes) -> bytes:
+    try:
+        return parse_value(text)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise RequestRefusedError(400, f"no value: {error}") from error
+
+
+def _bearer(request: Request) -> str | None:
+    """Give the token of the `Authorization` header, `None` if there is none or it is of another kind."""
+    match = _BEARER.fullmatch(request.headers.get("authorization", ""))
+    return match[1] if match is not None else None
+
+
+def _cookie(request: Request) -> str | None:
+    for part in request.headers.get("cookie", "").split(";"):
+        name, _, value = part.strip(" \t").partition("=")
+        if name == COOKIE and _COOKIE_TOKEN.fullmatch(value):
+            return value
+    return None

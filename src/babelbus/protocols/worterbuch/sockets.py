@@ -1,0 +1,191 @@
+"""Wörterbuch over WebSocket: one JSON message a text message (specs/worterbuch.md, section 3)."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.contract import Outbox, PeerLeavesError
+from babelbus.protocols.worterbuch.codec import decode_message, encode_ack
+from babelbus.protocols.worterbuch.errors import MalformedMessageError
+from babelbus.protocols.worterbuch.hub import Hub, tidy
+from babelbus.protocols.worterbuch.messages import ClientMessage, CSet, Publish, Set, SPub
+from babelbus.protocols.worterbuch.profiles import Profile
+from babelbus.protocols.worterbuch.session import Session
+from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
+from babelbus.wire.deflate import Deflate, Deflater
+from babelbus.wire.websocket import (
+    NO_STATUS,
+    NORMAL,
+    Close,
+    Decoder,
+    Message,
+    Ping,
+    WebSocketError,
+    encode_close,
+    encode_pong,
+    encode_texts,
+)
+
+SUBPROTOCOL = "worterbuch"
+
+
+class TextFraming:
+    """Messages as text frames; never a ping among them, which ends the connection of clients in Rust."""
+
+    def encode(self, texts: Sequence[bytes]) -> bytes:
+        """Give the frames of these messages."""
+        return encode_texts(texts)
+
+    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
+        """Give the frames of an `ack` for each of these: in one format if all have the same length."""
+        digits = len(str(transaction_ids[0]))
+        low, high = 10 ** (digits - 1), 10**digits
+        if low <= min(transaction_ids) and max(transaction_ids) < high:
+            frame = encode_texts([encode_ack(low)]).replace(b"%", b"%%").replace(b"%d" % low, b"%d")
+            return (frame * len(transaction_ids)) % tuple(transaction_ids)
+        return encode_texts(list(map(encode_ack, transaction_ids)))
+
+
+TEXTS = TextFraming()
+
+
+class DeflatedFraming:
+    """The same, compressed: each connection has its own, for a compressor may remember what it sent."""
+
+    def __init__(self, agreed: Deflate) -> None:
+        self._deflater = Deflater(agreed, is_server=True)
+
+    def encode(self, texts: Sequence[bytes]) -> bytes:
+        """Give the frames of these messages."""
+        return self._deflater.encode_texts(texts)
+
+    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
+        """Give the frames of an `ack` for each of these."""
+        return self.encode(list(map(encode_ack, transaction_ids)))
+
+
+class SocketSession:
+    """The bytes of one connection, from the upgrade on."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        close: Callable[[], None],
+        *,
+        profile: Profile,
+        address: str | None,
+        deflate: Deflate | None = None,
+        symbols: Symbols = USUAL,
+    ) -> None:
+        self._outbox = outbox
+        self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.message_bytes_max, deflate=deflate)
+        self._waiting: list[ClientMessage] = []
+        self._last_word: RemoteProtocolError | PeerLeavesError | None = None
+        self._close_code = NORMAL
+        self.session = Session(
+            hub,
+            outbox,
+            close,
+            framing=TEXTS if deflate is None else DeflatedFraming(deflate),
+            profile=profile,
+            transport_name="WS",
+            address=address,
+            symbols=symbols,
+        )
+        self.session.open()
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what one read brought, and do all that it asks for.
+
+        Raises:
+            RemoteProtocolError: the client broke the protocol; what came before it was done.
+            PeerLeavesError: it said its last word.
+        """
+        self._decoder.receive_data(data)
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on with what was put off while the outbox was full, then with what came."""
+        if self._waiting and not self._work():
+            return
+        if self._last_word is None:
+            try:
+                self._read()
+            except (RemoteProtocolError, PeerLeavesError) as error:
+                self._last_word = error
+        if self._work() and self._last_word is not None:
+            self._end(self._last_word)
+
+    def _work(self) -> bool:
+        """Do what waits; say whether all of it is done."""
+        while self._waiting:
+            done = self.session.receive(self._waiting)
+            self._waiting = self._waiting[done:]
+            if self._waiting and self._outbox.full:
+                return False
+        return True
+
+    def _read(self) -> None:
+        """Turn what arrived into messages, and answer pings.
+
+        Raises:
+            RemoteProtocolError: the client broke the protocol, or closes; `_waiting` has what came before.
+        """
+        waiting = self._waiting
+        for event in self._decoder.events():
+            if type(event) is Message:
+                if event.text:
+                    text = event.data
+                    message = decode_message(text)
+                    waiting.append(_tidy(message) if b"\n" in text or b"\r" in text else message)
+            elif type(event) is Ping:
+                pong = encode_pong(event.data)
+                self._outbox.answer(lambda pong=pong: pong, len(pong))  # type: ignore[misc]
+            elif type(event) is Close:
+                self._close_code = NORMAL if event.code == NO_STATUS else event.code
+                raise PeerLeavesError("closed by the client")
+        if self._decoder.error is not None:
+            raise self._decoder.error
+
+    def _end(self, error: RemoteProtocolError | PeerLeavesError) -> None:
+        """Answer what ended the connection, and say the last word.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: always.
+        """
+        code = self._close_code
+        if isinstance(error, MalformedMessageError):
+            self.session.malformed(error)
+            code = POLICY_VIOLATION
+        elif isinstance(error, WebSocketError):
+            code = error.code
+        last = encode_close(code)
+        self._outbox.answer(lambda: last, len(last))
+        raise error
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are put off."""
+        return bool(self._waiting)
+
+    @property
+    def established(self) -> bool:
+        """Whether the client is as far as it has to be."""
+        return True
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self.session.close()
+
+
+POLICY_VIOLATION = 1008
+"""Closes a connection whose messages are texts but none of ours."""
+
+
+def _tidy(message: ClientMessage) -> ClientMessage:
+    """Give a message whose value has no line ends between its tokens."""
+    if isinstance(message, Set | CSet | SPub | Publish):
+        return msgspec.structs.replace(message, value=tidy(message.value))
+    return message

@@ -1,0 +1,125 @@
+"""A subscription as a stream of server-sent events: one HTTP response that has no end (specs/worterbuch.md, 12.2)."""
+
+import uuid
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from babelbus.core.record import Receipt
+from babelbus.core.state_log import Change
+from babelbus.core.subject import PathPattern, exactly
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.worterbuch.codec import encode_pairs
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.patterns import store_pattern, subscription_pattern
+from babelbus.protocols.worterbuch.peer import Peer
+from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
+from babelbus.protocols.worterbuch.values import one_line, text_json
+from babelbus.wire.http import encode_chunk
+
+_NUMBER = 1
+"""A stream is one subscription."""
+
+
+class EventFraming:
+    """Each JSON text as the data of one event: as it is, or inside a JSON string (upstream since 1.3.8)."""
+
+    def __init__(self, *, chunked: bool, double: bool) -> None:
+        self._chunked = chunked
+        self._double = double
+
+    def encode(self, texts: Sequence[bytes]) -> bytes:
+        """Give the events of these texts, as one chunk where the response has chunks."""
+        if self._double:
+            texts = [msgspec.json.encode(text.decode()) for text in texts]
+        events = b"".join([b"data: %b\n\n" % one_line(text) for text in texts])
+        return encode_chunk(events) if self._chunked else events
+
+
+FRAMINGS = {
+    (chunked, double): EventFraming(chunked=chunked, double=double)
+    for chunked in (False, True)
+    for double in (False, True)
+}
+
+
+class EventStream(Peer):
+    """One client that reads events: in `$SYS` with the protocol HTTP, and with the bound of every other client."""
+
+    def __init__(
+        self, hub: Hub, outbox: Outbox, close: Callable[[], None], *, address: str | None, chunked: bool
+    ) -> None:
+        super().__init__(hub, outbox, close, client_id=str(uuid.uuid4()), transport_name="HTTP", address=address)
+        self.framing = FRAMINGS[chunked, hub.options.sse_double_encoding]
+        self._state = hub.state
+        hub.join(self)
+
+    @property
+    def form(self) -> str:
+        """Clients of an equal form get the same bytes for the same change and subscription."""
+        return f"{id(self.framing)}"
+
+    def subscribe(self, head: bytes, key: str, *, unique: bool, live_only: bool) -> None:
+        """Send the head of the response, then the value of a key if it has one, then what becomes of it."""
+
+        def first() -> list[bytes]:
+            value = None if live_only else self._state.find(key)
+            return [] if value is None else [value]
+
+        self._begin(head, first)
+        self._listen(self._subscriber(key, unique=unique), exactly(key))
+
+    def psubscribe(self, head: bytes, pattern: str, *, unique: bool, live_only: bool) -> None:
+        """Send the head of the response, then what matches a pattern, then what becomes of it."""
+
+        def first() -> list[bytes]:
+            return [] if live_only else [encode_pairs(self._state.match(store_pattern(pattern)))]
+
+        self._begin(head, first)
+        # What is sent does not name the pattern: all patterns are one shape.
+        self._listen(self._subscriber(pattern, unique=unique, shown=""), subscription_pattern(pattern))
+
+    def subscribe_ls(self, head: bytes, parent: str | None) -> None:
+        """Send the head of the response, then the names below a key, whenever they change."""
+        subscriber = self.ls_subscribers[_NUMBER] = self._subscriber(parent, unique=False)
+        self._begin(head, lambda: [self.encode_names(subscriber, self._hub.children(parent))])
+        self._hub.subscribe_ls(subscriber)
+
+    def _begin(self, head: bytes, first: Callable[[], list[bytes]]) -> None:
+        """Send head and first event once everything that this shows is stored; if it is not, show what is."""
+        receipt: Receipt = self._state.commit(self.source)
+        data = head + self.framing.encode(first())
+        self._outbox.answer_when(
+            [receipt], lambda: data if receipt.error is None else head + self.framing.encode(first()), len(data)
+        )
+
+    def _subscriber(self, subject: str | None, *, unique: bool, shown: str | None = None) -> Subscriber:
+        return Subscriber(self, _NUMBER, subject, pattern=shown, unique=unique, since=self._state.commit_number)
+
+    def _listen(self, subscriber: Subscriber, pattern: PathPattern) -> None:
+        self.subscribers[_NUMBER] = subscriber
+        self._hub.subscribe(subscriber, pattern)
+        self._hub.commit()
+
+    def encode_run(self, subscriber: Subscriber, changes: Sequence[Change]) -> list[bytes]:
+        """Give the texts that a run of changes is for a subscriber, one each."""
+        if subscriber.pattern is None:
+            return [b"null" if change[0] is DELETED else change[2] for change in changes]
+        return [self.encode_collected(subscriber, (change,)) for change in changes]
+
+    def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
+        """Give the text that changes of one kind are for a subscriber of a pattern."""
+        pairs = [(key or "", value) for _, key, value, _, _ in changes]
+        return encode_pairs(pairs, deleted=changes[0][0] is DELETED)
+
+    def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:
+        """Give the text that tells an ls subscriber the names below its parent."""
+        return b"[%b]" % b",".join(map(text_json, names))
+
+    def tick(self) -> None:
+        """Nothing: what keeps a connection alive here is TCP's business."""
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._over = True
+        self._hub.leave(self)

@@ -1,0 +1,151 @@
+"""Values as JSON texts: what may be one, how it looks on a wire, and when two are the same.
+
+A value is kept and passed on as the text that its client wrote. Section numbers are those of specs/worterbuch.md.
+"""
+
+import json
+import re
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from babelbus.errors import LocalProtocolError
+
+NESTING_MAX = 120
+"""Deepest value: subscribers in Rust give up at 128, and a `pState` wraps four levels around it (section 16)."""
+INTEGER_MAX = 2**64 - 1
+
+_QUOTE = ord('"')
+_CONSTANTS = (b"true", b"false", b"null")
+_ANY = msgspec.json.Decoder()
+_STRINGS = re.compile(rb'"[^"]*"')  # of a text without escaped quotes
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NON_ASCII = re.compile("[^\x00-\x7f]+")
+_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
+_MANY_DIGITS = b"0" * 309  # with fewer and no exponent, no number is beyond all floats
+
+
+def nesting(text: bytes) -> int:
+    """Give how deep arrays and objects are nested in a JSON text; of what is no JSON, some number."""
+    text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    steps = _STRINGS.sub(b"", text).translate(_STEPS, _NO_BRACKETS)
+    if not steps:
+        return 0
+    return int(np.frombuffer(steps, np.int8).cumsum(dtype=np.int64).max())
+
+
+def may_nest_deeper(text: bytes, levels: int) -> bool:
+    """Say whether a text has brackets enough to be nested deeper than this; cheap, and right for most values."""
+    return len(text) > 2 * levels and text.count(b"[") + text.count(b"{") > levels
+
+
+def check_value(value: bytes) -> None:
+    """See that a text, known to be JSON but for its numbers and the depth, is a value that every client can read.
+
+    Raises:
+        ValueError: a number is beyond all floats, or it is nested deeper than `NESTING_MAX`.
+    """
+    if value[0] == _QUOTE or value in _CONSTANTS or (len(value) < 20 and value.isdigit()):
+        return
+    if may_nest_deeper(value, NESTING_MAX) and nesting(value) > NESTING_MAX:
+        raise ValueError(f"nested deeper than {NESTING_MAX}")
+    shape = value.translate(_DIGITS)
+    if b"0e" in shape or (len(value) >= len(_MANY_DIGITS) and _MANY_DIGITS in shape):
+        _ANY.decode(value)  # finds 1e400
+        json.loads(value, parse_int=_parse_integer)
+
+
+def parse_value(text: bytes) -> bytes:
+    """Give the value that a text of unknown origin is, without blanks around it.
+
+    Raises:
+        ValueError: it is none: no JSON, invalid UTF-8, a lone surrogate, a number beyond all floats, or too deep.
+    """
+    value = bytes(text).strip(b" \t\r\n")
+    if not value:
+        raise ValueError("no JSON")
+    if may_nest_deeper(value, NESTING_MAX) and nesting(value) > NESTING_MAX:
+        raise ValueError(f"nested deeper than {NESTING_MAX}")
+    try:
+        _ANY.decode(value)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    check_value(value)
+    return one_line(value)
+
+
+def one_line(text: bytes) -> bytes:
+    """Give a JSON text without raw line ends: one that has any loses all blanks between its tokens."""
+    return msgspec.json.format(text, indent=-1) if b"\n" in text or b"\r" in text else text
+
+
+def text_json(text: str) -> bytes:
+    """Give a text as a JSON string in ASCII: right for every transport.
+
+    Raises:
+        LocalProtocolError: it has a lone surrogate (a subject that came as bytes), which JSON clients cannot read.
+    """
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError("a text that is not valid Unicode cannot be said in JSON") from error
+    return encode_basestring_ascii(text).encode()
+
+
+def ascii_json(value: bytes) -> bytes:
+    r"""Give a JSON text as TCP and unix clients need it (section 3): ASCII, and without raw line ends.
+
+    Anything beyond ASCII stands in a string, and becomes `\uXXXX`; a text with a line end loses all its blanks.
+    """
+    value = one_line(value)
+    if value.isascii():
+        return value
+    return _NON_ASCII.sub(_escape, value.decode()).encode()
+
+
+def same_value(one: bytes, other: bytes) -> bool:
+    """Say whether two values are equal by JSON types (section 2.3): `1`, `1.0`, `true` and `"1"` are four values.
+
+    Integers that do not fit into 64 bits are floats, as they are upstream. Values of other protocols may be nested too
+    deep to be compared; those differ unless they are spelled the same.
+    """
+    if one == other:
+        return True
+    try:
+        return _same(json.loads(one, parse_int=_parse_integer), json.loads(other, parse_int=_parse_integer))
+    except RecursionError:
+        return False
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
+    if type(one) is list:
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+def _parse_integer(digits: str) -> int | float:
+    """Read an integer as upstream does; it takes no quadratic time, and no error, for many digits.
+
+    Raises:
+        ValueError: it is beyond all floats.
+    """
+    if len(digits) <= 20 and digits != "-0":
+        number = int(digits)
+        if -(2**63) <= number <= INTEGER_MAX:
+            return number
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError("a number beyond all floats")
+    return value
+
+
+def _escape(found: re.Match[str]) -> str:
+    return encode_basestring_ascii(found.group())[1:-1]

@@ -1,0 +1,445 @@
+"""The HTTP port of Wörterbuch: REST, server-sent events, files, and the upgrade to WebSocket (specs/worterbuch.md, 12).
+
+Requests of one connection are done and answered in order; each waits while the outbox is full. What takes long (an
+export, an import, a file) runs beside the event loop and fills the outbox until it is done.
+"""
+
+import asyncio
+import base64
+import binascii
+import logging
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+
+from babelbus.core.names import KeyPattern
+from babelbus.core.record import Receipt
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.contract import Encode, Outbox, PeerLeavesError
+from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
+from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.privileges import Privileges
+from babelbus.protocols.worterbuch.profiles import Profile
+from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply, Rest, error_reply
+from babelbus.protocols.worterbuch.routes import (
+    CHANGING,
+    STREAMS,
+    Action,
+    Call,
+    RequestRefusedError,
+    is_route,
+    read_call,
+)
+from babelbus.protocols.worterbuch.sockets import SUBPROTOCOL, SocketSession
+from babelbus.protocols.worterbuch.static import FileRefusedError, Files
+from babelbus.protocols.worterbuch.stream import EventStream
+from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
+from babelbus.wire.http import (
+    CONTINUE,
+    HttpError,
+    Request,
+    RequestDecoder,
+    encode_error,
+    encode_response,
+    encode_stream_head,
+    percent_decode,
+)
+from babelbus.wire.upgrade import accept_upgrade
+
+log = logging.getLogger(__name__)
+
+IMPORT_SLICE = 4096
+"""Keys that an import stores in one go, before others have their turn."""
+PREFLIGHT_SECONDS = 600
+CORS_METHODS = "GET, POST, DELETE, OPTIONS"
+CORS_HEADERS = "authorization, content-type"
+EVERYTHING = KeyPattern((), rest=True)
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """What is spoken at one port or path."""
+
+    profile: Profile
+    symbols: Symbols = USUAL
+
+
+class WebOptions(msgspec.Struct, frozen=True):
+    """What the operator chose for the HTTP port."""
+
+    paths: Mapping[str, Endpoint]
+    """Where clients may upgrade to WebSocket."""
+    deflate: bool = False
+    """Compress WebSocket messages for clients that offer it."""
+    cors_origins: frozenset[str] = frozenset()
+    """Pages of these origins may use REST."""
+    export_name: str = "export"
+    """Name of exported files, without `.json.gz`."""
+    files: Files | None = None
+    """What GET serves beside the API."""
+
+
+class WebSession:
+    """The bytes of one connection to the HTTP port."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        close: Callable[[], None],
+        *,
+        address: str | None,
+        options: WebOptions,
+    ) -> None:
+        self._hub = hub
+        self._state = hub.state
+        self._outbox = outbox
+        self._close = close
+        self._address = address
+        self._options = options
+        self._rest = Rest(hub)
+        self._client_id = str(uuid.uuid4())
+        self._decoder = RequestDecoder(body_bytes_max=hub.options.message_bytes_max)
+        self._waiting: deque[Request] = deque()
+        self._socket: SocketSession | None = None
+        self._stream: EventStream | None = None
+        self._job: asyncio.Task[None] | None = None
+        self._last_word: RemoteProtocolError | PeerLeavesError | None = None
+        self._heard = False
+
+    # -- bytes -------------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what one read brought, and do all that it asks for.
+
+        Raises:
+            RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
+            PeerLeavesError: it wants the connection closed, and has all its answers.
+        """
+        if self._socket is not None:
+            self._socket.receive_data(data)
+        elif self._stream is None and self._last_word is None:  # else nothing that follows can be answered
+            self._decoder.receive_data(data)
+            self.resume()
+
+    def resume(self) -> None:
+        """Go on with what was put off while the outbox was full, then with what came.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: it is over, and everything is answered.
+        """
+        if self._socket is not None:
+            self._socket.resume()
+            return
+        if self._last_word is None and self._stream is None:
+            self._work()
+        if self._last_word is not None and not self._outbox.waiting:
+            raise self._last_word
+
+    def _work(self) -> None:
+        while self._last_word is None:
+            while self._waiting:
+                if self._outbox.full:
+                    return
+                self._answer(self._waiting.popleft())
+                if self._socket is not None or self._stream is not None or self._last_word is not None:
+                    self._waiting.clear()  # nothing behind it is a request, or can be answered
+                    return
+            try:
+                if self._decoder.error is not None:
+                    raise self._decoder.error
+                self._waiting += self._decoder.requests()
+            except HttpError as error:
+                self._end(error)
+                return
+            if not self._waiting:
+                break
+        if self._decoder.take_continue():
+            self._outbox.answer(lambda: CONTINUE, len(CONTINUE))
+
+    def _end(self, error: HttpError) -> None:
+        """Answer what is no request, behind all that were; the connection closes when that is sent."""
+        self._last_word = error
+        self._outbox.answer(lambda: encode_error(error), self._outbox.bytes_max)
+
+    # -- one request -------------------------------------------------------------------------------------------------
+
+    def _answer(self, request: Request) -> None:
+        self._heard = True
+        self._hub.received.inc(1, len(request.body))
+        path = request.path
+        endpoint = self._options.paths.get(path)
+        if endpoint is not None:
+            self._upgrade(request, endpoint)
+            return
+        try:
+            if request.method == "OPTIONS":
+                self._reply(request, self._options_of(request))
+            elif is_route(path):
+                self._answer_call(read_call(request))
+            else:
+                self._answer_file(request)
+        except RequestRefusedError as error:
+            self._reply(request, error_reply(error))
+        except HttpError as error:  # an escape that is none: the requests behind it can still be told apart
+            self._reply(request, error_reply(RequestRefusedError(error.status, str(error))))
+        self._decoder.go_on()  # behind one that asked for a WebSocket where there is none
+
+    def _upgrade(self, request: Request, endpoint: Endpoint) -> None:
+        try:
+            upgrade = accept_upgrade(request, subprotocols=[SUBPROTOCOL], deflate=self._options.deflate)
+        except HttpError as error:
+            self._end(error)
+            return
+        self._outbox.answer(lambda: upgrade.response, len(upgrade.response))
+        self._socket = SocketSession(
+            self._hub,
+            self._outbox,
+            self._close,
+            profile=endpoint.profile,
+            address=self._address,
+            deflate=upgrade.deflate,
+            symbols=endpoint.symbols,
+        )
+        unread = self._decoder.unread()
+        if unread:
+            self._socket.receive_data(unread)
+
+    def _options_of(self, request: Request) -> Reply:
+        """Say what may be asked of a path; for browsers also who may ask."""
+        allowed = read_call(request).action.allowed if is_route(request.path) else "GET, HEAD, OPTIONS"
+        headers = [("allow", allowed)]
+        if self._is_listed(request):
+            headers.append(("access-control-allow-methods", CORS_METHODS))
+            headers.append(("access-control-allow-headers", CORS_HEADERS))
+            headers.append(("access-control-max-age", str(PREFLIGHT_SECONDS)))
+        return Reply(status=204, headers=tuple(headers))
+
+    def _answer_call(self, call: Call) -> None:
+        action, request = call.action, call.request
+        privileges = None if action in (Action.INFO, Action.LOGIN) else self._rest.identify(request)
+        source = f"worterbuch:{self._client_id if privileges is None else privileges.name}"
+        if action not in (Action.INFO, Action.LOGIN):
+            self._rest.need(call, privileges)
+        if action in STREAMS:
+            self._begin_stream(call, source)
+        elif action is Action.EXPORT:
+            self._begin_job(request, lambda: self._export(request))
+        elif action is Action.IMPORT:
+            self._begin_job(request, lambda: self._import(call, source))
+        else:
+            self._carry_out(call, privileges, source)
+
+    def _carry_out(self, call: Call, privileges: Privileges | None, source: str) -> None:
+        """Do it, and answer once it is stored; what only reads is asked again if what it saw was not."""
+
+        def act() -> Reply:
+            try:
+                return self._rest.carry_out(call, privileges)
+            except RequestRefusedError as error:
+                return error_reply(error)
+
+        reply = act()
+        receipt = self._state.commit(source)
+
+        def settle() -> bytes:
+            if receipt.error is None:
+                return self._encode(call.request, reply)
+            if call.action in CHANGING:
+                return self._encode(call.request, _failed(str(receipt.error)))
+            return self._encode(call.request, act())
+
+        self._send(call.request, [receipt], settle, len(reply.body))
+
+    def _answer_file(self, request: Request) -> None:
+        files = self._options.files
+        if files is None:
+            raise RequestRefusedError(404, "not found")
+        if request.method not in ("GET", "HEAD"):
+            raise RequestRefusedError(405, "the method here is GET", (("allow", "GET, HEAD, OPTIONS"),))
+        path = percent_decode(request.path)
+        self._begin_job(request, lambda: _read_file(files, path))
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    def _begin_stream(self, call: Call, source: str) -> None:
+        request = call.request
+        chunked = request.version != "1.0"
+        headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), *self._headers(request)]
+        head = encode_stream_head(200, headers, chunked=chunked)
+        if request.method == "HEAD":
+            self._send(request, [], lambda: head, len(head))
+            return
+        stream = EventStream(self._hub, self._outbox, self._close, address=self._address, chunked=chunked)
+        stream.source = source
+        self._stream = stream
+        unique, live_only = call.flag("unique"), call.flag("liveOnly")
+        if call.action is Action.SUBSCRIBE:
+            stream.subscribe(head, call.text or "", unique=unique, live_only=live_only)
+        elif call.action is Action.PSUBSCRIBE:
+            stream.psubscribe(head, call.text or "", unique=unique, live_only=live_only)
+        else:
+            stream.subscribe_ls(head, call.text)
+
+    # -- what takes long ---------------------------------------------------------------------------------------------
+
+    def _begin_job(self, request: Request, work: Callable[[], Awaitable[Reply]]) -> None:
+        """Answer when some work is done; until then the outbox is full, and nothing else is done here."""
+        done = Receipt(-1, -1, 0)
+        replies: list[Reply] = []
+
+        async def run() -> None:
+            try:
+                replies.append(await work())
+            except RequestRefusedError as error:
+                replies.append(error_reply(error))
+            except Exception:
+                log.exception("a request failed")
+                replies.append(_failed("the server failed; its log says more"))
+            done.resolve()
+
+        self._send(request, [done], lambda: self._encode(request, replies[0]), self._outbox.bytes_max)
+        self._job = asyncio.get_running_loop().create_task(run())
+
+    async def _export(self, request: Request) -> Reply:
+        entries = [entry for entry in self._state.entries(EVERYTHING) if not is_below_sys(entry[0])]
+        await _stored(self._state.commit(f"worterbuch:{self._client_id}"))
+        as_text = _accepts_text(request)
+
+        def make() -> bytes:
+            data = pack(entries, bytes_max=self._hub.options.message_bytes_max)
+            return base64.b64encode(data) if as_text else data
+
+        try:
+            body = await asyncio.get_running_loop().run_in_executor(None, make)
+        except ArchiveError as error:
+            raise RequestRefusedError(500, str(error)) from error
+        disposition = f"attachment; filename={self._options.export_name}.json.gz"
+        content_type = TEXT_TYPE if as_text else "application/gzip"
+        return Reply(body, headers=(("content-type", content_type), ("content-disposition", disposition)))
+
+    async def _import(self, call: Call, source: str) -> Reply:
+        """Store what a file holds, slice by slice: who listens hears of it, and others have their turn in between."""
+        body = call.request.body
+        bytes_max = self._hub.options.message_bytes_max
+
+        def read() -> list[Entry]:
+            data = _decode_base64(body) if call.content_type == TEXT_TYPE else body
+            return unpack(data, bytes_max=bytes_max)
+
+        try:
+            entries = await asyncio.get_running_loop().run_in_executor(None, read)
+        except ArchiveError as error:
+            raise RequestRefusedError(400, str(error)) from error
+        put = self._state.put
+        entries = [entry for entry in entries if not is_below_sys(entry[0])]
+        for begin in range(0, len(entries), IMPORT_SLICE):
+            for key, value, version in entries[begin : begin + IMPORT_SLICE]:
+                put(key, value, version)
+            receipt = self._state.commit(source)
+            await asyncio.sleep(0)
+            await _stored(receipt)
+        return Reply(headers=())
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def _reply(self, request: Request, reply: Reply) -> None:
+        self._send(request, [], lambda: self._encode(request, reply), len(reply.body))
+
+    def _send(self, request: Request, receipts: Sequence[Receipt], encode: Encode, weight: int) -> None:
+        if not _keeps_alive(request):
+            # The outbox counts as full until this answer is written: then `resume` ends the connection.
+            self._last_word = PeerLeavesError("the client wants the connection closed")
+            weight = self._outbox.bytes_max
+        self._outbox.answer_when(receipts, encode, weight)
+
+    def _encode(self, request: Request, reply: Reply) -> bytes:
+        return encode_response(
+            reply.status,
+            [*reply.headers, *self._headers(request)],
+            reply.body,
+            keep_alive=_keeps_alive(request),
+            head_only=request.method == "HEAD",
+        )
+
+    def _headers(self, request: Request) -> list[tuple[str, str]]:
+        """Give what stands in every answer."""
+        # What clients stored is shown as it is: no browser may take it for anything else than what we say.
+        headers = [("x-content-type-options", "nosniff")]
+        if self._options.cors_origins:
+            headers.append(("vary", "origin"))
+            if self._is_listed(request):
+                headers.append(("access-control-allow-origin", request.headers["origin"]))
+                headers.append(("access-control-allow-credentials", "true"))
+        return headers
+
+    def _is_listed(self, request: Request) -> bool:
+        return request.headers.get("origin") in self._options.cors_origins
+
+    # -- connection --------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are put off, or the end waits for the last answer."""
+        if self._socket is not None:
+            return self._socket.busy
+        return bool(self._waiting) or self._last_word is not None
+
+    @property
+    def established(self) -> bool:
+        """Whether a whole request has come."""
+        return self._heard
+
+    def close(self) -> None:
+        """The connection is gone."""
+        if self._job is not None:
+            self._job.cancel()
+        if self._socket is not None:
+            self._socket.close()
+        if self._stream is not None:
+            self._stream.close()
+
+
+async def _read_file(files: Files, path: str) -> Reply:
+    try:
+        found = await asyncio.get_running_loop().run_in_executor(None, files.read, path)
+    except FileRefusedError as error:
+        raise RequestRefusedError(500, str(error)) from error
+    if found is None:
+        raise RequestRefusedError(404, "not found")
+    return Reply(found.data, headers=(("content-type", found.content_type),))
+
+
+async def _stored(receipt: Receipt) -> None:
+    """Wait until what was changed is stored.
+
+    Raises:
+        RequestRefusedError: it is not.
+    """
+    if not receipt.done:
+        done = asyncio.Event()
+        receipt.when_done(lambda _: done.set())
+        await done.wait()
+    if receipt.error is not None:
+        raise RequestRefusedError(500, str(receipt.error))
+
+
+def _failed(text: str) -> Reply:
+    return error_reply(RequestRefusedError(500, text))
+
+
+def _keeps_alive(request: Request) -> bool:
+    return request.keep_alive and request.version != "1.0"
+
+
+def _accepts_text(request: Request) -> bool:
+    kinds = [kind.partition(";")[0].strip().lower() for kind in request.headers.get("accept", "").split(",")]
+    return TEXT_TYPE in kinds
+
+
+def _decode_base64(text: bytes) -> bytes:
+    try:
+        return base64.b64decode(b"".join(text.split()), validate=True)
+    except binascii.Error as error:
+        raise ArchiveError(f"no base64: {error}") from error

@@ -1,0 +1,46 @@
+"""What happens on the bus, as an administrator hears it and takes part."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from babelbus.core.broker import Broker
+from babelbus.core.record import Event
+from babelbus.core.topic import RESERVED_PREFIX, SUBJECT_HEADER
+from babelbus.metrics import Metrics
+from babelbus.protocols.worterbuch.patterns import check_pattern, subscription_pattern
+from babelbus.server.administration_state import SOURCE, done
+from babelbus.web.contract import InvalidEventError, InvalidPatternError, Sent, Stop
+
+
+class LiveAdministrator:
+    """Implements `web.contract.LiveAccess`."""
+
+    def __init__(self, broker: Broker, metrics: Metrics) -> None:
+        self._broker = broker
+        self._metrics = metrics
+
+    def listen(self, pattern: str, receiver: Callable[[Sequence[Event]], None]) -> Stop:
+        """Let `receiver` have the events of all protocols, and give what ends that; or raise `InvalidPatternError`."""
+        if check_pattern(pattern) is not None:
+            raise InvalidPatternError(f"{pattern!r} is no pattern: '#' stands only at the end")
+        subscription = self._broker.subscribe(subscription_pattern(pattern), receiver)
+        return lambda: self._broker.unsubscribe(subscription)
+
+    async def send(self, event: Event) -> Sent:
+        """Publish an event; return when it is as durable as its topic says. Or raise `InvalidEventError`."""
+        subject = event.subject
+        if not subject or subject.startswith(RESERVED_PREFIX):
+            raise InvalidEventError(f"subject {subject!r}: it is empty or the server's own ({RESERVED_PREFIX}...)")
+        if any(name == SUBJECT_HEADER for name, _ in event.headers):
+            raise InvalidEventError("the header ce_subject is the server's: it holds the subject")
+        event = msgspec.structs.replace(event, headers=(*event.headers, (b"ce_source", SOURCE.encode())))
+        topic = self._broker.topic_of(subject)
+        receivers = len(self._broker.router.find(subject))
+        receipts = self._broker.publish([event])
+        for receipt in receipts:
+            await done(receipt)
+        if topic is None or not receipts:
+            return Sent(None, None, None, receivers)
+        self._metrics.topic_published(SOURCE, topic).inc(1, len(event.payload or b""))
+        return Sent(topic, receipts[0].partition, receipts[0].base_offset, receivers)

@@ -1,0 +1,175 @@
+"""The state as an administrator reads and changes it: keys and patterns in Wörterbuch's language, with its rules."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.broker import STATE_TOPIC, Broker
+from babelbus.core.history import AsOf, History, Revision
+from babelbus.core.names import KeyPattern
+from babelbus.core.record import Receipt
+from babelbus.core.state import Commit, InvalidKeyError
+from babelbus.core.state_log import Change, Kind
+from babelbus.protocols.worterbuch.hub import is_below_sys
+from babelbus.protocols.worterbuch.patterns import check_key, check_pattern, store_pattern
+from babelbus.protocols.worterbuch.values import parse_value
+from babelbus.web.contract import (
+    Entry,
+    InvalidPatternError,
+    InvalidValueError,
+    ReadOnlyKeyError,
+    StateChange,
+    Stop,
+)
+
+SOURCE = "admin"
+"""Who changed it, in `ce_source`."""
+EVERYTHING = KeyPattern((), rest=True)
+_TOLD_KINDS = frozenset((Kind.SET, Kind.DELETED, Kind.RETAINED))
+
+
+class StateAdministrator:
+    """Implements `web.contract.StateAccess`."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._state = broker.state
+        self._clock = clock
+        self._history = History(broker.topic(STATE_TOPIC))
+
+    async def get(self, key: str, moment: AsOf | None) -> Entry:
+        """Give a value, or raise `NoSuchKeyError`."""
+        _check_key(key)
+        value, version = self._state.get_version(key) if moment is None else await self._history.get(key, moment)
+        return key, value, version
+
+    async def match(self, pattern: str, moment: AsOf | None) -> list[Entry]:
+        """Give what a pattern means."""
+        wanted = read_pattern(pattern)
+        return self._state.entries(wanted) if moment is None else await self._history.match(wanted, moment)
+
+    async def tree(self, moment: AsOf | None) -> list[Entry]:
+        """Give everything but what the server tells of itself."""
+        if moment is not None:
+            return await self._history.tree(moment)
+        return [entry for entry in self._state.entries(EVERYTHING) if not is_below_sys(entry[0])]
+
+    async def set(self, key: str, value: bytes) -> None:
+        """Store a plain value, or raise `InvalidValueError` or `VersionedError`."""
+        _check_writable(key)
+        self._state.set(key, _read_value(key, value))
+        await done(self._state.commit(SOURCE))
+
+    async def compare_and_set(self, key: str, value: bytes, version: int) -> int:
+        """Store a value if the key has `version`, and give the next one; or raise `VersionMismatchError`."""
+        _check_writable(key)
+        made = self._state.compare_and_set(key, _read_value(key, value), version)
+        await done(self._state.commit(SOURCE))
+        return made
+
+    async def put_all(self, entries: Sequence[Entry]) -> None:
+        """Store all or nothing, whatever the keys hold."""
+        checked = []
+        for key, value, version in entries:
+            _check_writable(key)
+            if not 0 <= version < 2**63:
+                raise InvalidValueError(f"{key!r}: a version is a whole number from 0 on, not {version}")
+            checked.append((key, _read_value(key, value), version))
+        for key, value, version in checked:
+            self._state.put(key, value, version)
+        await done(self._state.commit(SOURCE))
+
+    async def delete(self, key: str) -> Entry:
+        """Take a value away and give it with version 0, or raise `NoSuchKeyError`."""
+        _check_writable(key)
+        value = self._state.delete(key)
+        await done(self._state.commit(SOURCE))
+        return key, value, 0
+
+    async def delete_matching(self, pattern: str) -> list[Entry]:
+        """Take away what a pattern means and give it."""
+        if is_below_sys(pattern):
+            raise ReadOnlyKeyError(pattern)
+        found = self._state.delete_matching(read_pattern(pattern))
+        await done(self._state.commit(SOURCE))
+        return [(key, value, 0) for key, value in found]
+
+    async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
+        """Give the last stored changes of a key below an offset, and from which offset on they are complete."""
+        _check_key(key)
+        return await self._history.revisions(key, before=before, count_max=count_max)
+
+    def watch(self, pattern: str, receiver: Callable[[Sequence[StateChange]], None]) -> tuple[list[Entry], Stop]:
+        """Give what a pattern means now, let `receiver` have each change that follows, and give what ends that."""
+        wanted = read_pattern(pattern)
+        state, clock = self._state, self._clock
+        since = state.commit_number
+        matches = _matcher(wanted)
+
+        def hear(changes: Sequence[Change], commit: Commit) -> None:
+            if commit.number <= since:
+                return  # told with what there was
+            found = [change for change in changes if change[0] in _TOLD_KINDS and matches(change[1])]
+            if found:
+                now = clock.now_ms()
+                receiver([_change_of(change, commit.source, now) for change in found])
+
+        state.listeners.append(hear)
+        return state.entries(wanted), lambda: state.listeners.remove(hear)
+
+
+def read_pattern(pattern: str) -> KeyPattern:
+    """Read a pattern over keys.
+
+    Raises:
+        InvalidPatternError: it is none.
+    """
+    if check_pattern(pattern) is not None:
+        raise InvalidPatternError(f"{pattern!r} is no pattern: '#' stands only at the end")
+    return store_pattern(pattern)
+
+
+async def done(receipt: Receipt) -> None:
+    """Return when it is.
+
+    Raises:
+        BabelbusError: it failed.
+    """
+    if not receipt.done:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        receipt.when_done(lambda _: None if waiting.done() else waiting.set_result(None))
+        await waiting
+    if receipt.error is not None:
+        raise receipt.error
+
+
+def _check_key(key: str) -> None:
+    if check_key(key) is not None:
+        raise InvalidKeyError(f"{key!r} has a wildcard where a key is needed")
+
+
+def _check_writable(key: str) -> None:
+    _check_key(key)
+    if is_below_sys(key):
+        raise ReadOnlyKeyError(key)
+
+
+def _read_value(key: str, text: bytes) -> bytes:
+    try:
+        return parse_value(text)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise InvalidValueError(f"the value of {key!r} is no JSON: {error}") from error
+
+
+def _matcher(pattern: KeyPattern) -> Callable[[str | None], bool]:
+    if None not in pattern.elements and not pattern.rest:
+        return "/".join(element for element in pattern.elements if element is not None).__eq__
+    return lambda key: key is not None and pattern.matches(key)
+
+
+def _change_of(change: Change, source: str, now_ms: int) -> StateChange:
+    kind, key, value, _, version = change
+    assert key is not None
+    gone = kind == Kind.DELETED or not value  # a retained event without payload takes the value away
+    return StateChange(key, None if gone else value, version, source, now_ms)
