@@ -51,6 +51,7 @@ def configure(folder: Path, port: int = 0, partitions: int = 1) -> Config:
         data=replace(config.data, folder=str(folder)),
         jebp=replace(config.jebp, port=port),
         admin=replace(config.admin, enabled=False),
+        worterbuch=replace(config.worterbuch, enabled=False),
         topics=replace(config.topics, partitions=partitions),
     )
 

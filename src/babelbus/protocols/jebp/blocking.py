@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from babelbus.errors import BabelbusError
 from babelbus.protocols.jebp.batching import Flushed, check_headers, record_bytes
+from babelbus.protocols.jebp.blocking_transactions import BlockingTransaction
 from babelbus.protocols.jebp.client import Client, Position
 from babelbus.protocols.jebp.client_errors import ClientClosedError
 from babelbus.protocols.jebp.identity import Identity
@@ -135,6 +136,10 @@ class BlockingClient:
     def acknowledged(self) -> int:
         """How many records of `publish`, `publish_many` and `send` the server has acknowledged."""
         return self._client.acknowledged
+
+    def transaction(self, transaction: str) -> BlockingTransaction:
+        """Give the staged batches under a transaction id; see `Client.transaction`."""
+        return BlockingTransaction(self._run, self._client.transaction(transaction))
 
     # -- topics ------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from babelbus.protocols.jebp.plain import PlainRun
 from babelbus.protocols.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, Reader, start_of
 from babelbus.protocols.jebp.status import is_success
+from babelbus.protocols.jebp.transactions import Asker, Transaction
 from babelbus.storage.record import Headers, Record
 
 
@@ -107,6 +108,7 @@ class Client:
             self._producer, self._clock, linger_seconds=linger_seconds, batch_bytes_max=batch_bytes_max
         )
         self._reader = Reader(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
+        self._asker = Asker(self._keeper.get, self._clock, timeout_seconds=request_timeout_seconds, resend=reconnect)
 
     # -- connection --------------------------------------------------------------------------------------------------
 
@@ -154,6 +156,10 @@ class Client:
     def acknowledged(self) -> int:
         """How many records of `publish`, `publish_many` and `send` the server has acknowledged."""
         return self._producer.acknowledged
+
+    def transaction(self, transaction: str) -> Transaction:
+        """Give the staged batches under a transaction id: records that a commit publishes all at once, and once."""
+        return Transaction(self._asker, transaction)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,10 @@ from typing import Final, assert_never
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp.messages import (
+    ABORT_BATCH,
     ANY_PARTITION,
+    ASK_TRANSACTION,
+    COMMIT_BATCH,
     CREATE_RECORD,
     CREATE_RECORDS,
     CREATE_TOPIC,
@@ -23,8 +26,12 @@ from babelbus.protocols.jebp.messages import (
     NO_PRODUCER,
     NO_SEQUENCE,
     REMOVE_TOPIC,
+    STAGE_RECORDS,
     SUBSCRIBE,
+    AbortBatch,
+    AskTransaction,
     Batch,
+    CommitBatch,
     CreateRecord,
     CreateRecords,
     CreateTopic,
@@ -35,6 +42,7 @@ from babelbus.protocols.jebp.messages import (
     RemoveTopic,
     Request,
     Response,
+    StageRecords,
     Subscribe,
 )
 from babelbus.protocols.jebp.names import (
@@ -44,6 +52,7 @@ from babelbus.protocols.jebp.names import (
     find_name_field,
     read_name,
 )
+from babelbus.protocols.jebp.staging_codec import decode_staging, encode_staging
 from babelbus.protocols.jebp.status import REPEAT_NO, REPEAT_YES, Outcome
 
 TopicExists = Callable[[str], bool]
@@ -65,6 +74,7 @@ _NAME_REFUSED: Final = {
     CREATE_TOPIC: Malformed(CREATE_TOPIC, Outcome.CREATE_TOPIC_BAD_NAME),
     REMOVE_TOPIC: Malformed(REMOVE_TOPIC, Outcome.REMOVE_TOPIC_REFUSED),
 }
+_STAGING: Final = frozenset((STAGE_RECORDS, COMMIT_BATCH, ABORT_BATCH, ASK_TRANSACTION))
 _NAME_END: Final = re.compile(rb"[,\x00-\x1f\x7f]")
 
 
@@ -87,6 +97,8 @@ def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Re
         return _read_fetch(content)
     if command == SUBSCRIBE:
         return _read_subscribe(content)
+    if command in _STAGING:
+        return decode_staging(content)
     if command in (CREATE_TOPIC, REMOVE_TOPIC):
         topic = read_name(content[1:])
         if topic is None:
@@ -197,6 +209,8 @@ def encode_request(request: Request, *, bare_records: bool = False) -> bytes:
             return b"\x11" + encode_name(topic)
         case RemoveTopic(topic=topic):
             return b"\x31" + encode_name(topic)
+        case StageRecords() | CommitBatch() | AbortBatch() | AskTransaction():
+            return encode_staging(request)
         case Malformed():
             raise LocalProtocolError("a malformed request is for reading only")
         case _:

@@ -12,8 +12,12 @@ from babelbus.protocols.jebp.status import Outcome
 CREATE_TOPIC: Final = 0x11
 CREATE_RECORD: Final = 0x12
 CREATE_RECORDS: Final = 0x13  # since jebp/1.1
+STAGE_RECORDS: Final = 0x14  # this and the next two, and ASK_TRANSACTION: extension of ours, staged batches
+COMMIT_BATCH: Final = 0x15
+ABORT_BATCH: Final = 0x16
 SUBSCRIBE: Final = 0x21
 FETCH: Final = 0x22
+ASK_TRANSACTION: Final = 0x23
 REMOVE_TOPIC: Final = 0x31
 
 FROM_TIMESTAMP: Final = 0xC0
@@ -79,6 +83,54 @@ class RemoveTopic(msgspec.Struct, frozen=True, gc=False):
     topic: str
 
 
+class StageRecords(msgspec.Struct, frozen=True, gc=False):
+    """`14`: keep records for a batch, seen by nobody until it is committed. `records` as in `CreateRecords`.
+
+    `part` is one writer's share; `first_record` is how many records he staged in it before.
+    """
+
+    transaction: str
+    batch_id: int
+    part: str
+    topic: str
+    partition: int
+    first_record: int
+    records: Data
+
+
+class PartRecords(msgspec.Struct, frozen=True, gc=False):
+    """A part that belongs to a commit, and how many records were staged in it."""
+
+    part: str
+    records: int
+
+
+class CommitBatch(msgspec.Struct, frozen=True, gc=False):
+    """`15`: publish all records of these parts, or none. An empty `owner` is nobody."""
+
+    transaction: str
+    batch_id: int
+    parts: tuple[PartRecords, ...]
+    owner: str = ""
+
+
+class AbortBatch(msgspec.Struct, frozen=True, gc=False):
+    """`16`: drop a part, or with an empty `part` all parts of a batch."""
+
+    transaction: str
+    batch_id: int
+    part: str = ""
+
+
+class AskTransaction(msgspec.Struct, frozen=True, gc=False):
+    """`23`: which batch of a transaction was committed last?"""
+
+    transaction: str
+
+
+StagingRequest = StageRecords | CommitBatch | AbortBatch | AskTransaction
+
+
 class Malformed(msgspec.Struct, frozen=True, gc=False):
     """A request that cannot be carried out as it stands; `outcome` is its answer (`status.answers`).
 
@@ -90,7 +142,7 @@ class Malformed(msgspec.Struct, frozen=True, gc=False):
     outcome: Outcome
 
 
-Request = CreateTopic | CreateRecord | CreateRecords | Subscribe | Fetch | RemoveTopic | Malformed
+Request = CreateTopic | CreateRecord | CreateRecords | StagingRequest | Subscribe | Fetch | RemoveTopic | Malformed
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
@@ -114,3 +166,30 @@ class RecordsCreated(msgspec.Struct, frozen=True, gc=False):
 
     partition: int
     base_offset: int
+
+
+class RecordsStaged(msgspec.Struct, frozen=True, gc=False):
+    """The content of a successful answer to `StageRecords`: the partition, and how many records the part has now."""
+
+    partition: int
+    records: int
+
+
+class BatchCommitted(msgspec.Struct, frozen=True, gc=False):
+    """The content of a successful answer to `CommitBatch`.
+
+    `records` is -1 when a later batch was committed since; `again` says that it had been committed before.
+    """
+
+    records: int
+    again: bool
+
+
+class TransactionTold(msgspec.Struct, frozen=True, gc=False):
+    """The content of the answer to `AskTransaction`; -1 is no batch, an empty owner nobody."""
+
+    last_batch_id: int
+    last_records: int
+    pending_batch_id: int
+    staged_bytes: int
+    owner: str

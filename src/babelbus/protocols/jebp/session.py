@@ -31,6 +31,9 @@ from babelbus.protocols.jebp.messages import (
     CREATE_TOPIC,
     FROM_OFFSET,
     REMOVE_TOPIC,
+    AbortBatch,
+    AskTransaction,
+    CommitBatch,
     CreateRecord,
     CreateRecords,
     CreateTopic,
@@ -40,8 +43,11 @@ from babelbus.protocols.jebp.messages import (
     RecordsCreated,
     RemoveTopic,
     Request,
+    StageRecords,
+    StagingRequest,
     Subscribe,
 )
+from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, Reading, answers
 from babelbus.storage.disk import InvalidTopicNameError as InvalidFolderError
 from babelbus.storage.files import DiskError, DiskFullError, OffsetOutOfRangeError
@@ -213,6 +219,8 @@ class Session:
                     self._say(self._create_topic(request))
                 case RemoveTopic():
                     self._say(self._remove_topic(request))
+                case StageRecords() | CommitBatch() | AbortBatch() | AskTransaction():
+                    self._carry_out_staging(request)
                 case Malformed():
                     self._say(self._refuse(request))
 
@@ -342,6 +350,21 @@ class Session:
             return self._sealer.seal_many([self._content(Outcome.RECORDS_CREATED) + place])
 
         self._outbox.answer_when([receipt], answer, size)
+
+    # -- 14, 15, 16 and 23: staged batches ---------------------------------------------------------------------------
+
+    def _carry_out_staging(self, request: StagingRequest) -> None:
+        staging, client = self._broker.staging, self._client
+        if staging is None or client is None:
+            self._say(Outcome.UNKNOWN_COMMAND)
+            return
+        receipts, tell = carry_out(request, staging, client, self._metrics)
+
+        def answer() -> bytes | bytearray:
+            outcome, content = tell()
+            return self._sealer.seal_many([self._content(outcome) + content])
+
+        self._outbox.answer_when(receipts, answer, len(request.records) if isinstance(request, StageRecords) else 0)
 
     # -- 21 and 22: reading ------------------------------------------------------------------------------------------
 

@@ -37,6 +37,12 @@ class Outcome(Enum):
     RECORDS_CREATED = auto()
     CREATE_RECORDS_REFUSED = auto()  # the batch is wrong, or for nobody: sending it again does not help
     CREATE_RECORDS_REPEAT = auto()  # CRC wrong, disk error, sequence ahead of the expected one
+    RECORDS_STAGED = auto()
+    BATCH_COMMITTED = auto()
+    BATCH_ABORTED = auto()
+    TRANSACTION_TOLD = auto()
+    STAGING_REFUSED = auto()  # asking again does not help; why stands in the content
+    STAGING_REPEAT = auto()  # disk error, commit under way, records in front missing
     SUBSCRIBED = auto()
     SUBSCRIBE_MISSING = auto()
     SUBSCRIBE_REFUSED = auto()
@@ -62,7 +68,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 Answers = Mapping[Outcome, Answer]
 
-# outcome: (status by command, status by table, repeat); the rows of section 4.1 in their order, command 13 added.
+# outcome: (status by command, status by table, repeat); the rows of section 4.1 in their order, the extensions added.
 _ROWS: dict[Outcome, tuple[int, int, bool]] = {
     Outcome.TOPIC_CREATED: (0xA1, 0xA1, False),
     Outcome.CREATE_TOPIC_EXISTS: (0xB6, 0xB4, False),
@@ -76,6 +82,12 @@ _ROWS: dict[Outcome, tuple[int, int, bool]] = {
     Outcome.RECORDS_CREATED: (0xA1, 0xA1, False),
     Outcome.CREATE_RECORDS_REFUSED: (0xB3, 0xB3, False),
     Outcome.CREATE_RECORDS_REPEAT: (0xB3, 0xB3, True),
+    Outcome.RECORDS_STAGED: (0xA1, 0xA1, False),
+    Outcome.BATCH_COMMITTED: (0xA1, 0xA1, False),
+    Outcome.BATCH_ABORTED: (0xA2, 0xA2, False),
+    Outcome.TRANSACTION_TOLD: (0xA0, 0xA0, False),
+    Outcome.STAGING_REFUSED: (0xB3, 0xB3, False),
+    Outcome.STAGING_REPEAT: (0xB3, 0xB3, True),
     Outcome.SUBSCRIBED: (0xA0, 0xA0, False),  # DECISION 17: not a2
     Outcome.SUBSCRIBE_MISSING: (0xB1, 0xB1, False),
     Outcome.SUBSCRIBE_REFUSED: (0xB0, 0xB0, False),

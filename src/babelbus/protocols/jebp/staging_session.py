@@ -1,0 +1,124 @@
+"""What the commands of staged publishing mean (docs/protocols/jebp.md, extension: staged batches)."""
+
+from collections.abc import Callable, Sequence
+
+from babelbus.core.access import Action, Identity
+from babelbus.core.record import Receipt
+from babelbus.core.staging import Staging
+from babelbus.core.staging_model import PartRef, StagedRecordsMissingError, StagingRefusedError
+from babelbus.core.staging_state import TransactionDamagedError
+from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
+from babelbus.errors import BabelbusError
+from babelbus.metrics import Metrics
+from babelbus.protocols.jebp.messages import (
+    AbortBatch,
+    AskTransaction,
+    BatchCommitted,
+    CommitBatch,
+    RecordsStaged,
+    StageRecords,
+    StagingRequest,
+    TransactionTold,
+)
+from babelbus.protocols.jebp.staging_codec import encode_committed, encode_dropped, encode_staged, encode_told
+from babelbus.protocols.jebp.status import Outcome
+from babelbus.storage.files import DiskError, DiskFullError
+from babelbus.storage.format import InvalidRecordError
+from babelbus.storage.ingest import ChecksumError, parse_records
+
+PROTOCOL = "jebp"
+
+FINAL_ERRORS = (
+    StagingRefusedError,
+    InvalidRecordError,
+    UnknownPartitionError,
+    ReservedTopicError,
+    TransactionDamagedError,
+)
+"""Asking again does not help."""
+
+Said = tuple[Outcome, bytes]
+Reply = tuple[Sequence[Receipt], Callable[[], Said]]
+"""What an answer waits for, and what gives it then."""
+
+
+def carry_out(request: StagingRequest, staging: Staging, client: Identity, metrics: Metrics) -> Reply:
+    """Do what a request asks for. A transaction id is its client's own: another's of the same name is another one."""
+    transaction_id = f"{client.name}/{request.transaction}"
+    try:
+        match request:
+            case StageRecords():
+                return _stage(request, transaction_id, staging, client, metrics)
+            case CommitBatch():
+                return _commit(request, transaction_id, staging, client, metrics)
+            case AbortBatch():
+                dropped = staging.abort(transaction_id, request.batch_id, request.part or None)
+                return _at_once(Outcome.BATCH_ABORTED, encode_dropped(dropped))
+            case AskTransaction():
+                return _at_once(Outcome.TRANSACTION_TOLD, _tell(staging, transaction_id))
+    except BabelbusError as error:
+        return _at_once(*_refusal(error, metrics))
+
+
+def _at_once(outcome: Outcome, content: bytes) -> Reply:
+    return (), lambda: (outcome, content)
+
+
+def _refuse(reason: str) -> Reply:
+    return _at_once(Outcome.STAGING_REFUSED, reason.encode())
+
+
+def _stage(request: StageRecords, transaction_id: str, staging: Staging, client: Identity, metrics: Metrics) -> Reply:
+    if not client.may(Action.PUBLISH, request.topic):
+        return _refuse(f"no right to publish to {request.topic!r}")
+    batch = parse_records(request.records)
+    receipt = staging.stage(
+        transaction_id,
+        request.batch_id,
+        request.part,
+        request.topic,
+        batch,
+        first_record=request.first_record,
+        partition=request.partition,
+    )
+
+    def tell() -> Said:
+        if receipt.error is not None:
+            return _refusal(receipt.error, metrics)
+        staged = RecordsStaged(receipt.partition, receipt.base_offset + receipt.count)
+        return Outcome.RECORDS_STAGED, encode_staged(staged)
+
+    return (receipt,), tell
+
+
+def _commit(request: CommitBatch, transaction_id: str, staging: Staging, client: Identity, metrics: Metrics) -> Reply:
+    for topic, _ in staging.places(transaction_id, request.batch_id):
+        if not client.may(Action.PUBLISH, topic):  # any more
+            return _refuse(f"no right to publish to {topic!r}")
+    parts = [PartRef(one.part, one.records) for one in request.parts]
+    receipt = staging.commit(transaction_id, request.batch_id, parts, owner=request.owner)
+
+    def tell() -> Said:
+        if receipt.error is not None:
+            return _refusal(receipt.error, metrics)
+        return Outcome.BATCH_COMMITTED, encode_committed(BatchCommitted(receipt.count, receipt.again))
+
+    return (receipt,), tell
+
+
+def _tell(staging: Staging, transaction_id: str) -> bytes:
+    info = staging.transaction(transaction_id)
+    return encode_told(
+        TransactionTold(info.last_batch_id, info.last_records, info.pending_batch_id, info.staged_bytes, info.owner)
+    )
+
+
+def _refusal(error: BabelbusError, metrics: Metrics) -> Said:
+    """Give the answer to what could not be done: whether asking again may help, and why in words."""
+    disk = isinstance(error, DiskError | DiskFullError)
+    metrics.publish_errors_total.labels(PROTOCOL, "disk" if disk else "refused").inc()
+    if disk:  # its text names files of the server
+        return Outcome.STAGING_REPEAT, b"the server's disk refused it"
+    refused = isinstance(error, FINAL_ERRORS) and not isinstance(error, ChecksumError | StagedRecordsMissingError)
+    outcome = Outcome.STAGING_REFUSED if refused else Outcome.STAGING_REPEAT
+    return outcome, str(error).encode("utf-8", "replace")

@@ -1,0 +1,216 @@
+"""Staged, atomic publishing from the client's side: many writers stage, one call commits, each batch once.
+
+    batches = client.transaction("rollup of orders")
+    if (await batches.ask()).last_batch_id < 7:
+        writer = batches.writer(7, part="task 0, attempt 0")
+        await writer.stage("orders", [b"...", b"..."])
+        await batches.commit(7, [writer.staged])
+
+Every request can be sent again without harm, and is: on a new connection, and when the server says that it may help.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from babelbus.clock import Clock
+from babelbus.errors import LocalProtocolError
+from babelbus.protocols.jebp.batching import cut_batches
+from babelbus.protocols.jebp.client_errors import (
+    ConnectionLostError,
+    RequestError,
+    RequestTimeoutError,
+    UnsupportedByServerError,
+)
+from babelbus.protocols.jebp.codec import encode_request
+from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
+from babelbus.protocols.jebp.link import Link
+from babelbus.protocols.jebp.messages import (
+    ANY_PARTITION,
+    AbortBatch,
+    AskTransaction,
+    BatchCommitted,
+    CommitBatch,
+    Data,
+    PartRecords,
+    Response,
+    StageRecords,
+    StagingRequest,
+    TransactionTold,
+)
+from babelbus.protocols.jebp.staging_codec import decode_committed, decode_dropped, decode_staged, decode_told
+from babelbus.protocols.jebp.status import is_success
+from babelbus.storage.record import Record, RecordBatch
+
+UNKNOWN_COMMAND_STATUS = 0xB0
+RETRY_SECONDS_MIN = 0.02
+RETRY_SECONDS_MAX = 1.0
+REQUESTS_ON_THE_WAY = 3
+"""Of one writer: enough that both sides always have something to do."""
+BATCH_BYTES_MAX = 2 * 2**20
+TAG_BYTES = 16
+
+GetLink = Callable[[float | None], Awaitable[Link]]
+
+
+class Asker:
+    """Sends requests that do no harm when they are sent again, until they are answered for good."""
+
+    def __init__(self, get_link: GetLink, clock: Clock, *, timeout_seconds: float, resend: bool) -> None:
+        self.clock = clock
+        self._get_link = get_link
+        self._timeout_seconds = timeout_seconds
+        self._resend = resend
+
+    async def ask(self, request: StagingRequest, what: str) -> Response:
+        """Give the answer of success.
+
+        Raises:
+            RequestError: the server refused, or could not do it for `request_timeout_seconds`.
+            RequestTimeoutError: no answer came; it may be done or not.
+            UnsupportedByServerError: the server does not know the command.
+            LocalProtocolError, ClientError: nothing was sent.
+        """
+        content = encode_request(request)
+        if len(content) + TAG_BYTES > FRAME_BYTES_MAX:
+            raise LocalProtocolError(f"{what}: {len(content)} bytes, limit {FRAME_BYTES_MAX - TAG_BYTES}")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_seconds
+        pause = RETRY_SECONDS_MIN
+        while True:
+            link = await self._get_link(max(deadline - loop.time(), 0))
+            try:
+                async with asyncio.timeout_at(deadline):
+                    (response,) = await link.call(content)
+            except TimeoutError:
+                raise RequestTimeoutError(f"{what}: no answer for {self._timeout_seconds:g} s") from None
+            except (ConnectionLostError, RequestTimeoutError):
+                if not self._resend:
+                    raise
+                continue
+            if is_success(response.status):
+                return response
+            if response.status == UNKNOWN_COMMAND_STATUS:
+                raise UnsupportedByServerError(f"{what}: the server has no staged batches")
+            if not response.repeat or loop.time() + pause >= deadline:
+                reason = str(response.content, "utf-8", "replace") or "the server refused"
+                raise RequestError(f"{what}: {reason}", response.status, response.repeat)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+
+class PartWriter:
+    """One writer's share of a batch: an attempt of a Spark task, say. Its calls must follow each other."""
+
+    def __init__(self, asker: Asker, transaction: str, batch_id: int, part: str) -> None:
+        self.staged = PartRecords(part, 0)
+        """What the commit has to be told of this part; picklable."""
+        self._asker = asker
+        self._transaction = transaction
+        self._batch_id = batch_id
+
+    async def stage(
+        self,
+        topic: str,
+        payloads: Sequence[bytes] | Sequence[Record],
+        *,
+        timestamps: Sequence[int] | None = None,
+        partition: int = ANY_PARTITION,
+        batch_records: int = 10_000,
+    ) -> PartRecords:
+        """Stage a list in batches; return what the part has now, once it survives a loss of power on the server.
+
+        Args:
+            topic, payloads, timestamps, partition, batch_records: as `Client.publish_many` has them. With `partition`
+                -1 the server gives each batch one.
+
+        Raises:
+            BabelbusError: as `Asker.ask`; the writer is to be given up then, and its part to be left out.
+            InvalidRecordError: a record cannot be stored.
+        """
+        batches = cut_batches(
+            payloads,
+            timestamps,
+            now_ms=self._asker.clock.now_ms,
+            batch_records=batch_records,
+            batch_bytes_max=BATCH_BYTES_MAX,
+        )
+        return await self.stage_batches(topic, batches, partition=partition)
+
+    async def stage_batches(
+        self, topic: str, batches: Iterable[RecordBatch], *, partition: int = ANY_PARTITION
+    ) -> PartRecords:
+        """Stage batches in the stored form, a request for each, a few of them on the way at once; see `stage`.
+
+        An iterator is asked for the next batch while the server works on the last ones. Offsets do not matter.
+        """
+        sent, on_the_way = self.staged.records, deque[asyncio.Task[Response]]()
+        try:
+            for batch in batches:
+                on_the_way.append(asyncio.create_task(self._send(topic, partition, sent, batch.data)))
+                sent += batch.count
+                await asyncio.sleep(0)  # the task sends; were they to overtake each other, the server would say so
+                if len(on_the_way) >= REQUESTS_ON_THE_WAY:
+                    self._note(await on_the_way.popleft())
+            while on_the_way:
+                self._note(await on_the_way.popleft())
+        finally:
+            for task in on_the_way:
+                task.cancel()
+        return self.staged
+
+    async def _send(self, topic: str, partition: int, first_record: int, records: Data) -> Response:
+        whose = (self._transaction, self._batch_id, self.staged.part)
+        request = StageRecords(*whose, topic, partition, first_record, records)
+        return await self._asker.ask(request, f"stage records of {topic!r}")
+
+    def _note(self, response: Response) -> None:
+        self.staged = PartRecords(self.staged.part, decode_staged(response.content).records)
+
+    async def stage_stored(self, topic: str, records: Data, *, partition: int = ANY_PARTITION) -> PartRecords:
+        """Stage whole records that have the stored form already, up to 16 MiB, in one request; see `stage`."""
+        self._note(await self._send(topic, partition, self.staged.records, records))
+        return self.staged
+
+    async def abort(self) -> None:
+        """Drop what was staged."""
+        await self._asker.ask(AbortBatch(self._transaction, self._batch_id, self.staged.part), "abort a part")
+
+
+class Transaction:
+    """All batches under one transaction id, which belongs to the identity of the client."""
+
+    def __init__(self, asker: Asker, transaction: str) -> None:
+        self.id = transaction
+        self._asker = asker
+
+    def writer(self, batch_id: int, part: str) -> PartWriter:
+        """Give the writer of one part; no two writers of a batch may have the same one, and no attempt another's."""
+        return PartWriter(self._asker, self.id, batch_id, part)
+
+    async def commit(self, batch_id: int, parts: Sequence[PartRecords], *, owner: str = "") -> BatchCommitted:
+        """Publish the records of these parts, in this order, all or none; return when they are in the log.
+
+        A batch that was committed before is answered as it was. Parts of the batch that are not named are dropped.
+
+        Args:
+            batch_id: 0 or more; batches of a transaction are committed with rising ids.
+            parts: what the writers' `staged` says.
+            owner: who commits; the server refuses a transaction that somebody else has committed to.
+
+        Raises:
+            RequestError: a part is not there as it is named, the owner is another, a topic is gone: nothing is
+                published. Or (with `repeat`) the server could not finish it for `request_timeout_seconds`: it may do
+                so yet, and the same call tells.
+            BabelbusError: as `Asker.ask`.
+        """
+        request = CommitBatch(self.id, batch_id, tuple(parts), owner)
+        return decode_committed((await self._asker.ask(request, f"commit batch {batch_id}")).content)
+
+    async def abort(self, batch_id: int) -> int:
+        """Drop all parts of a batch; give how many there were."""
+        return decode_dropped((await self._asker.ask(AbortBatch(self.id, batch_id), f"abort batch {batch_id}")).content)
+
+    async def ask(self) -> TransactionTold:
+        """Give the last batch that was committed, and who did."""
+        return decode_told((await self._asker.ask(AskTransaction(self.id), "ask for a transaction")).content)
