@@ -18,12 +18,13 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 ONLY ?=
 ARGS ?=
 
-.PHONY: help demo test torture serve bench check clean
+.PHONY: help demo test interop torture serve bench check clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo     publish 336,776 real events, kill the server in between, read everything back and compare'
 	@echo 'make test     run the tests (the short form of each)'
+	@echo 'make interop  run released clients of others (worterbuch-js, zbuspy) against our server'
 	@echo 'make torture  run the long form of the tests: crashes, faults, random bytes'
 	@echo 'make serve    start a server with its data in ./data'
 	@echo "make bench    measure, beside NATS JetStream and Redis Streams in the same run (ONLY=name-prefix)"
@@ -35,6 +36,10 @@ demo: $(VENV)/.ready-run $(VENV)/.ready-flights
 
 test: $(VENV)/.ready-dev $(VENV)/.ready-flights
 	@$(BIN)/python -m pytest $(ARGS)
+
+# The clients' packages are kept in the environment's folder, so that only the first run installs them.
+interop: $(VENV)/.ready-dev
+	@BABELBUS_INTEROP_FOLDER='$(CURDIR)/$(VENV)/interop' $(BIN)/python -m pytest -m interop $(ARGS) tests/interop
 
 torture: $(VENV)/.ready-dev $(VENV)/.ready-flights
 	@$(BIN)/python -m pytest -m slow --timeout=1800 $(ARGS)

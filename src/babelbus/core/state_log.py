@@ -138,14 +138,15 @@ class StateLog:
         return receipt
 
     def _encode(self, changes: Sequence[Change], source: str) -> RecordBatch | None:
-        keys: list[bytes] = []
-        payloads: list[bytes] = []
-        add_key, add_payload = keys.append, payloads.append
-        for kind, key, value, _, version in changes:
-            if kind or version or key is None or key[:1] == "$":
-                return self._encode_each(changes, source)
-            add_key(key.encode())
-            add_payload(value)
+        kinds, names, payloads, _, versions = zip(*changes, strict=True)
+        if any(kinds) or any(versions):
+            return self._encode_each(changes, source)
+        joined = "\n".join(names)
+        if "$" in joined:
+            return self._encode_each(changes, source)
+        keys = joined.encode().split(b"\n")
+        if len(keys) != len(names):  # some have line ends in them
+            keys = [name.encode() for name in names]
         headers = self._headers.get(source)
         if headers is None:
             if len(self._headers) >= SOURCES_KEPT:

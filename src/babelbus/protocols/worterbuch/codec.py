@@ -12,14 +12,15 @@ from typing import Any
 import msgspec
 
 from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageError
-from babelbus.protocols.worterbuch.messages import ClientMessage, Keepalive, ServerInfo, Version
-from babelbus.protocols.worterbuch.readers import LINE_READERS, READ_ERRORS, READERS
+from babelbus.protocols.worterbuch.messages import ClientMessage, Keepalive, ServerInfo, SetRun, Version
+from babelbus.protocols.worterbuch.readers import LINE_READERS, READ_ERRORS, READERS, read_set_run
 from babelbus.protocols.worterbuch.values import INTEGER_MAX, text_json
 
 KEEPALIVE = b'""'
 AUTHORIZED = b'{"authorized":{"transactionId":0}}'
 AUTHENTICATED = b'{"authenticated":{"transactionId":0}}'
 
+_SET = b'{"set":'
 _RUN_BYTES_MIN = 2048  # below it, setting up a run costs more than it saves
 _RUN_TEXTS_MIN = 16
 _BLANKS = b" \t\r\n"
@@ -57,6 +58,24 @@ def decode_messages(texts: Sequence[bytes], messages: list[ClientMessage]) -> No
             return
     for text in texts:
         messages.append(decode_message(text))
+
+
+def decode_sets(texts: Sequence[bytes]) -> SetRun | None:
+    """Give the WebSocket texts of one chunk if they are many and nothing but sets, else `None`."""
+    if len(texts) < _RUN_TEXTS_MIN or not texts[0].startswith(_SET) or not texts[-1].startswith(_SET):
+        return None
+    run = _read_sets(b"\n".join(texts) + b"\n")
+    return run if run is not None and len(run.keys) == len(texts) else None
+
+
+def _read_sets(lines: bytes) -> SetRun | None:
+    """Give the sets of complete lines if they are nothing else, in their usual spelling."""
+    try:
+        if not lines.isascii():
+            lines.decode()
+        return read_set_run(lines)
+    except READ_ERRORS:  # perhaps only mixed: line by line finds what is wrong, if anything is
+        return None
 
 
 def _decode(text: bytes) -> ClientMessage:
@@ -142,6 +161,26 @@ class LineDecoder:
                 self._open_bytes = len(chunk) - end
             else:
                 self._open_bytes += len(chunk)
+
+    def sets(self) -> SetRun | None:
+        """Give the complete messages that have arrived if they are many and nothing but sets, else `None`.
+
+        Ask before `messages`, which then has the rest.
+        """
+        if not self._complete or not self._chunks[0].startswith(_SET):
+            return None
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        end = data.rfind(b"\n") + 1
+        if not _RUN_BYTES_MIN <= end <= self._line_bytes_max or not data.startswith(
+            _SET, data.rfind(b"\n", 0, end - 1) + 1
+        ):
+            return None
+        run = _read_sets(data[:end] if end < len(data) else data)
+        if run is not None:
+            self._chunks = [data[end:]] if end < len(data) else []
+            self._complete = False
+        return run
 
     def messages(self) -> list[ClientMessage]:
         """Give the complete messages that have arrived, in order; an incomplete line waits for more data.

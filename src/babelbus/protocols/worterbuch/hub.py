@@ -15,22 +15,23 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.broker import Broker
-from babelbus.core.json_text import json_text
+from babelbus.core.json_text import is_json, json_text
 from babelbus.core.locks import Granted
-from babelbus.core.names import KeyPattern
+from babelbus.core.names import SEPARATOR, KeyPattern
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Route
 from babelbus.core.state import Commit, NoSuchKeyError, State
 from babelbus.core.state_log import Change, Kind
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
-from babelbus.protocols.worterbuch.codec import encode_ack
 from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.subscriber import Subscriber
+from babelbus.protocols.worterbuch.values import parse_value
 from babelbus.units import MIB
 
 if TYPE_CHECKING:
     from babelbus.protocols.worterbuch.peer import Peer
+    from babelbus.protocols.worterbuch.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ SYS = "$SYS"
 FANS_MAX = 65_536
 SETS_MAX = 4096
 CACHED_LENGTH_MAX = 256
+ELEMENTS_MAX = 1024
+"""Of a key or pattern that a client sends: each costs a node of the tree, and taking it away costs their square."""
 TICK_SECONDS = 1.0
 LICENCE = "Apache-2.0"
 SOURCE_CODE = "https://github.com/babelbus/babelbus"
@@ -187,9 +190,8 @@ class Hub:
             else:
                 self.show(f"locks/{granted.key}", granted.owner)
         if granted.owner is not None:
-            session = self.clients[cast("str", granted.owner)]
-            session.push([encode_ack(wait) for wait in granted.waits])
-            self._touched[session] = None
+            session = cast("Session", self.clients[cast("str", granted.owner)])  # nobody else asks for locks
+            session.send_granted(granted.waits)
 
     def flush(self) -> None:
         """Send what was pushed to the clients."""
@@ -310,11 +312,19 @@ class Hub:
                     self._tell(run, current, None)
                     run = []
                 current = subscribers
-            value = b"null" if event.payload is None else tidy(json_text(event.payload, event.headers))
-            run.append((Kind.PUBLISHED, key, value, None, 0))
+            before = self.state.find(key) if event.payload is None and self._is_retained(key) else None
+            if before is not None:  # the state is about to forget it
+                run.append((Kind.DELETED, key, before, None, 0))
+            else:
+                run.append((Kind.PUBLISHED, key, foreign_value(event), None, 0))
         if run:
             self._tell(run, current, None)
         self.flush()
+
+    def _is_retained(self, key: str) -> bool:
+        """Say whether events under a subject change the state."""
+        topic = self.broker.topic_of(key)
+        return topic is not None and self.broker.topics[topic].settings.retain == "last"
 
     def _tell(self, run: list[Change], subscribers: Subscribers, number: int | None) -> None:
         """Send a run of changes to its subscribers, encoded once for each shape of them."""
@@ -363,11 +373,22 @@ def is_below_sys(key: str) -> bool:
     return key == SYS or key.startswith(f"{SYS}/")
 
 
-def tidy(value: bytes) -> bytes:
-    """Give a value without raw line ends between its tokens: each message is one line on TCP."""
-    if b"\n" in value or b"\r" in value:
-        return msgspec.json.format(value, indent=-1)
-    return value
+def has_too_many_elements(key: str) -> bool:
+    """Say whether a key or pattern is longer than the tree takes."""
+    return len(key) >= ELEMENTS_MAX and key.count(SEPARATOR) >= ELEMENTS_MAX
+
+
+def foreign_value(event: Event) -> bytes:
+    """Give the payload of another protocol's event as a value: JSON that some client could not read is a text."""
+    payload = event.payload
+    if payload is None:
+        return b"null"
+    if payload and event.headers and is_json(event.headers):
+        try:
+            return parse_value(payload)
+        except ValueError:
+            pass
+    return json_text(payload, ())
 
 
 def timestamp_text(now_ms: int) -> str:

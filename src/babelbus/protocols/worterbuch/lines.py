@@ -72,6 +72,10 @@ class LineSession:
     def resume(self) -> None:
         """Go on with what was put off while the outbox was full, then with what came."""
         try:
+            if not self._waiting:
+                run = self._decoder.sets()
+                if run is not None and not self.session.receive_sets(run):
+                    self._waiting += run.messages()
             while self._waiting or (found := self._decoder.messages()):
                 messages = self._waiting or found
                 done = self.session.receive(messages)

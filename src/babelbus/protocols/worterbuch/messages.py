@@ -70,6 +70,18 @@ class Set(msgspec.Struct, frozen=True, gc=False):
     value: bytes
 
 
+class SetRun(msgspec.Struct, frozen=True):
+    """Many `Set` messages in their order, by columns: what a client sends that loads or feeds the tree."""
+
+    transaction_ids: list[int]
+    keys: list[str]
+    values: list[bytes]
+
+    def messages(self) -> list[Set]:
+        """Give them one by one."""
+        return list(map(Set, self.transaction_ids, self.keys, self.values))
+
+
 class CSet(msgspec.Struct, frozen=True, gc=False):
     """Set a key if it has this version."""
 

@@ -271,6 +271,29 @@ def _value_lines(name: str, kind: type[m.Set | m.Publish]) -> ReadLines:
     return read
 
 
+def _set_run() -> Callable[[bytes], m.SetRun]:
+    decode = _line_decoder("set", _SetText)
+
+    def read(text: bytes) -> m.SetRun:
+        inner = [line.inner for line in decode(text)]
+        values = [bytes(one.value) for one in inner]
+        others = [number for number, value in enumerate(values) if value[0] != _QUOTE]
+        returns = bool(others) and b"\r" in text
+        for number in others:
+            check_value(values[number])
+            if returns:
+                values[number] = one_line(values[number])
+        run = m.SetRun([one.transaction_id for one in inner], [one.key for one in inner], values)
+        if max(run.transaction_ids) > INTEGER_MAX:
+            raise ValueError("a transaction id of more than 64 bits")
+        return run
+
+    return read
+
+
+read_set_run = _set_run()
+"""Reads lines that are nothing but sets, by columns; raises as `LINE_READERS` do."""
+
 LINE_READERS: dict[str, ReadLines] = {
     "set": _value_lines("set", m.Set),
     "publish": _value_lines("publish", m.Publish),

@@ -10,7 +10,7 @@ import msgspec
 from babelbus.core.state import NoSuchKeyError, VersionedError
 from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
 from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
-from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.hub import ELEMENTS_MAX, Hub, has_too_many_elements, is_below_sys
 from babelbus.protocols.worterbuch.patterns import check_key, check_pattern, children_pattern, store_pattern
 from babelbus.protocols.worterbuch.pointer import InvalidPointerError, find_part
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges
@@ -86,6 +86,7 @@ class Rest:
         action, text = call.action, call.text or ""
         privilege: Privilege = "read"
         pattern = text
+        _check_elements(text)
         if action in (Action.PGET, Action.PDELETE, Action.PSUBSCRIBE):
             code = check_pattern(text)
             problem = "# before its end"
@@ -177,13 +178,15 @@ class Rest:
         """Set each field of a form (0.30 to 0.34), all of them or none."""
         if call.content_type != FORM_TYPE:
             raise RequestRefusedError(415, f"the content type here is {FORM_TYPE}")
-        pairs = [(key, _value(text.encode())) for key, text in parse_query(call.request.body.decode("latin-1"))]
-        for key, _ in pairs:
+        fields = parse_query(call.request.body.decode("latin-1"))
+        values = {key: _value(text.encode()) for key, text in fields}
+        for key in values:
+            _check_elements(key)
             if check_key(key) is not None:
                 raise refusal(call.dialect, ErrorCode.ILLEGAL_WILDCARD, f"'{key}' has a wildcard")
             _check_writable(call, key)
             self._need(call, privileges, "write", key)
-        if not self._state.set_all(pairs):
+        if not self._state.set_all(list(values), list(values.values())):
             raise refusal(call.dialect, ErrorCode.CAS, "a key holds a value with a version")
         return Reply(b"Ok", headers=(TEXT_HEADER,))
 
@@ -204,6 +207,11 @@ def _check_writable(call: Call, key: str) -> None:
     """A request is no client that has keys of its own below `$SYS` (section 12.3)."""
     if is_below_sys(key):
         raise refusal(call.dialect, ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")
+
+
+def _check_elements(text: str) -> None:
+    if has_too_many_elements(text):
+        raise RequestRefusedError(400, f"more than {ELEMENTS_MAX} elements")
 
 
 def _pair(call: Call, value: bytes) -> bytes:

@@ -36,7 +36,7 @@ from babelbus.protocols.worterbuch.codec import (
     encode_welcome,
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageError, UnauthorizedError
-from babelbus.protocols.worterbuch.hub import SYS, Hub, is_below_sys
+from babelbus.protocols.worterbuch.hub import ELEMENTS_MAX, SYS, Hub, has_too_many_elements, is_below_sys
 from babelbus.protocols.worterbuch.patterns import (
     check_key,
     check_parent_pattern,
@@ -109,6 +109,8 @@ class Session(Peer):
         self._silent_ticks = -1
         """Seconds since the client was heard; below 0: it never sent a keepalive."""
         self._greeting: asyncio.TimerHandle | None = None
+        self._greeted = False
+        """Whether the first message of the server is out: some clients leave when another one comes before it."""
         self._handlers: dict[type, Callable[[Any], bytes]] = {
             m.ProtocolSwitch: self._switch,
             m.Authorization: self._authorize,
@@ -153,6 +155,7 @@ class Session(Peer):
 
     def _greet(self) -> None:
         self._greeting = None
+        self._greeted = True
         info = self.profile.info(self._hub.options.version, authorization=self._locked_out)
         self._send(encode_welcome(self.client_id, info))
 
@@ -165,7 +168,7 @@ class Session(Peer):
 
     def tick(self) -> None:
         """A second has passed: keepalives of the profiles that have them (section 13.1)."""
-        if self.profile.keepalive:
+        if self.profile.keepalive and self._greeted:
             if not self._sent:
                 self._send(KEEPALIVE_TEXT)
             if self._heard:
@@ -202,7 +205,31 @@ class Session(Peer):
     def _send(self, text: bytes) -> None:
         data = self.framing.encode((text,))
         self._sent = True
+        if len(data) > HEAVY_BYTES:
+            self._heavy_bytes += len(data)
         self._outbox.answer(lambda: data, len(data))
+
+    def send_granted(self, waits: Sequence[int]) -> None:
+        """Answer `acquireLock` requests: no event, so never dropped."""
+        if waits and not self._over:
+            self._sent = True
+            data = self.framing.encode_acks(waits)
+            self._outbox.answer(lambda: data, len(data))
+
+    def _send_snapshot(self, receipt: Receipt, encode: Callable[[], bytes]) -> None:
+        """Send what a subscription begins with; when changes that it shows are not stored after all, what is."""
+        text = encode()
+        if receipt.done:
+            if text:
+                self._send(text)
+            return
+
+        def settle() -> bytes:
+            settled = text if receipt.error is None else encode()
+            return self.framing.encode((settled,)) if settled else b""
+
+        self._heavy_bytes += len(text)
+        self._outbox.answer_when([receipt], settle, len(text))
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -222,16 +249,17 @@ class Session(Peer):
                 self._greeting = None  # a client of 0.3 to 0.6: the answer is the first that it reads
             else:
                 self._greet()
-        free = self.profile is MAIN and not self._locked_out and self._privileges is None and self.symbols.usual
-        done = self._receive_freely(messages) if free else self._receive_each(messages)
+        done = self._receive_freely(messages) if self._free else self._receive_each(messages)
         self._finish()
         return done
 
+    @property
+    def _free(self) -> bool:
+        """Whether no request needs leave or translation."""
+        return self.profile is MAIN and not self._locked_out and self._privileges is None and self.symbols.usual
+
     def _receive_freely(self, messages: Sequence[m.ClientMessage]) -> int:
         """Do it where nothing needs leave: the two most frequent requests without a call for each."""
-        kinds = set(map(type, messages))
-        if kinds == ONLY_SETS and self._set_all(messages):  # type: ignore[arg-type]  # all are sets
-            return len(messages)
         bytes_max = self._outbox.bytes_max
         values = self._state
         set_value, find = values.set, values.find
@@ -239,7 +267,7 @@ class Session(Peer):
         for number, message in enumerate(messages, 1):
             if type(message) is m.Set:
                 key = message.key
-                if not ("?" in key or "#" in key or key[:1] == "$"):
+                if not ("?" in key or "#" in key or key[:1] == "$" or len(key) >= ELEMENTS_MAX):
                     try:
                         set_value(key, message.value)
                     except VersionedError as error:
@@ -251,30 +279,37 @@ class Session(Peer):
                     continue
             elif type(message) is m.Get:
                 value = find(message.key)
-                if value is not None:
+                if value is not None and len(value) <= HEAVY_BYTES:
                     done(message)
                     replies(b'{"state":{"transactionId":%d,"value":%b}}' % (message.transaction_id, value))
                     continue
             self._receive_one(message)
             if self._heavy_bytes > bytes_max:
                 return number
+            if self.profile is not MAIN:  # a handshake: what follows is for another dialect
+                return number + self._receive_each(messages[number:])
             done, replies = self._done.append, self._replies.append  # a subscription begins new lists
         return len(messages)
 
-    def _set_all(self, messages: Sequence[m.Set]) -> bool:
+    def receive_sets(self, run: m.SetRun) -> bool:
         """Do a chunk of nothing but sets, as who loads or feeds the tree sends them; say whether it was done.
 
-        About half of what one by one costs: one look for wildcards in all keys, one format for all answers.
+        About half of what one by one costs: one look for wildcards in all keys, one format for all answers. When a
+        key needs a look of its own nothing was done.
         """
-        keys = "\n".join([message.key for message in messages])
-        if "?" in keys or "#" in keys or "$" in keys:
-            return False  # perhaps part of an element, perhaps not: each is looked at
-        if not self._state.set_all([(message.key, message.value) for message in messages]):
+        if not self._free or self._greeting is not None:
             return False
+        keys = run.keys
+        joined = "\n".join(keys)
+        if "?" in joined or "#" in joined or "$" in joined or len(max(keys, key=len)) >= ELEMENTS_MAX:
+            return False
+        if not self._state.set_all(keys, run.values):
+            return False
+        self._heard = True
+        transaction_ids = run.transaction_ids
         receipt = self._state.commit(self.source)
-        self._hub.received.inc(len(messages), 0)
+        self._hub.received.inc(len(keys), 0)
         self._sent = True
-        transaction_ids = [message.transaction_id for message in messages]
         if receipt.done and receipt.error is None:
             data = self.framing.encode_acks(transaction_ids)
             self._outbox.answer(lambda: data, len(data))
@@ -286,7 +321,7 @@ class Session(Peer):
             text = str(receipt.error)
             return self.framing.encode([self._error(one, ErrorCode.IO_ERROR, text) for one in transaction_ids])
 
-        self._outbox.answer_when([receipt], settle, 32 * len(messages))
+        self._outbox.answer_when([receipt], settle, 32 * len(keys))
         return True
 
     def _receive_each(self, messages: Sequence[m.ClientMessage]) -> int:
@@ -339,12 +374,12 @@ class Session(Peer):
         self._send(self._error(getattr(message, "transaction_id", 0), code, text))
         raise RemoteProtocolError(f"{type(message).__name__}: {text}")
 
-    def _finish(self) -> None:
-        """Log what was changed, and answer everything that was asked up to here."""
+    def _finish(self) -> Receipt:
+        """Log what was changed, and answer everything that was asked up to here; give when it is stored."""
         receipt = self._state.commit(self.source)
         done, replies = self._done, self._replies
         if not done:
-            return
+            return receipt
         self._done, self._replies = [], []
         hub = self._hub
         hub.received.inc(len(done), 0)
@@ -352,10 +387,11 @@ class Session(Peer):
         if receipt.done and receipt.error is None:
             data = self.framing.encode(replies)
             self._outbox.answer(lambda: data, len(data))
-            return
-        self._outbox.answer_when(
-            [receipt], lambda: self.framing.encode(self._settle(done, replies, receipt)), sum(map(len, replies))
-        )
+        else:
+            self._outbox.answer_when(
+                [receipt], lambda: self.framing.encode(self._settle(done, replies, receipt)), sum(map(len, replies))
+            )
+        return receipt
 
     def _settle(self, done: list[m.ClientMessage], replies: list[bytes], receipt: Receipt) -> list[bytes]:
         """Give the answers once it is known whether the changes are stored; if not, none of them was."""
@@ -387,7 +423,12 @@ class Session(Peer):
         if privileges is not None and not privileges.may(privilege, pattern):
             raise RefusedError(ErrorCode.UNAUTHORIZED, f"no privilege to {privilege} '{pattern}'")
 
+    def _check_elements(self, text: str) -> None:
+        if has_too_many_elements(text):
+            raise RefusedError(ErrorCode.OTHER, f"'{text[:80]}...' has more than {ELEMENTS_MAX} elements")
+
     def _check_key(self, key: str) -> None:
+        self._check_elements(key)
         code = check_key(key)
         if code is not None:
             if self.profile.historic_wildcards:
@@ -450,6 +491,8 @@ class Session(Peer):
 
     def _use(self, profile: Profile) -> None:
         self.profile = profile
+        for subscriber in (*self.subscribers.values(), *self.ls_subscribers.values()):
+            subscriber.take_shape()  # or others would get bytes of this dialect
 
     def _authorize(self, message: m.Authorization) -> bytes:
         verifier = self._hub.options.verifier
@@ -466,8 +509,10 @@ class Session(Peer):
         return encode_authorized()
 
     def _authenticate(self, message: m.Authentication) -> bytes:
-        secret = self._hub.options.shared_secret
+        secret, verifier = self._hub.options.shared_secret, self._hub.options.verifier
         if secret is not None:
+            if verifier is not None and verifier.algorithm != "HS256":  # a public key is no secret
+                self._refuse_and_end(message, ErrorCode.AUTHORIZATION_FAILED, "this server needs a JWT")
             if not self._locked_out:
                 self._refuse_and_end(message, ErrorCode.ALREADY_AUTHORIZED, "already authenticated")
             if not proves_secret(message.token, self.client_id, secret):
@@ -480,15 +525,19 @@ class Session(Peer):
         if profile is None:
             versions = ", ".join(f"{major}.{minor}" for major, minor in message.versions)
             raise RefusedError(ErrorCode.PROTOCOL_NEGOTIATION_FAILED, f"none of these versions: {versions}")
+        self._finish()  # what was asked before is answered, and told, in the dialect of before
         self._use(profile)
+        self._greeted = True
         self._leave_behind(message.grave_goods, message.last_will)
         symbols = self.symbols
         return encode_handshake(profile.version, symbols.separator, symbols.wildcard, symbols.multi_wildcard)
 
     def _leave_behind(self, goods: Sequence[str], will: Sequence[tuple[str, bytes]]) -> None:
         """Keep what happens when this client is gone; what is wrong or protected in it is left out (section 9.3)."""
-        patterns = tuple(store_pattern(good) for good in goods if check_pattern(good) is None)
-        entries = tuple((key, msgspec.Raw(value)) for key, value in will if check_key(key) is None)
+        good = [one for one in goods if check_pattern(one) is None and not has_too_many_elements(one)]
+        kept = [one for one in will if check_key(one[0]) is None and not has_too_many_elements(one[0])]
+        patterns = tuple(map(store_pattern, good))
+        entries = tuple((key, msgspec.Raw(value)) for key, value in kept)
         self._state.set_testament(self.client_id, Testament(patterns, entries))
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -512,6 +561,7 @@ class Session(Peer):
         )
 
     def _pattern(self, text: str) -> KeyPattern:
+        self._check_elements(text)
         code = check_pattern(text, historic=self.profile.historic_wildcards)
         if code is not None:
             raise RefusedError(ErrorCode(code), f"'{text}' has # before its end")
@@ -559,6 +609,7 @@ class Session(Peer):
         return encode_ack(message.transaction_id)
 
     def _spub_init(self, message: m.SPubInit) -> bytes:
+        self._check_elements(message.key)
         self._check_writable(message.key)
         self._need("write", message.key)
         self._streams[message.transaction_id] = message.key
@@ -594,6 +645,7 @@ class Session(Peer):
         )
 
     def _list(self, message: m.Ls) -> bytes:
+        self._check_elements(message.parent or "")
         self._need("read", children_pattern(message.parent))
         return encode_ls(message.transaction_id, self._state.children(message.parent))
 
@@ -601,6 +653,7 @@ class Session(Peer):
         parent = message.parent_pattern
         if parent is None:
             return self._list(m.Ls(message.transaction_id))
+        self._check_elements(parent)
         code = check_parent_pattern(parent)
         if code is not None:
             raise RefusedError(ErrorCode(code), f"'{parent}' has #")
@@ -613,10 +666,14 @@ class Session(Peer):
         key = message.key
         self._check_key(key)
         self._need("read", key)
-        value = None if message.live_only else self._state.find(key)
-        subscriber = self._begin(message, key, is_pattern=False, unique=message.unique)
-        if value is not None:
-            self._send(encode_state(message.transaction_id, value, self._pair_key(key)))
+        receipt, subscriber = self._begin(message, key, is_pattern=False, unique=message.unique)
+
+        def encode() -> bytes:
+            value = self._state.find(key)
+            return b"" if value is None else encode_state(message.transaction_id, value, self._pair_key(key))
+
+        if not message.live_only:
+            self._send_snapshot(receipt, encode)
         self._hub.subscribe(subscriber, exactly(key))
         return b""
 
@@ -624,12 +681,16 @@ class Session(Peer):
         text = message.pattern
         pattern = self._pattern(text)
         self._need("read", text)
-        pairs = None if message.live_only else self._state.match(pattern)
-        subscriber = self._begin(
+        receipt, subscriber = self._begin(
             message, text, is_pattern=True, unique=message.unique, aggregate_ms=message.aggregate_ms
         )
-        if pairs is not None:
-            self._send(encode_pstate(message.transaction_id, self._write_pattern(text), self.write_pairs(pairs)))
+
+        def encode() -> bytes:
+            pairs = self.write_pairs(self._state.match(pattern))
+            return encode_pstate(message.transaction_id, self._write_pattern(text), pairs)
+
+        if not message.live_only:
+            self._send_snapshot(receipt, encode)
         self._hub.subscribe(subscriber, subscription_pattern(text))
         return b""
 
@@ -641,12 +702,15 @@ class Session(Peer):
         is_pattern: bool,
         unique: bool,
         aggregate_ms: int | None = None,
-    ) -> Subscriber:
-        """Answer everything up to a subscription, so that what follows has been seen by its snapshot, or has not."""
+    ) -> tuple[Receipt, Subscriber]:
+        """Answer everything up to a subscription, so that what follows has been seen by its snapshot, or has not.
+
+        Gives also when that is stored.
+        """
         transaction_id = message.transaction_id
         self._done.append(message)
         self._replies.append(encode_ack(transaction_id))
-        self._finish()
+        receipt = self._finish()
         before = self.subscribers.pop(transaction_id, None)
         if before is not None:
             self._hub.unsubscribe(before)
@@ -659,7 +723,7 @@ class Session(Peer):
             since=self._state.commit_number,
             aggregate_ms=aggregate_ms,
         )
-        return subscriber
+        return receipt, subscriber
 
     def _unsubscribe(self, message: m.Unsubscribe) -> bytes:
         self._finish()  # what was changed before is still told
@@ -671,18 +735,19 @@ class Session(Peer):
 
     def _subscribe_ls(self, message: m.SubscribeLs) -> bytes:
         parent = message.parent
+        self._check_elements(parent or "")
         self._need("read", children_pattern(parent))
         transaction_id = message.transaction_id
         self._done.append(message)
         self._replies.append(encode_ack(transaction_id))
-        self._finish()
+        receipt = self._finish()
         before = self.ls_subscribers.pop(transaction_id, None)
         if before is not None:
             self._hub.unsubscribe_ls(before)
         subscriber = self.ls_subscribers[transaction_id] = Subscriber(
             self, transaction_id, parent, unique=False, since=self._state.commit_number
         )
-        self._send(encode_ls(transaction_id, self._hub.children(parent)))
+        self._send_snapshot(receipt, lambda: encode_ls(transaction_id, self._hub.children(parent)))
         self._hub.subscribe_ls(subscriber)
         return b""
 
@@ -726,8 +791,8 @@ class Session(Peer):
         except NotLockedError as error:
             raise RefusedError(ErrorCode.KEY_IS_NOT_LOCKED, str(error)) from None
         except LockHeldError as error:
-            self.push([self._error(wait, ErrorCode.LOCK_ACQUISITION_CANCELLED, "given up") for wait in error.cancelled])
-            self.flush()
+            for wait in error.cancelled:
+                self._send(self._error(wait, ErrorCode.LOCK_ACQUISITION_CANCELLED, "given up"))
             raise RefusedError(ErrorCode.KEY_IS_LOCKED, str(error)) from None
         self._hub.grant(granted)
         self._hub.flush()
@@ -748,7 +813,6 @@ class _Will(msgspec.Struct, frozen=True):
     value: msgspec.Raw
 
 
-ONLY_SETS = {m.Set}
 CHANGING = (m.Set, m.CSet, m.Delete, m.PDelete, m.Publish, m.SPub)
 READING = (m.Get, m.CGet, m.PGet, m.Ls, m.PLs)
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
+from babelbus.core.record import Receipt
 from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import Outbox, PeerLeavesError
-from babelbus.protocols.worterbuch.codec import decode_message, encode_ack
+from babelbus.protocols.contract import Encode, Outbox, PeerLeavesError
+from babelbus.protocols.worterbuch.codec import decode_messages, decode_sets, encode_ack
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
-from babelbus.protocols.worterbuch.hub import Hub, tidy
-from babelbus.protocols.worterbuch.messages import ClientMessage, CSet, Publish, Set, SPub
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.messages import ClientMessage
 from babelbus.protocols.worterbuch.profiles import Profile
 from babelbus.protocols.worterbuch.session import Session
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
@@ -50,19 +49,55 @@ class TextFraming:
 TEXTS = TextFraming()
 
 
-class DeflatedFraming:
-    """The same, compressed: each connection has its own, for a compressor may remember what it sent."""
-
-    def __init__(self, agreed: Deflate) -> None:
-        self._deflater = Deflater(agreed, is_server=True)
+class LateFraming:
+    """Messages that `DeflatingOutbox` compresses: each behind its length."""
 
     def encode(self, texts: Sequence[bytes]) -> bytes:
-        """Give the frames of these messages."""
-        return self._deflater.encode_texts(texts)
+        """Give these messages with their lengths."""
+        return b"".join([b"%b%b" % (len(text).to_bytes(_LENGTH_BYTES, "big"), text) for text in texts])
 
     def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Give the frames of an `ack` for each of these."""
+        """Give an `ack` for each of these, with their lengths."""
         return self.encode(list(map(encode_ack, transaction_ids)))
+
+
+_LENGTH_BYTES = 8
+LATE = LateFraming()
+
+
+class DeflatingOutbox(Outbox):
+    """The outbox of a connection that compresses.
+
+    A compressor remembers what it sent, so messages are compressed in the order in which they leave: when their turn
+    has come, behind answers that waited for the disk, and not at all if they are dropped.
+    """
+
+    def __init__(self, outbox: Outbox, agreed: Deflate) -> None:
+        self._outbox = outbox
+        self._deflater = Deflater(agreed, is_server=True)
+        self.bytes_max = outbox.bytes_max
+
+    @property
+    def size_bytes(self) -> int:
+        """What waits."""
+        return self._outbox.size_bytes
+
+    def answer(self, encode: Encode, weight: int = 0) -> None:
+        """Send what `encode` gives, compressed, behind all answers that were promised before."""
+        self._outbox.answer(lambda: self._deflate(encode()), weight)
+
+    def answer_when(self, receipts: Sequence[Receipt], encode: Encode, weight: int = 0) -> None:
+        """Do the same once all receipts are done."""
+        self._outbox.answer_when(receipts, lambda: self._deflate(encode()), weight)
+
+    def _deflate(self, data: bytes | bytearray) -> bytes:
+        texts = []
+        position = 0
+        while position < len(data):
+            start = position + _LENGTH_BYTES
+            position = start + int.from_bytes(data[position:start], "big")
+            texts.append(bytes(data[start:position]))
+        return self._deflater.encode_texts(texts)
 
 
 class SocketSession:
@@ -86,9 +121,9 @@ class SocketSession:
         self._close_code = NORMAL
         self.session = Session(
             hub,
-            outbox,
+            outbox if deflate is None else DeflatingOutbox(outbox, deflate),
             close,
-            framing=TEXTS if deflate is None else DeflatedFraming(deflate),
+            framing=TEXTS if deflate is None else LATE,
             profile=profile,
             transport_name="WS",
             address=address,
@@ -119,9 +154,18 @@ class SocketSession:
             self._end(self._last_word)
 
     def _work(self) -> bool:
-        """Do what waits; say whether all of it is done."""
+        """Do what waits; say whether all of it is done.
+
+        Raises:
+            RemoteProtocolError: a request may not be made in this place; it was answered.
+        """
         while self._waiting:
-            done = self.session.receive(self._waiting)
+            try:
+                done = self.session.receive(self._waiting)
+            except RemoteProtocolError as error:
+                self._waiting = []
+                self._end(error)
+                raise
             self._waiting = self._waiting[done:]
             if self._waiting and self._outbox.full:
                 return False
@@ -133,19 +177,25 @@ class SocketSession:
         Raises:
             RemoteProtocolError: the client broke the protocol, or closes; `_waiting` has what came before.
         """
-        waiting = self._waiting
+        texts: list[bytes] = []
+        closing: Close | None = None
         for event in self._decoder.events():
             if type(event) is Message:
                 if event.text:
-                    text = event.data
-                    message = decode_message(text)
-                    waiting.append(_tidy(message) if b"\n" in text or b"\r" in text else message)
+                    texts.append(event.data)
             elif type(event) is Ping:
                 pong = encode_pong(event.data)
                 self._outbox.answer(lambda pong=pong: pong, len(pong))  # type: ignore[misc]
             elif type(event) is Close:
-                self._close_code = NORMAL if event.code == NO_STATUS else event.code
-                raise PeerLeavesError("closed by the client")
+                closing = event
+        run = None if self._waiting else decode_sets(texts)
+        if run is None:
+            decode_messages(texts, self._waiting)
+        elif not self.session.receive_sets(run):
+            self._waiting += run.messages()
+        if closing is not None:
+            self._close_code = NORMAL if closing.code == NO_STATUS else closing.code
+            raise PeerLeavesError("closed by the client")
         if self._decoder.error is not None:
             raise self._decoder.error
 
@@ -155,10 +205,9 @@ class SocketSession:
         Raises:
             RemoteProtocolError, PeerLeavesError: always.
         """
-        code = self._close_code
+        code = self._close_code if isinstance(error, PeerLeavesError) else POLICY_VIOLATION
         if isinstance(error, MalformedMessageError):
             self.session.malformed(error)
-            code = POLICY_VIOLATION
         elif isinstance(error, WebSocketError):
             code = error.code
         last = encode_close(code)
@@ -182,10 +231,3 @@ class SocketSession:
 
 POLICY_VIOLATION = 1008
 """Closes a connection whose messages are texts but none of ours."""
-
-
-def _tidy(message: ClientMessage) -> ClientMessage:
-    """Give a message whose value has no line ends between its tokens."""
-    if isinstance(message, Set | CSet | SPub | Publish):
-        return msgspec.structs.replace(message, value=tidy(message.value))
-    return message

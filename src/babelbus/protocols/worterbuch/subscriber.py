@@ -53,10 +53,14 @@ class Subscriber:
         self.since = since
         self.aggregate_ms = aggregate_ms
         self.subscription: Subscription | None = None
-        self.shape = f"{session.form} {transaction_id} {pattern}"  # a string remembers its hash
+        self.take_shape()
         self._pending: list[Change] = []
         self._pending_keys: set[str | None] = set()
         self._timer: asyncio.TimerHandle | None = None
+
+    def take_shape(self) -> None:
+        """See in what form the client wants its messages, now that it is known or has changed."""
+        self.shape = f"{self.session.form} {self.transaction_id} {self.pattern}"  # a string remembers its hash
 
     @property
     def plain(self) -> bool:

@@ -50,6 +50,9 @@ from babelbus.wire.upgrade import accept_upgrade
 
 log = logging.getLogger(__name__)
 
+HEAVY_BYTES = 65_536
+"""Answers of more are not collected with others."""
+LEAVING = PeerLeavesError("the client wants the connection closed")
 IMPORT_SLICE = 4096
 """Keys that an import stores in one go, before others have their turn."""
 PREFLIGHT_SECONDS = 600
@@ -102,6 +105,10 @@ class WebSession:
         self._client_id = str(uuid.uuid4())
         self._decoder = RequestDecoder(body_bytes_max=hub.options.message_bytes_max)
         self._waiting: deque[Request] = deque()
+        self._done: list[tuple[Call, Privileges | None, Reply]] = []
+        """What was carried out, and is neither stored nor answered yet."""
+        self._done_bytes = 0
+        self._source = ""
         self._socket: SocketSession | None = None
         self._stream: EventStream | None = None
         self._job: asyncio.Task[None] | None = None
@@ -134,6 +141,7 @@ class WebSession:
             return
         if self._last_word is None and self._stream is None:
             self._work()
+            self._finish()
         if self._last_word is not None and not self._outbox.waiting:
             raise self._last_word
 
@@ -156,10 +164,12 @@ class WebSession:
             if not self._waiting:
                 break
         if self._decoder.take_continue():
+            self._finish()
             self._outbox.answer(lambda: CONTINUE, len(CONTINUE))
 
     def _end(self, error: HttpError) -> None:
         """Answer what is no request, behind all that were; the connection closes when that is sent."""
+        self._finish()
         self._last_word = error
         self._outbox.answer(lambda: encode_error(error), self._outbox.bytes_max)
 
@@ -192,6 +202,7 @@ class WebSession:
         except HttpError as error:
             self._end(error)
             return
+        self._finish()
         self._outbox.answer(lambda: upgrade.response, len(upgrade.response))
         self._socket = SocketSession(
             self._hub,
@@ -232,25 +243,46 @@ class WebSession:
             self._carry_out(call, privileges, source)
 
     def _carry_out(self, call: Call, privileges: Privileges | None, source: str) -> None:
-        """Do it, and answer once it is stored; what only reads is asked again if what it saw was not."""
+        """Do it; it is stored and answered together with what else came, by `_finish`."""
+        if source != self._source:
+            self._finish()
+            self._source = source
+        reply = self._act(call, privileges)
+        self._done.append((call, privileges, reply))
+        self._done_bytes += len(reply.body)
+        if not _keeps_alive(call.request):
+            self._last_word = LEAVING
+        if self._done_bytes > HEAVY_BYTES:
+            self._finish()
 
-        def act() -> Reply:
-            try:
-                return self._rest.carry_out(call, privileges)
-            except RequestRefusedError as error:
-                return error_reply(error)
+    def _act(self, call: Call, privileges: Privileges | None) -> Reply:
+        try:
+            return self._rest.carry_out(call, privileges)
+        except RequestRefusedError as error:
+            return error_reply(error)
 
-        reply = act()
-        receipt = self._state.commit(source)
+    def _finish(self) -> None:
+        """Store what was changed, and answer what was carried out so far."""
+        done, size = self._done, self._done_bytes
+        if not done:
+            return
+        self._done, self._done_bytes = [], 0
+        receipt = self._state.commit(self._source)
+        if self._last_word is not None:
+            size = self._outbox.bytes_max  # full until this is written: then `resume` ends the connection
 
         def settle() -> bytes:
             if receipt.error is None:
-                return self._encode(call.request, reply)
-            if call.action in CHANGING:
-                return self._encode(call.request, _failed(str(receipt.error)))
-            return self._encode(call.request, act())
+                return b"".join([self._encode(call.request, reply) for call, _, reply in done])
+            failed = _failed(str(receipt.error))  # nothing of it is stored; what only read is asked again
+            return b"".join(
+                [
+                    self._encode(call.request, failed if call.action in CHANGING else self._act(call, privileges))
+                    for call, privileges, _ in done
+                ]
+            )
 
-        self._send(call.request, [receipt], settle, len(reply.body))
+        self._outbox.answer_when([receipt], settle, size)
 
     def _answer_file(self, request: Request) -> None:
         files = self._options.files
@@ -271,6 +303,7 @@ class WebSession:
         if request.method == "HEAD":
             self._send(request, [], lambda: head, len(head))
             return
+        self._finish()
         stream = EventStream(self._hub, self._outbox, self._close, address=self._address, chunked=chunked)
         stream.source = source
         self._stream = stream
@@ -348,9 +381,9 @@ class WebSession:
         self._send(request, [], lambda: self._encode(request, reply), len(reply.body))
 
     def _send(self, request: Request, receipts: Sequence[Receipt], encode: Encode, weight: int) -> None:
+        self._finish()
         if not _keeps_alive(request):
-            # The outbox counts as full until this answer is written: then `resume` ends the connection.
-            self._last_word = PeerLeavesError("the client wants the connection closed")
+            self._last_word = LEAVING
             weight = self._outbox.bytes_max
         self._outbox.answer_when(receipts, encode, weight)
 
