@@ -15,7 +15,7 @@ from babelbus.core.topic import (
     UnknownPartitionError,
     event_of,
 )
-from babelbus.storage.files import DiskFullError
+from babelbus.storage.files import DiskError, DiskFullError
 from babelbus.storage.format import InvalidRecordError
 from babelbus.storage.producers import BATCHES_MAX
 from babelbus.storage.record import Record
@@ -367,4 +367,34 @@ async def test_an_event_that_cannot_be_stored_is_refused_alone() -> None:
     assert isinstance(receipt.error, InvalidRecordError)
     await done(topic.publish(events(b"fine")))
     assert payloads(topic.partitions[0]) == [b"fine"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_an_append_that_writes_a_checkpoint_writes_the_batch_of_its_producer_into_it() -> None:
+    bus = Bus()
+    topic = bus.topic(segment_bytes=1024, ack="written")
+    for number in range(8):  # each one rolls to a new segment, and rolling writes a checkpoint
+        topic.publish_batch(batch(*[b"x" * 100] * 20), producer_id=PRODUCER, first_sequence=20 * number)
+    await bus.die()
+    again = await bus.restart()
+    topic = again.broker.topic("news")
+    receipt = topic.publish_batch(batch(*[b"x" * 100] * 20), producer_id=PRODUCER, first_sequence=140)
+    assert receipt.base_offset == 140
+    assert topic.partitions[0].next_offset == 160
+    await again.broker.close()
+
+
+@in_loop
+async def test_a_batch_that_the_disk_refused_is_not_taken_for_stored_when_it_comes_again() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    topic = bus.topic(ack="written")
+    files.fail("pwrite", suffix=".log")
+    with pytest.raises(DiskError):
+        topic.publish_batch(batch(b"one", b"two"), producer_id=PRODUCER, first_sequence=0)
+    await turns()
+    receipt = topic.publish_batch(batch(b"one", b"two"), producer_id=PRODUCER, first_sequence=0)
+    assert receipt.base_offset == 0
+    assert payloads(topic.partitions[0]) == [b"one", b"two"]
     await bus.broker.close()

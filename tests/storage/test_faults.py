@@ -308,13 +308,16 @@ def test_a_checkpoint_does_not_vouch_for_what_was_appended_while_the_disk_flushe
         check_log(reopened, 2048)
 
 
-def test_a_batch_whose_write_was_torn_is_cut_whole() -> None:
+@pytest.mark.parametrize("between_records", [False, True])
+def test_a_batch_whose_write_was_torn_is_cut_whole(between_records: bool) -> None:
     files = FaultyFiles()
     log = open_log(files)
     log.append(mark_producer(encode_batch(numbered(20)), 7, 0))
-    log.append(mark_producer(encode_batch(numbered(20, first=20), 20), 7, 20))
+    second = mark_producer(encode_batch(numbered(20, first=20), 20), 7, 20)
+    log.append(second)
     path = f"{FOLDER}/{0:020d}.log"
-    del files.content(path)[-100:]
+    torn = len(second.data) - int(second.positions[12]) if between_records else 100
+    del files.content(path)[-torn:]
     log = open_log(files)
     assert log.next_offset == 20
     assert [batch.first_sequence for batch in log.producers.batches(7)] == [0]

@@ -13,7 +13,10 @@ _encode = msgspec.json.encode
 
 
 def json_text(payload: bytes | None, headers: Headers) -> bytes:
-    """Give a payload as JSON: as it is if it says that it is JSON and is, else a string: its text, or base64 of it."""
+    """Give a payload as JSON: as it is if it says that it is JSON and is, else a string: its text, or base64 of it.
+
+    JSON with line ends between its tokens loses all its blanks: a value is one line wherever lines are messages.
+    """
     if not payload:
         return b'""'
     if headers and is_json(headers):
@@ -22,7 +25,7 @@ def json_text(payload: bytes | None, headers: Headers) -> bytes:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
         else:
-            return payload
+            return msgspec.json.format(payload, indent=-1) if b"\n" in payload or b"\r" in payload else payload
     try:
         return _encode(payload.decode())
     except UnicodeDecodeError:

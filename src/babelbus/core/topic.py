@@ -232,10 +232,16 @@ class Topic:
         target = self.partitions[partition]
         if producer_id != NO_PRODUCER:
             batch = mark_producer(batch, producer_id, first_sequence)
-        batch = rebase(batch, target.next_offset)
-        receipt = target.append(batch)
+        base_offset = target.next_offset
+        batch = rebase(batch, base_offset)
         if producer_id != NO_PRODUCER:
-            target.log.producers.add(producer_id, first_sequence, batch.count, receipt.base_offset)
+            # Before the append, which may write a checkpoint: one that knows too much is put right by the log.
+            target.log.producers.add(producer_id, first_sequence, batch.count, base_offset)
+        try:
+            receipt = target.append(batch)
+        except StorageError:
+            target.log.producers.forget_from(base_offset)
+            raise
         if self._shown:
             self._show(receipt, self.decode(bytes(batch.data), batch.positions))
         return receipt

@@ -163,11 +163,13 @@ def _take_note(segment: Segment, found: Scan, following: int | None, recovery: R
             recovery.bad.append((path, BadRange(found.end, segment.size_bytes, found.next_offset, following, reason)))
         return
     size = segment.file_bytes()
-    if size == found.end:
-        return
     last = found.producers[-1] if found.producers else None
-    if last is not None and last.base_offset + last.count > found.next_offset and not found.bad:
-        # The write of this batch was torn, so it was not acknowledged, and its producer sends all of it again.
+    torn = last is not None and last.base_offset + last.count > found.next_offset and not found.bad
+    if size == found.end and not torn:
+        return
+    if torn and last is not None:
+        # The write of this batch was torn, perhaps between two records, so it was not acknowledged, and its producer
+        # sends all of it again.
         found.producers.pop()
         position, _ = segment.locate(last.base_offset)
         segment.cut(position, last.base_offset)

@@ -1,0 +1,331 @@
+"""The topics that dead letters lie in: what there is, replay to where the records came from, purge.
+
+What was replayed is the cursor of a consumer group of its own on the topic, `$replay`: durable like every cursor, so a
+crash may let letters that were replayed within `groups.commit_seconds` be replayed again, and never skips one.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from babelbus.core.dead_letters import PREFIX, DeadLetter, NoDeadLetterError, TopicDoor, origin, read, topic_name
+from babelbus.core.group import Group
+from babelbus.core.group_flight import Delivery
+from babelbus.core.group_info import StoredLane
+from babelbus.core.group_settings import BEGINNING, GroupSettings
+from babelbus.core.groups import Groups
+from babelbus.core.partition import Partition
+from babelbus.core.record import Receipt, Record
+from babelbus.core.topic import Topic
+from babelbus.errors import BabelbusError
+from babelbus.storage.columns import decode_columns, find_positions, iterate
+from babelbus.storage.files import OffsetOutOfRangeError
+
+REPLAY_GROUP = "$replay"
+REPLAY_SETTINGS = GroupSettings(
+    ack="explicit",
+    # What cannot be replayed stays for the next time; it is no dead letter's dead letter.
+    attempts_max=None,
+    # A replay ends with its member, and may take long.
+    ack_seconds=86_400.0,
+    retry_seconds=0.0,
+    order="none",
+    # To replay one letter, those before it are held meanwhile.
+    in_flight_max=10_000_000,
+)
+TAKE_COUNT = 500
+"""Letters that are published before their receipts are waited for."""
+READ_BYTES = 2**20
+FAILURES_MAX = 100
+"""How many letters that could not be replayed are told of one by one."""
+
+
+class NoDeadLetterTopicError(BabelbusError):
+    """The name is neither a topic of dead letters nor a group that has one."""
+
+
+class LettersWaitingError(BabelbusError):
+    """Letters that were not replayed would be lost with their topic."""
+
+    def __init__(self, topic: str, waiting: int, letters: int) -> None:
+        super().__init__(f"{waiting} of the {letters} dead letters in topic {topic!r} were not replayed")
+        self.topic, self.waiting, self.letters = topic, waiting, letters
+
+
+class RemovingDoor(TopicDoor, Protocol):
+    """What this module needs of the broker."""
+
+    def remove_topic(self, name: str) -> None:
+        """Remove a topic and its records, durably."""
+
+
+class Sender(msgspec.Struct, frozen=True):
+    """A group whose dead letters go to a topic; `dead_lettered` counts since the server started."""
+
+    topic: str
+    group: str
+    dead_lettered: int
+
+
+class DeadLetterTopicInfo(msgspec.Struct, frozen=True):
+    """A topic of dead letters. `waiting` of its `letters` were not replayed."""
+
+    topic: str
+    partitions: int
+    letters: int
+    waiting: int
+    senders: tuple[Sender, ...]
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """One record of such a topic; `letter` is `None` when somebody else published it."""
+
+    partition: int
+    record: Record
+    letter: DeadLetter | None
+    replayed: bool
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A letter that could not be replayed, and why."""
+
+    partition: int
+    offset: int
+    reason: str
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What a replay did. `failures` are the first of `failed`; `waiting` were not replayed and are still there."""
+
+    topic: str
+    replayed: int
+    failed: int
+    failures: list[Failed]
+    waiting: int
+
+
+class DeadLetterTopics:
+    """All topics of dead letters: those named `dead-letters/...`, and those that a group's settings name.
+
+    All calls come from the event loop. `name` is such a topic or the name of a group that sends there.
+    """
+
+    def __init__(self, door: RemovingDoor, groups: Groups) -> None:
+        self._door = door
+        self._groups = groups
+
+    def all(self) -> list[DeadLetterTopicInfo]:
+        """Give all of them, by name."""
+        named = {_target(group) for group in self._groups.all()}
+        names = [name for name in self._door.topics if name in named or name.startswith(PREFIX)]
+        return [self._describe(self._door.topics[name]) for name in sorted(names)]
+
+    def info(self, name: str) -> DeadLetterTopicInfo:
+        """Give one.
+
+        Raises:
+            NoDeadLetterTopicError: there is none.
+        """
+        return self._describe(self._find(name))
+
+    async def read(self, name: str, partition: int, offset: int, count_max: int) -> list[Letter]:
+        """Give up to `count_max` letters of a partition from an offset on, the oldest first.
+
+        Raises:
+            NoDeadLetterTopicError, UnknownPartitionError: there is none.
+            StorageError: the disk refused, or a letter is damaged.
+        """
+        topic = self._find(name)
+        source = topic.partition(partition)
+        group = self._groups.find(topic.name, REPLAY_GROUP)
+        kept = StoredLane(0) if group is None else group.stored().get(partition, StoredLane(0))
+        found: list[Letter] = []
+        for record in _records(source, offset):
+            if record is None:
+                await asyncio.sleep(0)  # a chunk was read; others have their turn
+                continue
+            replayed = record.offset < kept.committed or any(start <= record.offset < end for start, end in kept.done)
+            found.append(Letter(partition, record, _read(record), replayed))
+            if len(found) == count_max:
+                break
+        return found
+
+    async def replay(
+        self, name: str, *, count_max: int | None = None, places: Sequence[tuple[int, int]] = ()
+    ) -> Replayed:
+        """Publish letters that were not replayed yet to the topics that they came from, and note that.
+
+        At most `count_max`, the oldest first; or those at `places` (partition, offset). All groups on such a topic see
+        the record again, behind what has come meanwhile.
+
+        Raises:
+            NoDeadLetterTopicError: there is no such topic.
+            GroupOwnedError: a replay of it is under way.
+            StorageError: the disk refused to note the replay.
+        """
+        topic = self._find(name)
+        group = self._groups.ensure(topic.name, REPLAY_GROUP, REPLAY_SETTINGS, start=BEGINNING)
+        group.resume()
+        replay = _Replay(self._door, group, count_max, set(places))
+        try:
+            await replay.run()
+        finally:
+            replay.member.leave()
+        for partition, offset in sorted(replay.places):
+            replay.fail(partition, offset, "there is no letter at this offset, or it was replayed")
+        waiting = self._waiting(topic, group)
+        return Replayed(topic.name, replay.replayed, replay.failed, replay.failures, waiting)
+
+    def purge(self, name: str, *, everything: bool = False) -> DeadLetterTopicInfo:
+        """Remove a topic of dead letters and give what it was; the next dead letter makes it anew.
+
+        Raises:
+            NoDeadLetterTopicError: there is none.
+            LettersWaitingError: some were not replayed, and `everything` was not asked for.
+            StorageError: the disk refused.
+        """
+        info = self._describe(self._find(name))
+        if info.waiting and not everything:
+            raise LettersWaitingError(info.topic, info.waiting, info.letters)
+        self._door.remove_topic(info.topic)
+        return info
+
+    def _find(self, name: str) -> Topic:
+        topics = self._door.topics
+        groups = self._groups.all()
+        if name in topics and (name.startswith(PREFIX) or any(_target(group) == name for group in groups)):
+            return topics[name]
+        for target in (*(_target(group) for group in groups if group.name == name), topic_name(name)):
+            if target in topics:
+                return topics[target]
+        if name in topics:
+            raise NoDeadLetterTopicError(f"topic {name!r} is none of dead letters")
+        raise NoDeadLetterTopicError(f"there are no dead letters of {name!r}")
+
+    def _describe(self, topic: Topic) -> DeadLetterTopicInfo:
+        letters = sum(one.next_offset - one.log.first_offset for one in topic.partitions)
+        group = self._groups.find(topic.name, REPLAY_GROUP)
+        waiting = letters if group is None else self._waiting(topic, group)
+        senders = tuple(
+            Sender(one.topic.name, one.name, one.counts.dead_lettered)
+            for one in self._groups.all()
+            if _target(one) == topic.name and one.topic is not topic
+        )
+        return DeadLetterTopicInfo(topic.name, len(topic.partitions), letters, waiting, senders)
+
+    def _waiting(self, topic: Topic, group: Group) -> int:
+        unflushed = sum(one.next_offset - one.high_watermark for one in topic.partitions)
+        return group.info().lag + unflushed
+
+
+class _Replay:
+    """One replay: takes letters, publishes what they were, acks each when that is as durable as its topic says."""
+
+    def __init__(self, door: TopicDoor, group: Group, count_max: int | None, places: set[tuple[int, int]]) -> None:
+        self._door = door
+        self.member = group.join(lambda _: None, credit=0, exclusive=True)
+        self._left = count_max
+        self._chosen = bool(places)
+        self.places = places
+        self.replayed = 0
+        self.failed = 0
+        self.failures: list[Failed] = []
+
+    async def run(self) -> None:
+        """Replay all that is asked for."""
+        while self._left is None or self._left > 0:
+            if self._chosen and not self.places:
+                return
+            taken = self.member.take(TAKE_COUNT if self._left is None else min(TAKE_COUNT, self._left))
+            if not taken:
+                return
+            if self._left is not None and not self._chosen:
+                self._left -= len(taken)
+            receipts = [receipt for delivery in taken if (receipt := self._publish(delivery)) is not None]
+            try:
+                await _settled(receipts)
+            except asyncio.CancelledError:  # who asked has gone; what was published is noted before we end
+                await _settled(receipts)
+                raise
+
+    def _publish(self, delivery: Delivery) -> Receipt | None:
+        place = (delivery.partition, delivery.offset)
+        if self._chosen and place not in self.places:
+            return None
+        self.places.discard(place)
+        try:
+            event = origin(delivery)
+            target = self._door.topic(read(delivery).topic)
+        except BabelbusError as error:
+            self.fail(*place, str(error))
+            return None
+        receipt = target.publish([event])[0]
+
+        def told(receipt: Receipt) -> None:
+            if receipt.error is not None:
+                self.fail(*place, str(receipt.error))
+            elif not self.member.closed:
+                self.replayed += 1
+                self.member.ack([delivery])
+
+        receipt.when_done(told)
+        return receipt
+
+    def fail(self, partition: int, offset: int, reason: str) -> None:
+        """Note a letter that could not be replayed."""
+        self.failed += 1
+        if len(self.failures) < FAILURES_MAX:
+            self.failures.append(Failed(partition, offset, reason))
+
+
+def _target(group: Group) -> str:
+    """Give where the dead letters of a group go."""
+    return group.settings.dead_letter_topic or topic_name(group.name)
+
+
+def _read(record: Record) -> DeadLetter | None:
+    try:
+        return read(record)
+    except NoDeadLetterError:
+        return None
+
+
+def _records(partition: Partition, offset: int) -> Iterator[Record | None]:
+    """Yield the records of a partition from an offset on; `None` behind each chunk."""
+    size = READ_BYTES
+    offset = max(offset, partition.log.first_offset)
+    while offset < partition.high_watermark:
+        try:
+            chunk = partition.read(offset, size)
+        except OffsetOutOfRangeError as error:
+            if error.first <= offset:  # the end stepped back while we looked
+                return
+            offset = error.first  # retention was here
+            continue
+        if not chunk.data and chunk.next_offset <= offset:
+            size *= 4  # one record is larger
+            continue
+        positions, _ = find_positions(chunk.data, 0, len(chunk.data))
+        yield from iterate(decode_columns(chunk.data, positions))
+        yield None
+        offset, size = chunk.next_offset, READ_BYTES
+
+
+async def _settled(receipts: Sequence[Receipt]) -> None:
+    """Return when all are done, with or without an error."""
+    left = sum(not receipt.done for receipt in receipts)
+    if not left:
+        return
+    waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def note(_: Receipt) -> None:
+        nonlocal left
+        left -= 1
+        if not left and not waiting.done():
+            waiting.set_result(None)
+
+    for receipt in [receipt for receipt in receipts if not receipt.done]:
+        receipt.when_done(note)
+    await waiting
