@@ -17,6 +17,7 @@ from babelbus.config import (
     ServerSettings,
     TopicDefaults,
     WorterbuchSettings,
+    ZbusSettings,
 )
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.server.app import Server
@@ -33,6 +34,7 @@ def configure(
     server: ServerSettings | None = None,
     topics: TopicDefaults | None = None,
     worterbuch: WorterbuchSettings | None = None,
+    zbus: ZbusSettings | None = None,
     admin: bool = False,
 ) -> Config:
     """A configuration whose ports the system chooses."""
@@ -40,6 +42,7 @@ def configure(
         data=DataSettings(str(folder)),
         jebp=jebp or JebpSettings(port=0),
         worterbuch=worterbuch or WorterbuchSettings(port=0, tcp_port=0),
+        zbus=zbus or ZbusSettings(port=0),
         admin=AdminSettings(enabled=admin, port=0),
         server=server or ServerSettings(),
         topics=topics or TopicDefaults(),

@@ -136,6 +136,7 @@ def test_a_publish_reaches_subscribers_and_stores_nothing(live: LiveServer, web:
         ("GET", "/api/v1/psubscribe/%23/b", 400),
         ("GET", "/api/v1/subscribe/%3F", 400),
         ("GET", "/api/v1/get/", 404),
+        ("GET", f"/api/v1/psubscribe/a{'/a' * 1024}", 400),
         ("GET", "/api/v1/get", 404),
         ("GET", "/api/v1/ls/", 404),
         ("GET", "/api/v1/ls/nix", 404),
@@ -563,7 +564,7 @@ def test_clients_of_0_35_to_0_41_find_their_routes(web: Web) -> None:
 
 def test_clients_of_0_30_to_0_34_find_their_routes(web: Web) -> None:
     form = "application/x-www-form-urlencoded"
-    answer = web.post("/api/set", b"a%2Fb=%7B%22x%22%3A+1%7D&raw%2Fa%2Fb=2", form)
+    answer = web.post("/api/set", b"a%2Fb=0&a%2Fb=%7B%22x%22%3A+1%7D&raw%2Fa%2Fb=2", form)
     assert (answer.status, answer.body) == (200, b"Ok")
     assert web.get("/api/get/a/b").json == {"key": "a/b", "value": {"x": 1}}
     assert web.get("/api/get/a/b?raw").json == {"x": 1}
@@ -571,6 +572,7 @@ def test_clients_of_0_30_to_0_34_find_their_routes(web: Web) -> None:
     assert web.get("/api/pget/a/%23").json == [{"key": "a/b", "value": {"x": 1}}]
     assert web.post("/api/set", b"c=1&d=nonsense", form).status == 400
     assert web.post("/api/set", b"c=1&d/%23=1", form).status == 400
+    assert web.post("/api/set", b"c=1&" + b"%2F" * 1024 + b"=1", form).status == 400
     assert web.post("/api/set", b"c=1", "application/json").status == 415
     assert web.get("/api/get/c").status == 400
 

@@ -192,10 +192,13 @@ class Session(Peer):
         return encode_run(self, subscriber, changes)
 
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
-        """Give the one message that changes of one kind are for a subscriber of a pattern."""
+        """Give the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
         assert subscriber.pattern is not None
-        encode = encode_pstate_deleted if changes[0][0] is DELETED else encode_pstate
+        deleted = changes[0][0] is DELETED
+        encode = encode_pstate_deleted if deleted else encode_pstate
         pairs = self.write_pairs([(key or "", value) for _, key, value, _, _ in changes])
+        if not pairs or (deleted and not self.profile.deletions):
+            return b""
         return encode(subscriber.transaction_id, subscriber.pattern, pairs)
 
     def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:

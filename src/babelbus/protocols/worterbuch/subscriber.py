@@ -95,8 +95,9 @@ class Subscriber:
         """Send what was collected as one message; the timer that runs goes on."""
         pending, self._pending = self._pending, []
         self._pending_keys.clear()
-        if pending:
-            self.session.push([self.session.encode_collected(self, pending)])
+        text = self.session.encode_collected(self, pending) if pending else b""
+        if text:
+            self.session.push([text])
 
     def stop(self) -> None:
         """Send nothing more."""

@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 65_536
 """Answers of more are not collected with others."""
-LEAVING = PeerLeavesError("the client wants the connection closed")
 IMPORT_SLICE = 4096
 """Keys that an import stores in one go, before others have their turn."""
 PREFLIGHT_SECONDS = 600
@@ -251,7 +250,7 @@ class WebSession:
         self._done.append((call, privileges, reply))
         self._done_bytes += len(reply.body)
         if not _keeps_alive(call.request):
-            self._last_word = LEAVING
+            self._last_word = _leaving()
         if self._done_bytes > HEAVY_BYTES:
             self._finish()
 
@@ -383,7 +382,7 @@ class WebSession:
     def _send(self, request: Request, receipts: Sequence[Receipt], encode: Encode, weight: int) -> None:
         self._finish()
         if not _keeps_alive(request):
-            self._last_word = LEAVING
+            self._last_word = _leaving()
             weight = self._outbox.bytes_max
         self._outbox.answer_when(receipts, encode, weight)
 
@@ -456,6 +455,10 @@ async def _stored(receipt: Receipt) -> None:
         await done.wait()
     if receipt.error is not None:
         raise RequestRefusedError(500, str(receipt.error))
+
+
+def _leaving() -> PeerLeavesError:
+    return PeerLeavesError("the client wants the connection closed")
 
 
 def _failed(text: str) -> Reply:

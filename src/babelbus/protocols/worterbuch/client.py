@@ -1,0 +1,493 @@
+"""A client of Wörterbuch for an event loop: TCP, WebSocket and unix sockets, any server of protocol 1.1 or 0.11.
+
+    async with await connect("tcp://127.0.0.1:9090") as client:
+        await client.set("plant/temp", 21.5)
+        async for event in await client.psubscribe("plant/#"):
+            print(event.values, event.deleted)
+
+Values are what `json` makes of them. Requests of several tasks, and `send`, are on their way together. `blocking` has
+the same for threads.
+"""
+
+import asyncio
+import collections
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.worterbuch import messages as m
+from babelbus.protocols.worterbuch.client_codec import encode_message
+from babelbus.protocols.worterbuch.client_errors import (
+    ClientError,
+    ConnectionLostError,
+    RequestError,
+    error_of,
+)
+from babelbus.protocols.worterbuch.client_link import Connection, dial
+
+SWITCH_ID = 0
+
+_read = msgspec.json.Decoder().decode
+_write = msgspec.json.Encoder().encode
+
+
+class Event(msgspec.Struct, frozen=True):
+    """What a subscription tells: values by key, or the values of keys that were deleted."""
+
+    values: dict[str, Any] = {}
+    deleted: dict[str, Any] = {}
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    """A value and its version, 0 if it has none."""
+
+    value: Any
+    version: int
+
+
+Answer = asyncio.Future[m.ServerMessage]
+
+
+class Subscription:
+    """The events of one subscription: iterate over them, or give `subscribe` a callback. End it with `close`."""
+
+    def __init__(self, client: "Client", transaction_id: int, key: str, callback: Callable[[Any], None] | None) -> None:
+        self.transaction_id = transaction_id
+        self._client = client
+        self._key = key
+        self._callback = callback
+        self._events: collections.deque[Any] = collections.deque()
+        self._more = asyncio.Event()
+        self._error: ClientError | None = None
+        self._over = False
+
+    def take(self, message: m.ServerMessage) -> None:
+        """Take what came for it."""
+        event: Any
+        match message:
+            case m.State(value=value, deleted=deleted):
+                event = Event(deleted={self._key: _read(value)}) if deleted else Event({self._key: _read(value)})
+            case m.PState(pairs=pairs, deleted=deleted):
+                values = {key: _read(value) for key, value in pairs}
+                event = Event(deleted=values) if deleted else Event(values)
+            case m.LsState(children=children):
+                event = list(children)
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} as an event")
+        if self._callback is not None:
+            self._callback(event)
+        else:
+            self._events.append(event)
+            self._more.set()
+
+    def end(self, error: ClientError | None) -> None:
+        """Give no more events than those that came; raise `error` behind them."""
+        self._over, self._error = True, error
+        self._more.set()
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        """Wait for the next event; the iteration ends when the subscription was closed.
+
+        Raises:
+            ConnectionLostError: the connection is gone, and all that came was given.
+        """
+        while not self._events:
+            if self._over:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._more.clear()
+            await self._more.wait()
+        return self._events.popleft()
+
+    async def close(self) -> None:
+        """End the subscription; events under way are dropped.
+
+        Raises:
+            ClientError: the server refused, or is gone.
+        """
+        if not self._over:
+            await self._client.end_subscription(self.transaction_id)
+
+
+async def connect(
+    url: str = "tcp://127.0.0.1:9090", *, token: str | None = None, timeout_seconds: float = 10.0
+) -> "Client":
+    """Connect and wait until requests are taken.
+
+    Args:
+        url: `tcp://host:port`, `ws://host:port/path` or `unix:///path`.
+        token: the JWT that says what we may do.
+        timeout_seconds: how long the greeting may take, all together.
+
+    Raises:
+        LocalProtocolError: no such address.
+        ConnectionLostError: nobody listens there, or it was no Wörterbuch server.
+        UnauthorizedError: the token was refused.
+    """
+    client = Client()
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await client.open(url, token)
+    except TimeoutError as error:
+        await client.close()
+        raise ConnectionLostError(f"{url}: no greeting within {timeout_seconds} s") from error
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+class Client:
+    """A connection; `connect` makes it. Its calls raise `RequestError` if refused, `ConnectionLostError` if cut off."""
+
+    def __init__(self) -> None:
+        self.client_id = ""
+        self._connection: Connection | None = None
+        self._welcome: asyncio.Future[m.Welcome] = asyncio.get_running_loop().create_future()
+        self._waiting: dict[int, Answer] = {}
+        self._sent: collections.deque[int] = collections.deque()
+        self._subscriptions: dict[int, Subscription] = {}
+        self._next_id = 1
+        self._texts: list[bytes] = []
+        self._gone: ClientError | None = None
+        self._failure: RequestError | None = None
+        self._room = asyncio.Event()
+
+    # -- connection --------------------------------------------------------------------------------------------------
+
+    async def open(self, url: str, token: str | None) -> None:
+        """Connect to a server; see `connect`."""
+        self._connection = await dial(url, self._hear, self._lose)
+        welcome = await self._welcome
+        self.client_id = welcome.client_id
+        if (1, 1) in (welcome.info.supported_protocol_versions or ()):
+            await self._ask_as(SWITCH_ID, m.ProtocolSwitch(1))
+        if token is not None:
+            await self._ask_as(SWITCH_ID, m.Authorization(token))
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the answers to what was sent, unless an error is on its way already, and disconnect."""
+        try:
+            if error is None and self._gone is None:
+                await self.flush()
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Disconnect; requests without an answer raise `ConnectionLostError`, subscriptions end."""
+        connection = self._connection
+        if connection is not None and self._gone is None:
+            self._hand_over()
+            connection.say_goodbye()
+            connection.transport.close()
+        self._lose(None, closed=True)
+        if connection is not None:
+            connection.transport.abort()
+
+    @property
+    def connected(self) -> bool:
+        """Whether requests can be made."""
+        return self._connection is not None and self._gone is None
+
+    def _lose(self, error: Exception | None, *, closed: bool = False) -> None:
+        if self._gone is not None:
+            return
+        self._gone = ConnectionLostError(f"the connection is gone: {error or 'closed'}")
+        lost: list[asyncio.Future[Any]] = [self._welcome, *self._waiting.values()]
+        for answer in lost:
+            if not answer.done():
+                answer.set_exception(self._gone)
+                answer.exception()  # nobody may wait for it any more
+        self._waiting.clear()
+        for subscription in self._subscriptions.values():
+            subscription.end(None if closed else self._gone)
+        self._subscriptions.clear()
+        self._room.set()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, message: m.ServerMessage) -> None:
+        if isinstance(message, m.Welcome):
+            if not self._welcome.done():
+                self._welcome.set_result(message)
+            return
+        if isinstance(message, m.Keepalive):
+            return
+        transaction_id = 0 if isinstance(message, m.Handshaken) else message.transaction_id
+        answer = self._waiting.pop(transaction_id, None)
+        if answer is not None:
+            if not answer.done():
+                answer.set_result(message)
+            return
+        subscription = self._subscriptions.get(transaction_id)
+        if subscription is not None and isinstance(message, m.State | m.PState | m.LsState):
+            subscription.take(message)
+        elif self._sent and isinstance(message, m.Ack | m.Err) and transaction_id == self._sent[0]:
+            self._sent.popleft()
+            if isinstance(message, m.Err) and self._failure is None:
+                self._failure = error_of(message)
+            self._room.set()
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _write(self, message: m.ClientMessage) -> None:
+        """Send a message with those of the same turn of the loop.
+
+        Raises:
+            LocalProtocolError: it cannot be said.
+            ConnectionLostError: the connection is gone.
+        """
+        if self._gone is not None:
+            raise self._gone
+        try:
+            text = encode_message(message)
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError("a text that is not valid Unicode cannot be said in JSON") from error
+        if not self._texts:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+        self._texts.append(text)
+
+    def _hand_over(self) -> None:
+        if self._texts and self._connection is not None and self._gone is None:
+            texts, self._texts = self._texts, []
+            self._connection.send(texts)
+
+    async def _ask_as(self, transaction_id: int, message: m.ClientMessage) -> m.ServerMessage:
+        """Send a request and wait for its answer.
+
+        Raises:
+            RequestError: the server refused.
+            ConnectionLostError: the connection is gone.
+        """
+        self._write(message)
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._waiting[transaction_id] = answer
+        found = await answer
+        if isinstance(found, m.Err):
+            raise error_of(found)
+        return found
+
+    async def get(self, key: str) -> Any:
+        """Give a value.
+
+        Raises:
+            NoSuchValueError: there is none.
+        """
+        number = self._take_id()
+        found = await self._ask_as(number, m.Get(number, key))
+        return _read(_expect(found, m.State).value)
+
+    async def cget(self, key: str) -> Versioned:
+        """Give a value and its version; raises as `get`."""
+        number = self._take_id()
+        found = _expect(await self._ask_as(number, m.CGet(number, key)), m.CState)
+        return Versioned(_read(found.value), found.version)
+
+    async def pget(self, pattern: str) -> dict[str, Any]:
+        """Give all keys that match (`?` one element, `#` at the end any number), with their values."""
+        number = self._take_id()
+        return _values(await self._ask_as(number, m.PGet(number, pattern)))
+
+    async def set(self, key: str, value: Any) -> None:
+        """Store a value.
+
+        Raises:
+            VersionedError: the key holds one with a version.
+        """
+        number = self._take_id()
+        await self._ask_as(number, m.Set(number, key, _write(value)))
+
+    async def cset(self, key: str, value: Any, version: int) -> None:
+        """Store a value with the next version if the key has `version`, 0 for none.
+
+        Raises:
+            VersionedError: it has another one.
+        """
+        number = self._take_id()
+        await self._ask_as(number, m.CSet(number, key, _write(value), version))
+
+    async def publish(self, key: str, value: Any) -> None:
+        """Tell the subscribers of a key, and store nothing."""
+        number = self._take_id()
+        await self._ask_as(number, m.Publish(number, key, _write(value)))
+
+    async def delete(self, key: str) -> Any:
+        """Delete a key and give the value that it had.
+
+        Raises:
+            NoSuchValueError: it had none.
+        """
+        number = self._take_id()
+        return _read(_expect(await self._ask_as(number, m.Delete(number, key)), m.State).value)
+
+    async def pdelete(self, pattern: str, *, quiet: bool = False) -> dict[str, Any]:
+        """Delete all keys that match; gives what they held, nothing with `quiet`."""
+        number = self._take_id()
+        return _values(await self._ask_as(number, m.PDelete(number, pattern, quiet)))
+
+    async def ls(self, parent: str | None = None) -> list[str]:
+        """List the names below a key, without one those of the root.
+
+        Raises:
+            NoSuchValueError: there is no such node.
+        """
+        number = self._take_id()
+        return list(_expect(await self._ask_as(number, m.Ls(number, parent)), m.LsState).children)
+
+    async def pls(self, pattern: str | None = None) -> list[str]:
+        """List the names below all keys that match."""
+        number = self._take_id()
+        return list(_expect(await self._ask_as(number, m.PLs(number, pattern)), m.LsState).children)
+
+    # -- many at once ------------------------------------------------------------------------------------------------
+
+    async def send(self, key: str, value: Any, *, store: bool = True, in_flight_max: int = 10_000) -> None:
+        """Set, or without `store` publish, and wait for no answer but while `in_flight_max` are outstanding.
+
+        `flush` waits for the answers, and raises what was refused.
+        """
+        number = self._take_id()
+        text = _write(value)
+        self._write(m.Set(number, key, text) if store else m.Publish(number, key, text))
+        self._sent.append(number)
+        while len(self._sent) >= in_flight_max and self._gone is None:
+            self._room.clear()
+            await self._room.wait()
+
+    async def flush(self) -> None:
+        """Wait for the answers to what was sent.
+
+        Raises:
+            RequestError: the first that was refused since the last `flush`.
+            ConnectionLostError: the connection is gone, and answers are missing.
+        """
+        while self._sent and self._gone is None:
+            self._room.clear()
+            await self._room.wait()
+        if self._sent and self._gone is not None:
+            raise self._gone
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    # -- subscriptions -----------------------------------------------------------------------------------------------
+
+    async def subscribe(
+        self,
+        key: str,
+        callback: Callable[[Event], None] | None = None,
+        *,
+        unique: bool = False,
+        live_only: bool = False,
+    ) -> Subscription:
+        """Hear of a key: of the value that it has, unless `live_only`, and of all changes; `unique`: of news alone."""
+        number = self._take_id()
+        return await self._subscribe(number, m.Subscribe(number, key, unique, live_only), key, callback)
+
+    async def psubscribe(
+        self,
+        pattern: str,
+        callback: Callable[[Event], None] | None = None,
+        *,
+        unique: bool = False,
+        aggregate_ms: int | None = None,
+        live_only: bool = False,
+    ) -> Subscription:
+        """Hear of all keys that match; the first event is what they hold. `aggregate_ms` collects events so long."""
+        number = self._take_id()
+        message = m.PSubscribe(number, pattern, unique, aggregate_ms, live_only)
+        return await self._subscribe(number, message, pattern, callback)
+
+    async def subscribe_ls(
+        self, parent: str | None = None, callback: Callable[[list[str]], None] | None = None
+    ) -> Subscription:
+        """Hear of the names below a key, all of them whenever one comes or goes."""
+        number = self._take_id()
+        return await self._subscribe(number, m.SubscribeLs(number, parent), parent or "", callback)
+
+    async def _subscribe(
+        self, number: int, message: m.ClientMessage, key: str, callback: Callable[[Any], None] | None
+    ) -> Subscription:
+        subscription = self._subscriptions[number] = Subscription(self, number, key, callback)
+        try:
+            await self._ask_as(number, message)
+        except BaseException:
+            self._subscriptions.pop(number, None)
+            raise
+        return subscription
+
+    async def end_subscription(self, number: int) -> None:
+        """End a subscription; what `Subscription.close` does."""
+        subscription = self._subscriptions.pop(number, None)
+        if subscription is not None:
+            subscription.end(None)
+            await self._ask_as(number, m.Unsubscribe(number))
+
+    # -- locks, and what is left behind ------------------------------------------------------------------------------
+
+    async def lock(self, key: str) -> None:
+        """Lock a key.
+
+        Raises:
+            KeyLockedError: another client has it.
+        """
+        number = self._take_id()
+        await self._ask_as(number, m.Lock(number, key))
+
+    async def acquire_lock(self, key: str) -> None:
+        """Lock a key as soon as it is free: who waits longest is next."""
+        number = self._take_id()
+        await self._ask_as(number, m.AcquireLock(number, key))
+
+    async def release_lock(self, key: str) -> None:
+        """Unlock a key."""
+        number = self._take_id()
+        await self._ask_as(number, m.ReleaseLock(number, key))
+
+    @contextlib.asynccontextmanager
+    async def locked(self, key: str) -> AsyncIterator[None]:
+        """Hold a lock, as soon as it is free, for the body of an `async with`."""
+        await self.acquire_lock(key)
+        try:
+            yield
+        finally:
+            if self._gone is None:
+                await self.release_lock(key)
+
+    async def set_last_will(self, will: dict[str, Any]) -> None:
+        """Let the server set these when we are gone."""
+        entries = [{"key": key, "value": value} for key, value in will.items()]
+        await self.set(f"$SYS/clients/{self.client_id}/lastWill", entries)
+
+    async def set_grave_goods(self, patterns: Iterable[str]) -> None:
+        """Let the server delete these when we are gone, before the last will."""
+        await self.set(f"$SYS/clients/{self.client_id}/graveGoods", list(patterns))
+
+    async def set_name(self, name: str) -> None:
+        """Show a name to who looks at the clients."""
+        await self.set(f"$SYS/clients/{self.client_id}/clientName", name)
+
+
+def _expect(message: m.ServerMessage, kind: type[Any]) -> Any:
+    if not isinstance(message, kind):
+        raise RemoteProtocolError(f"{type(message).__name__} where {kind.__name__} was awaited")
+    return message
+
+
+def _values(message: m.ServerMessage) -> dict[str, Any]:
+    return {key: _read(value) for key, value in _expect(message, m.PState).pairs}

@@ -1,0 +1,55 @@
+"""What can go wrong for a client of Wörterbuch: every error that `client.Client` raises because of its server."""
+
+from babelbus.errors import BabelbusError
+from babelbus.protocols.worterbuch.client_codec import decode_metadata
+from babelbus.protocols.worterbuch.errors import ErrorCode
+from babelbus.protocols.worterbuch.messages import Err
+
+
+class ClientError(BabelbusError):
+    """The root of what a client raises because of its server or its connection."""
+
+
+class ConnectionLostError(ClientError):
+    """The connection is gone; a request without an answer may have been carried out."""
+
+
+class RequestError(ClientError):
+    """The server refused a request; `code` is one of `ErrorCode` as a rule."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text} (error {code})")
+        self.code, self.text = code, text
+
+
+class NoSuchValueError(RequestError):
+    """There is nothing under this key."""
+
+
+class KeyLockedError(RequestError):
+    """Another client holds the lock."""
+
+
+class VersionedError(RequestError):
+    """Compare-and-set found another version than it was told, or a plain `set` found any (codes 17, 18)."""
+
+
+class UnauthorizedError(RequestError):
+    """The token does not prove what was claimed, or does not allow what was asked."""
+
+
+ERRORS: dict[int, type[RequestError]] = {
+    ErrorCode.NO_SUCH_VALUE: NoSuchValueError,
+    ErrorCode.KEY_IS_LOCKED: KeyLockedError,
+    ErrorCode.CAS: VersionedError,
+    ErrorCode.CAS_VERSION_MISMATCH: VersionedError,
+    ErrorCode.AUTHORIZATION_FAILED: UnauthorizedError,
+    ErrorCode.AUTHORIZATION_REQUIRED: UnauthorizedError,
+    ErrorCode.UNAUTHORIZED: UnauthorizedError,
+}
+
+
+def error_of(message: Err) -> RequestError:
+    """Give what a refused request raises."""
+    kind = ERRORS.get(message.code, RequestError)
+    return kind(message.code, decode_metadata(message.metadata))

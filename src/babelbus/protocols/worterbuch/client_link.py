@@ -1,0 +1,139 @@
+"""The connection of a Wörterbuch client: bytes of a TCP, unix or WebSocket server -> its messages, and back."""
+
+import asyncio
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.worterbuch import messages as m
+from babelbus.protocols.worterbuch.client_codec import ReplyDecoder, decode_reply
+from babelbus.protocols.worterbuch.client_errors import ConnectionLostError
+from babelbus.units import MIB
+from babelbus.wire.http_client import ResponseDecoder
+from babelbus.wire.upgrade import check_upgrade_response, encode_upgrade_request, make_key
+from babelbus.wire.websocket import Close, Decoder, Message, Ping, encode_close, encode_pong, encode_texts
+
+PORTS = {"tcp": 9090, "ws": 8080}
+MESSAGE_BYTES_MAX = 256 * MIB
+HEAD_BYTES_MAX = 65_536
+
+Hear = Callable[[m.ServerMessage], None]
+Lost = Callable[[Exception | None], None]
+
+
+class Connection(asyncio.Protocol):
+    """Bytes of the server -> its messages."""
+
+    def __init__(self, hear: Hear, lost: Lost) -> None:
+        self._hear = hear
+        self._lost = lost
+        self._decoder = ReplyDecoder(line_bytes_max=MESSAGE_BYTES_MAX)
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self.transport = transport  # type: ignore[assignment]  # of a stream
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is gone."""
+        self._lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        """Hear what one read brought; a server that breaks the protocol is left."""
+        try:
+            self.read(data)
+        except RemoteProtocolError as error:
+            self.transport.abort()
+            self._lost(error)
+
+    def read(self, data: bytes) -> None:
+        """Take what one read brought."""
+        for message in self._decoder.receive_data(data):
+            self._hear(message)
+
+    def send(self, texts: list[bytes]) -> None:
+        """Send messages with one write."""
+        self.transport.write(b"\n".join(texts) + b"\n")
+
+    def say_goodbye(self) -> None:
+        """Say the last word, where there is one."""
+
+
+class WebConnection(Connection):
+    """The same in WebSocket, from the handshake on."""
+
+    def __init__(
+        self,
+        hear: Hear,
+        lost: Lost,
+        host: str,
+        path: str,
+    ) -> None:
+        super().__init__(hear, lost)
+        self._key = make_key()
+        self._request = encode_upgrade_request(host, path, self._key, subprotocols=("worterbuch",))
+        self._answer: ResponseDecoder | None = ResponseDecoder(body_bytes_max=HEAD_BYTES_MAX)
+        self._frames = Decoder(is_server=False, message_bytes_max=MESSAGE_BYTES_MAX)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin: ask for the upgrade."""
+        super().connection_made(transport)
+        self.transport.write(self._request)
+
+    def read(self, data: bytes) -> None:
+        """Take what one read brought."""
+        if self._answer is not None:
+            self._answer.receive_data(data)
+            responses = self._answer.responses()
+            if not responses:
+                return
+            check_upgrade_response(responses[0], self._key, subprotocols=("worterbuch",))
+            data, self._answer = self._answer.unread(), None
+        self._frames.receive_data(data)
+        for event in self._frames.events():
+            if isinstance(event, Message):
+                self._hear(decode_reply(event.data))
+            elif isinstance(event, Ping):
+                self.transport.write(encode_pong(event.data, mask=True))
+            elif isinstance(event, Close):
+                self.transport.close()
+        if self._frames.error is not None:
+            raise self._frames.error
+
+    def send(self, texts: list[bytes]) -> None:
+        """Send messages with one write."""
+        self.transport.write(encode_texts(texts, mask=True))
+
+    def say_goodbye(self) -> None:
+        """Say the last word."""
+        self.transport.write(encode_close(mask=True))
+
+
+async def dial(url: str, hear: Hear, lost: Lost) -> Connection:
+    """Connect to `tcp://host:port`, `ws://host:port/path` or `unix:///path`.
+
+    Raises:
+        LocalProtocolError: no such address.
+        ConnectionLostError: nobody listens there.
+    """
+    loop = asyncio.get_running_loop()
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "unix" and parts.path:
+            _, connection = await loop.create_unix_connection(lambda: Connection(hear, lost), parts.path)
+        elif parts.scheme in PORTS and parts.hostname:
+            port = parts.port or PORTS[parts.scheme]
+            _, connection = await loop.create_connection(
+                lambda: (
+                    Connection(hear, lost)
+                    if parts.scheme == "tcp"
+                    else WebConnection(hear, lost, parts.netloc, parts.path or "/ws")
+                ),
+                parts.hostname,
+                port,
+            )
+        else:
+            raise LocalProtocolError(f"{url}: write tcp://host:port, ws://host:port/path or unix:///path")
+    except (OSError, ValueError) as error:
+        raise ConnectionLostError(f"{url}: {error}") from error
+    return connection

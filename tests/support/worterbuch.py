@@ -1,0 +1,189 @@
+"""Scripted Wörterbuch clients: the real sessions on a real broker, with a transport that only remembers."""
+
+import json
+from typing import Any
+
+from babelbus.core.settings import TopicSettings
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.contract import Outbox, PeerLeavesError
+from babelbus.protocols.worterbuch.hub import Hub, Options
+from babelbus.protocols.worterbuch.lines import LineSession
+from babelbus.protocols.worterbuch.profiles import MAIN, Profile
+from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
+from babelbus.storage.files import FileSystem
+from tests.support.bus import Bus
+
+BYTES_MAX = 2**20
+
+
+class Transport:
+    """Takes everything at once, or while `stuck` nothing."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.stuck = False
+        self._held = 0
+
+    def write(self, data: bytes | bytearray) -> None:
+        self.written += data
+        if self.stuck:
+            self._held += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self._held
+
+    def let_go(self) -> None:
+        """Take what was held."""
+        self.stuck, self._held = False, 0
+
+
+class Talker:
+    """One client on lines. `ended` is why its connection was ended; `aborted` says that the hub lost patience."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        profile: Profile = MAIN,
+        symbols: Symbols = USUAL,
+        transport_name: str = "TCP",
+        address: str | None = "10.0.0.1:5",
+        greeted: bool = True,
+        bytes_max: int = BYTES_MAX,
+    ) -> None:
+        self.transport = Transport()
+        self.outbox = Outbox(self.transport, bytes_max)
+        self.ended: RemoteProtocolError | PeerLeavesError | None = None
+        self.aborted = False
+        self._read = 0
+        self.lines = LineSession(
+            hub,
+            self.outbox,
+            self._abort,
+            profile=profile,
+            symbols=symbols,
+            transport_name=transport_name,
+            address=address,
+        )
+        self.session = self.lines.session
+        self.id = self.session.client_id
+        if greeted:
+            self.heard()
+
+    def _abort(self) -> None:
+        self.aborted = True
+
+    def say_bytes(self, data: bytes) -> None:
+        """Let a chunk arrive, as a connection does."""
+        self.outbox.holding = True
+        try:
+            self.lines.receive_data(data)
+        except (RemoteProtocolError, PeerLeavesError) as error:
+            self.ended = error
+        self.outbox.release()
+
+    def say(self, *messages: object) -> None:
+        """Send messages in one chunk."""
+        self.say_bytes(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+
+    def heard(self) -> list[Any]:
+        """Everything that came since the last look."""
+        new = bytes(self.transport.written[self._read :])
+        self._read += len(new)
+        assert new.isascii()
+        assert new == b"" or new.endswith(b"\n")
+        return [json.loads(line) for line in new.splitlines()]
+
+    def ask(self, *messages: object) -> list[Any]:
+        """Send messages and give everything that comes."""
+        self.say(*messages)
+        return self.heard()
+
+    def one(self, message: object) -> Any:
+        """Send a message and give the one that comes."""
+        [answer] = self.ask(message)
+        return answer
+
+    def code(self, message: object) -> int | None:
+        """Send a message and give the error that it gets, `None` for another answer."""
+        answer = self.ask(message)[0]
+        return answer["err"]["errorCode"] if "err" in answer else None
+
+    def leave(self) -> None:
+        """Let the connection end."""
+        self.outbox.close()
+        self.lines.close()
+
+
+def make_hub(
+    files: FileSystem | None = None, *, ack: str = "written", topics: TopicSettings | None = None, **options: Any
+) -> tuple[Bus, Hub]:
+    """A hub on a bus of its own."""
+    bus = Bus(files, defaults=topics)
+    bus.open_state(ack=ack)
+    return bus, Hub(bus.broker, bus.metrics, bus.clock, Options(version="1.2.3", **options))
+
+
+def get(tid: int, key: str) -> dict[str, Any]:
+    return {"get": {"transactionId": tid, "key": key}}
+
+
+def put(tid: int, key: str, value: object) -> dict[str, Any]:
+    return {"set": {"transactionId": tid, "key": key, "value": value}}
+
+
+def publish(tid: int, key: str, value: object) -> dict[str, Any]:
+    return {"publish": {"transactionId": tid, "key": key, "value": value}}
+
+
+def delete(tid: int, key: str) -> dict[str, Any]:
+    return {"delete": {"transactionId": tid, "key": key}}
+
+
+def pdelete(tid: int, pattern: str, *, quiet: bool | None = None) -> dict[str, Any]:
+    return {"pDelete": {"transactionId": tid, "requestPattern": pattern, "quiet": quiet}}
+
+
+def pget(tid: int, pattern: str) -> dict[str, Any]:
+    return {"pGet": {"transactionId": tid, "requestPattern": pattern}}
+
+
+def subscribe(tid: int, key: str, **options: object) -> dict[str, Any]:
+    return {"subscribe": {"transactionId": tid, "key": key, "unique": False, **options}}
+
+
+def psubscribe(tid: int, pattern: str, **options: object) -> dict[str, Any]:
+    return {"pSubscribe": {"transactionId": tid, "requestPattern": pattern, "unique": False, **options}}
+
+
+def named(name: str, tid: int, key: str) -> dict[str, Any]:
+    """A request that has a key and nothing else."""
+    return {name: {"transactionId": tid, "key": key}}
+
+
+def ack(tid: int) -> dict[str, Any]:
+    return {"ack": {"transactionId": tid}}
+
+
+def state(tid: int, value: object) -> dict[str, Any]:
+    return {"state": {"transactionId": tid, "value": value}}
+
+
+def state_deleted(tid: int, value: object) -> dict[str, Any]:
+    return {"state": {"transactionId": tid, "deleted": value}}
+
+
+def pairs(values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": value} for key, value in values.items()]
+
+
+def pstate(tid: int, pattern: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {"pState": {"transactionId": tid, "requestPattern": pattern, "keyValuePairs": pairs(values)}}
+
+
+def pstate_deleted(tid: int, pattern: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {"pState": {"transactionId": tid, "requestPattern": pattern, "deleted": pairs(values)}}
+
+
+def names(tid: int, *children: str) -> dict[str, Any]:
+    return {"lsState": {"transactionId": tid, "children": list(children)}}
