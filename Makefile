@@ -31,23 +31,23 @@ help:
 	@echo 'make check    ruff, format, mypy'
 	@echo 'make clean    remove the environment and the caches; data folders stay'
 
-demo: $(VENV)/.ready-run $(VENV)/.ready-flights
+demo: $(VENV)/.ready-spark $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(VENV)/.ready-dev $(VENV)/.ready-flights
+test: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python -m pytest $(ARGS)
 
 # The clients' packages are kept in the environment's folder, so that only the first run installs them.
 interop: $(VENV)/.ready-dev
 	@BABELBUS_INTEROP_FOLDER='$(CURDIR)/$(VENV)/interop' $(BIN)/python -m pytest -m interop $(ARGS) tests/interop
 
-torture: $(VENV)/.ready-dev $(VENV)/.ready-flights
+torture: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python -m pytest -m slow --timeout=1800 $(ARGS)
 
 serve: $(VENV)/.ready-run
 	@exec $(BIN)/babelbus serve $(ARGS)
 
-bench: $(VENV)/.ready-run $(VENV)/.ready-bench
+bench: $(VENV)/.ready-spark $(VENV)/.ready-bench $(VENV)/.ready-java
 	@command -v redis-server >/dev/null || \
 		echo 'bench: no redis-server, so its figures are left out (Debian and Ubuntu: apt-get install redis-server)'
 	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
@@ -83,9 +83,17 @@ $(VENV)/.ready-run: $(VENV)/.ready-build
 	@$(BUILD) -e .
 	@touch $@
 
+$(VENV)/.ready-spark: $(VENV)/.ready-build
+	@$(BUILD) -e '.[spark]'
+	@touch $@ $(VENV)/.ready-run
+
+# Spark runs on Java: one is found, or installed where we may, or it is said how; what needs no Spark goes on without.
+$(VENV)/.ready-java: | $(VENV)/.ready-spark
+	@$(BIN)/python -m babelbus.spark.java && touch $@ || echo 'make: going on without Java: nothing with Spark will run'
+
 $(VENV)/.ready-dev: $(VENV)/.ready-build
 	@$(BUILD) -e '.[dev]'
-	@touch $@ $(VENV)/.ready-run
+	@touch $@ $(VENV)/.ready-run $(VENV)/.ready-spark
 
 $(VENV)/.ready-bench: $(VENV)/.ready-build
 	@$(BUILD) -e '.[bench]'

@@ -1,0 +1,147 @@
+"""Finding a Java that Spark runs on, or saying how to get one."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from glob import glob
+
+from babelbus.errors import BabelbusError
+
+VERSION_MIN = 17
+VERSION_SECONDS_MAX = 20.0
+FOLDERS = (
+    "/usr/lib/jvm/*",
+    "/usr/java/*",
+    "/opt/java/*",
+    "/opt/jdk*",
+    "/opt/homebrew/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
+    "/usr/local/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "~/.sdkman/candidates/java/*",
+    "~/.jdk/*",
+)
+"""Where systems and version managers put Java; the oldest that is new enough is taken."""
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_INSTALLERS = (
+    ("apt-get", "apt-get install openjdk-17-jre-headless"),
+    ("dnf", "dnf install java-17-openjdk-headless"),
+    ("yum", "yum install java-17-openjdk-headless"),
+    ("zypper", "zypper install java-17-openjdk-headless"),
+    ("pacman", "pacman -S jre17-openjdk-headless"),
+    ("apk", "apk add openjdk17-jre-headless"),
+    ("brew", "brew install openjdk@17"),
+)
+_QUIETLY = {"apt-get": ("-y", "-qq"), "dnf": ("-y",), "yum": ("-y",), "zypper": ("--non-interactive",),
+            "pacman": ("--noconfirm",)}  # fmt: skip
+
+
+class JavaMissingError(BabelbusError):
+    """There is no Java that is new enough; the message says how to install one here."""
+
+
+def java_home(environment: Mapping[str, str] | None = None, folders: Iterable[str] = FOLDERS) -> str:
+    """Give the folder of a Java of version 17 or newer: of JAVA_HOME, else of PATH, else of the usual places.
+
+    Raises:
+        JavaMissingError: there is none. A JAVA_HOME that is set counts alone, as it does for Spark.
+    """
+    environment = os.environ if environment is None else environment
+    named = environment.get("JAVA_HOME")
+    if named:
+        version = java_version(named)
+        if version is not None and version >= VERSION_MIN:
+            return named
+        what = "holds no Java" if version is None else f"holds Java {version}"
+        raise JavaMissingError(f"JAVA_HOME is {named}, which {what}; Spark needs {VERSION_MIN} or newer: {_advice()}")
+    on_path = shutil.which("java", path=environment.get("PATH", os.defpath))
+    candidates = [] if on_path is None else [os.path.dirname(os.path.dirname(os.path.realpath(on_path)))]
+    old: list[str] = []
+    for home in candidates:
+        version = java_version(home)
+        if version is not None and version >= VERSION_MIN:
+            return home
+        if version is not None:
+            old.append(f"{version} in {home}")
+    found: list[tuple[int, str]] = []
+    for home in sorted({path for pattern in folders for path in glob(os.path.expanduser(pattern))} - set(candidates)):
+        version = java_version(home)
+        if version is not None and version >= VERSION_MIN:
+            found.append((version, home))
+        elif version is not None:
+            old.append(f"{version} in {home}")
+    if found:
+        # The oldest that is new enough: it is the one that Spark is tested with.
+        return min(found)[1]
+    have = f"found only Java {', '.join(old)}" if old else "found none"
+    raise JavaMissingError(f"Spark needs Java {VERSION_MIN} or newer, {have}: {_advice()}")
+
+
+def java_version(home: str) -> int | None:
+    """Give the major version of the Java in a folder, `None` when there is none that runs."""
+    program = os.path.join(home, "bin", "java")
+    if not os.access(program, os.X_OK):
+        return None
+    try:
+        told = subprocess.run(  # noqa: S603 - a program of this machine, named by its owner
+            [program, "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS_MAX, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(told.stderr + told.stdout)
+    return int(match[1]) if match else None
+
+
+def install_command() -> str | None:
+    """Give the command that installs a Java with this system's package manager, `None` when we know of none."""
+    return next((command for program, command in _INSTALLERS if shutil.which(program)), None)
+
+
+def install() -> int:
+    """Install a Java with this system's package manager if we may; give the exit code of that.
+
+    Raises:
+        JavaMissingError: there is no package manager that we know, or only root may use it; the message says what to do.
+    """
+    command = install_command()
+    if command is None or not (_is_root() or command.startswith("brew")):
+        raise JavaMissingError(f"Spark needs Java {VERSION_MIN} or newer, found none: {_advice()}")
+    program, verb, package = command.split()
+    words = [program, verb, *_QUIETLY.get(program, ()), package]
+    if program == "apt-get":  # a fresh image knows no packages yet
+        subprocess.run([program, "update", "-qq"], check=False)  # noqa: S603
+    return subprocess.run(words, check=False).returncode  # noqa: S603
+
+
+def main() -> int:
+    """Find a Java, else install one: `python -m babelbus.spark.java`, as the Makefile does."""
+    try:
+        java_home()
+    except JavaMissingError as error:
+        print(f"{error}; trying to install it", file=sys.stderr)  # noqa: T201
+        try:
+            install()
+            java_home()
+        except JavaMissingError as missing:
+            print(missing, file=sys.stderr)  # noqa: T201
+            return 1
+    return 0
+
+
+def _advice() -> str:
+    command = install_command()
+    if command is not None:
+        who = "" if command.startswith("brew") or _is_root() else "sudo "
+        return f"run '{who}{command}'"
+    every = "; ".join(command for _, command in _INSTALLERS)
+    return f"install one with your package manager ({every}), or unpack a JRE and set JAVA_HOME"
+
+
+def _is_root() -> bool:
+    return sys.platform != "win32" and os.geteuid() == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
