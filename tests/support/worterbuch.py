@@ -1,6 +1,8 @@
 """Scripted Wörterbuch clients: the real sessions on a real broker, with a transport that only remembers."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from babelbus.core.settings import TopicSettings
@@ -187,3 +189,32 @@ def pstate_deleted(tid: int, pattern: str, values: dict[str, Any]) -> dict[str, 
 
 def names(tid: int, *children: str) -> dict[str, Any]:
     return {"lsState": {"transactionId": tid, "children": list(children)}}
+
+
+SWITCH = {"protocolSwitchRequest": {"version": 1}}
+
+
+def ls(tid: int, parent: str | None = None) -> dict[str, Any]:
+    return {"ls": {"transactionId": tid, "parent": parent}}
+
+
+def pls(tid: int, pattern: str | None = None) -> dict[str, Any]:
+    return {"pLs": {"transactionId": tid, "parentPattern": pattern}}
+
+
+def cget(tid: int, key: str) -> dict[str, Any]:
+    return named("cGet", tid, key)
+
+
+def cset(tid: int, key: str, value: object, version: int) -> dict[str, Any]:
+    return {"cSet": {"transactionId": tid, "key": key, "value": value, "version": version}}
+
+
+def unsubscribe(tid: int) -> dict[str, Any]:
+    return {"unsubscribe": {"transactionId": tid}}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the event loop go round until a condition holds."""
+    while not condition():  # noqa: ASYNC110  # what it asks for has no event of its own
+        await asyncio.sleep(0)

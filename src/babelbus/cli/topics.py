@@ -22,8 +22,14 @@ _SETTINGS = {
     "segment_bytes": (("--segment-bytes",), "SIZE|none", "Size at which a new segment begins."),
     "segment_seconds": (("--segment-seconds",), "DURATION|none", "Age at which a new segment begins."),
     "tombstone_seconds": (("--tombstone-seconds",), "DURATION", "How long a compacted topic shows removed keys."),
+    "compact_after_seconds": (
+        ("--compact-after", "--compact-after-seconds"),
+        "DURATION|none",
+        "Compaction leaves younger records alone.",
+    ),
+    "retain": (("--retain",), "none|last", "Also keep the last event of each subject as state."),
 }
-_ENGINE = {"engine": (("--engine",), "disk|memory", "Where the records lie; fixed once the topic is made.")}
+_ENGINE = {"engine": (("--engine",), "disk|memory|db", "Where the records lie; fixed once the topic is made.")}
 
 
 def _setting_options(settings: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -91,6 +97,7 @@ def show_topic(target: Target, name: str, as_json: bool) -> None:
         "babelbus topics create orders",
         "babelbus topics create plant/line1 --partitions 4 --retention 7d --retention-bytes 10GiB",
         "babelbus topics create prices --cleanup compact --ack written",
+        "babelbus topics create plant --retain last    its last events can be read as state",
     ),
 )
 @click.argument("name")

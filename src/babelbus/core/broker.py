@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from babelbus.core.staging_model import StagingSettings
 from babelbus.core.state import Commit, State
 from babelbus.core.state_log import Change, Kind, StateLog
 from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
-from babelbus.core.topic import RESERVED_PREFIX, Topic, stamped
+from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, stamped
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.contract import Store
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 PARTITIONS_MAX = 1024
 STATE_TOPIC = "$state"
+ELEMENTS_MAX = 1024
+"""Longest path of a key of the state: taking a deep one away costs a step for each element."""
 UNTOLD_KINDS = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 """What happens to the state and is no event."""
 
@@ -48,6 +51,8 @@ class _Kept(msgspec.Struct, frozen=True):
 
     partitions: int
     settings: TopicSettings
+    id: str = FIRST_ID
+    """Another one when the topic is removed and made again; those made before there were ids have the first."""
 
 
 class Broker:
@@ -110,7 +115,7 @@ class Broker:
         for name in self._catalog.topics():
             kept = self._load_settings(name)
             stored = self._stores[kept.settings.engine].partition_count(name)
-            self.topics[name] = self._open_topic(name, kept.settings, max(kept.partitions, stored))
+            self.topics[name] = self._open_topic(name, kept.settings, max(kept.partitions, stored), kept.id)
         self._note_names()
         return finished
 
@@ -194,14 +199,15 @@ class Broker:
         except msgspec.DecodeError as error:
             raise StorageError(f"settings of topic {name!r}: {error}") from error
 
-    def _save_settings(self, name: str, partitions: int, settings: TopicSettings) -> None:
-        self._catalog.save_settings(name, msgspec.json.encode(_Kept(partitions, settings)))
+    def _save_settings(self, name: str, kept: "_Kept") -> None:
+        self._catalog.save_settings(name, msgspec.json.encode(kept))
 
-    def _open_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
+    def _open_topic(self, name: str, settings: TopicSettings, partitions: int, topic_id: str) -> Topic:
+        if settings.engine == "memory":
+            topic_id = _new_id()  # whatever it held is gone
         opened = [self._open_partition(name, settings, number) for number in range(partitions)]
-        return Topic(
-            name, settings, opened, self._clock, self._route, lambda: not self.router.empty, self._loop.call_soon
-        )
+        heard, later = lambda: not self.router.empty, self._loop.call_soon
+        return Topic(name, settings, opened, self._clock, self._route, heard, later, topic_id)
 
     def _open_partition(self, name: str, settings: TopicSettings, number: int) -> Partition:
         store = self._stores[settings.engine]
@@ -245,8 +251,9 @@ class Broker:
         try:
             if store is not self._catalog and store.partition_count(name):
                 store.erase(store.hide(name))  # left by a removal that a crash cut short
-            self._save_settings(name, partitions, settings)
-            self.topics[name] = self._open_topic(name, settings, partitions)
+            kept = _Kept(partitions, settings, _new_id())
+            self._save_settings(name, kept)
+            self.topics[name] = self._open_topic(name, settings, partitions, kept.id)
         except (OSError, StorageError) as error:
             self._forget(name)
             if isinstance(error, StorageError):
@@ -289,7 +296,7 @@ class Broker:
     def _apply_settings(self, topic: Topic, partitions: int, made: TopicSettings) -> None:
         name = topic.name
         try:
-            self._save_settings(name, partitions, made)
+            self._save_settings(name, _Kept(partitions, made, topic.id))
             for number in range(len(topic.partitions), partitions):
                 topic.partitions.append(self._open_partition(name, made, number))
         except OSError as error:
@@ -313,7 +320,7 @@ class Broker:
         try:
             token = self._catalog.hide(name)
         except OSError as error:
-            self.topics[name] = self._open_topic(name, topic.settings, len(topic.partitions))
+            self.topics[name] = self._open_topic(name, topic.settings, len(topic.partitions), topic.id)
             raise StorageError(f"topic {name!r} could not be removed: {error.strerror}") from error
         if topic.settings.engine != "disk":
             store = self._stores[topic.settings.engine]
@@ -396,8 +403,8 @@ class Broker:
         for event in events:
             if event.via is own:
                 continue
-            if not is_text(event.subject):
-                continue  # of bytes that are no UTF-8 (sbus): no key of the state
+            if not is_text(event.subject) or event.subject.count("/") >= ELEMENTS_MAX:
+                continue  # bytes that are no UTF-8 (sbus), or a path that no client could have set: no key of the state
             if event.payload is not None:
                 state.put(event.subject, json_text(event.payload, event.headers), kind=Kind.RETAINED)
             elif state.find(event.subject) is not None:
@@ -455,6 +462,10 @@ class Broker:
         await self._loop.run_in_executor(None, self.flusher.stop)
         for store in self._stores.values():
             store.close()
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
 
 
 def _check_not_reserved(name: str) -> None:

@@ -20,7 +20,7 @@ from babelbus.core.partition import Partition
 from babelbus.core.record import Receipt, Record
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
-from babelbus.storage.columns import decode_columns, find_positions, iterate
+from babelbus.storage.columns import decode_chunk, iterate
 from babelbus.storage.files import OffsetOutOfRangeError
 
 REPLAY_GROUP = "$replay"
@@ -307,8 +307,7 @@ def _records(partition: Partition, offset: int) -> Iterator[Record | None]:
         if not chunk.data and chunk.next_offset <= offset:
             size *= 4  # one record is larger
             continue
-        positions, _ = find_positions(chunk.data, 0, len(chunk.data))
-        yield from iterate(decode_columns(chunk.data, positions))
+        yield from iterate(decode_chunk(chunk.data, verified=True))
         yield None
         offset, size = chunk.next_offset, READ_BYTES
 

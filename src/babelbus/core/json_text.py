@@ -6,10 +6,13 @@ import msgspec
 
 from babelbus.storage.record import Headers
 
+NESTING_MAX = 120
+"""Deepest JSON that is passed on as JSON: readers in Rust give up at 128."""
 CONTENT_TYPE = b"content-type"
 JSON_TYPE = b"application/json"
 _check = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
+_TOO_DEEP = object()
 
 
 def json_text(payload: bytes | None, headers: Headers) -> bytes:
@@ -21,15 +24,31 @@ def json_text(payload: bytes | None, headers: Headers) -> bytes:
         return b'""'
     if headers and is_json(headers):
         try:
-            _check(payload)
+            value = _check(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-        else:
+            value = _TOO_DEEP
+        if payload.count(b"[") + payload.count(b"{") > NESTING_MAX and _nests_deeper(value, NESTING_MAX):
+            value = _TOO_DEEP
+        if value is not _TOO_DEEP:
             return msgspec.json.format(payload, indent=-1) if b"\n" in payload or b"\r" in payload else payload
     try:
         return _encode(payload.decode())
     except UnicodeDecodeError:
         return _encode(b64encode(payload).decode("ascii"))
+
+
+def _nests_deeper(value: object, levels: int) -> bool:
+    """Say whether arrays and objects are nested deeper than this, level by level."""
+    inner = [value]
+    while inner and levels > 0:
+        inner = [
+            one
+            for outer in inner
+            if isinstance(outer, list | dict)
+            for one in (outer if isinstance(outer, list) else outer.values())
+        ]
+        levels -= 1
+    return any(isinstance(one, list | dict) for one in inner)
 
 
 def is_json(headers: Headers) -> bool:

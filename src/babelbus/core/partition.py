@@ -216,8 +216,10 @@ class Partition:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, bytes_max: int) -> Chunk:
+    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
         """Give stored records from `offset` on that readers may see, as many as fit; see `PartitionLog.read`.
+
+        `end_offset` bounds them from above (excluded).
 
         Raises:
             OffsetOutOfRangeError: `offset` is below the first one or above the high watermark.
@@ -225,7 +227,8 @@ class Partition:
         """
         if offset > self.high_watermark:
             raise OffsetOutOfRangeError(offset, self.log.first_offset, self.high_watermark)
-        return self.log.read(offset, bytes_max, self.high_watermark)
+        end = self.high_watermark if end_offset is None else min(end_offset, self.high_watermark)
+        return self.log.read(offset, bytes_max, end)
 
     def find_time(self, timestamp: int) -> int | None:
         """Give the offset of the first visible record whose timestamp (ms) is `timestamp` or later, or `None`."""

@@ -18,12 +18,15 @@ from babelbus.storage.format import (
     public_headers,
     rebase,
 )
-from babelbus.storage.record import Record, RecordBatch
+from babelbus.storage.record import Headers, Record, RecordBatch
 
 SUBJECT_HEADER = b"ce_subject"
 """Holds the subject of an event whose subject is not the topic's name."""
 RESERVED_PREFIX = "$"
 """Begins the names of the server's own topics."""
+SOURCE_HEADER = b"ce_source"
+FIRST_ID = "0"
+"""The id of a topic that was made before topics had ids."""
 SERVER_CHOOSES = -1
 NO_PRODUCER = -1
 GATHER_RECORDS_MAX = 64
@@ -58,8 +61,11 @@ class Topic:
         on_visible: Callable[[str, Sequence[Event]], None],
         is_heard: Callable[[], bool],
         later: Callable[[Callable[[], None]], object],
+        topic_id: str = FIRST_ID,
     ) -> None:
         self.name = name
+        self.id = topic_id
+        """Another one when the topic was removed and made again."""
         self.settings = settings
         self.partitions = partitions
         self._clock = clock
@@ -73,6 +79,8 @@ class Topic:
         self._gathered: Receipt | None = None
         self._payloads: list[bytes] = []
         self._timestamps: list[int] = []
+        self._sources: list[tuple[int, Headers]] = []
+        """How many of the gathered payloads came up to and with each call, and what its events are to carry."""
 
     def _reserved_error(self) -> ReservedTopicError:
         return ReservedTopicError(f"topic {self.name!r} is the server's own and cannot be written to")
@@ -101,8 +109,10 @@ class Topic:
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
-    def publish_payloads(self, payloads: Sequence[bytes], timestamps: list[int]) -> list[Receipt]:
+    def publish_payloads(self, payloads: Sequence[bytes], timestamps: list[int], source: Headers = ()) -> list[Receipt]:
         """Append records that are a payload and a time alone, round robin over the partitions; 0 is the server's time.
+
+        `source` are the headers that live subscribers get: who published them. What is stored stays as it came.
 
         Gives a receipt for each partition that got some; one for all when nothing could be stored (with its error).
         Few records wait for the end of this turn of the event loop, so that what many connections publish at once is
@@ -114,18 +124,19 @@ class Topic:
         if count == 1:
             if len(payloads) >= GATHER_RECORDS_MAX:
                 self.commit()
-                return [self._append_payloads(self.partitions[0], payloads, timestamps)]
+                return [self._append_payloads(self.partitions[0], payloads, timestamps, source)]
             receipt = self._gathered
             if receipt is None:
                 receipt = self._gathered = Receipt(-1, -1, 0)
                 self._later(self.commit)
             self._payloads += payloads
             self._timestamps += timestamps
+            self._sources.append((len(self._payloads), source))
             return [receipt]
         receipts = []
         for lane in range(min(count, len(payloads))):
             partition = self.partitions[(self._turn + lane) % count]
-            receipts.append(self._append_payloads(partition, payloads[lane::count], timestamps[lane::count]))
+            receipts.append(self._append_payloads(partition, payloads[lane::count], timestamps[lane::count], source))
         self._turn = (self._turn + len(payloads)) % count
         return receipts
 
@@ -134,12 +145,18 @@ class Topic:
         receipt = self._gathered
         if receipt is None:
             return
-        payloads, timestamps = self._payloads, self._timestamps
-        self._gathered, self._payloads, self._timestamps = None, [], []
-        made = self._append_payloads(self.partitions[0], payloads, timestamps)
+        payloads, timestamps, sources = self._payloads, self._timestamps, self._sources
+        self._gathered, self._payloads, self._timestamps, self._sources = None, [], [], []
+        made = self._append_payloads(self.partitions[0], payloads, timestamps, sources)
         made.when_done(lambda made: receipt.resolve(made.error))
 
-    def _append_payloads(self, partition: Partition, payloads: Sequence[bytes], timestamps: list[int]) -> Receipt:
+    def _append_payloads(
+        self,
+        partition: Partition,
+        payloads: Sequence[bytes],
+        timestamps: list[int],
+        source: Headers | list[tuple[int, Headers]],
+    ) -> Receipt:
         if 0 in timestamps:
             now = self.stamp()
             timestamps = [timestamp or now for timestamp in timestamps]
@@ -148,7 +165,13 @@ class Topic:
         except StorageError as error:
             return Receipt.refused(error)
         if self._shown:
-            events = [Event(self.name, data, None, (), at) for data, at in zip(payloads, timestamps, strict=True)]
+            name = self.name
+            sources = source if isinstance(source, list) else [(len(payloads), source)]
+            events: list[Event] = []
+            for end, headers in sources:
+                begin = len(events)
+                pairs = zip(payloads[begin:end], timestamps[begin:end], strict=True)
+                events += [Event(name, data, None, headers, at) for data, at in pairs]
             self._show(receipt, events)
         return receipt
 
@@ -199,8 +222,11 @@ class Topic:
         partition: int = SERVER_CHOOSES,
         producer_id: int = NO_PRODUCER,
         first_sequence: int = 0,
+        source: Headers = (),
     ) -> Receipt:
         """Append records that came in the stored form, checked by `records.parse_records`, to one partition.
+
+        `source` as in `publish_payloads`; it stands for headers of the same names that the publisher set.
 
         With a `producer_id` a batch that was stored before is not stored again: the receipt says where it is.
 
@@ -221,9 +247,11 @@ class Topic:
         if partition == SERVER_CHOOSES:
             partition = self._turn
             self._turn = (self._turn + 1) % len(self.partitions)
-        return self.append_batch(batch, partition, producer_id, first_sequence)
+        return self.append_batch(batch, partition, producer_id, first_sequence, source)
 
-    def append_batch(self, batch: RecordBatch, partition: int, producer_id: int, first_sequence: int) -> Receipt:
+    def append_batch(
+        self, batch: RecordBatch, partition: int, producer_id: int, first_sequence: int, source: Headers = ()
+    ) -> Receipt:
         """Append records in the stored form to a partition without asking whether they were stored before.
 
         Raises:
@@ -243,7 +271,8 @@ class Topic:
             target.log.producers.forget_from(base_offset)
             raise
         if self._shown:
-            self._show(receipt, self.decode(bytes(batch.data), batch.positions))
+            events = self.decode(bytes(batch.data), batch.positions)
+            self._show(receipt, with_source(events, source) if source else events)
         return receipt
 
     def _find_batch(self, producer_id: int, first_sequence: int, count: int) -> Receipt | None:
@@ -293,6 +322,22 @@ def event_of(topic: str, record: Record, via: object = None) -> Event:
             subject = found
             headers = tuple(pair for pair in headers if pair[0] != SUBJECT_HEADER)
     return Event(subject, record.payload, record.key, headers, record.timestamp, via)
+
+
+def with_source(events: Sequence[Event], source: Headers) -> list[Event]:
+    """Give the events with these headers in the place of those of the same names."""
+    names = {name for name, _ in source}
+    return [
+        Event(
+            event.subject,
+            event.payload,
+            event.key,
+            (*(pair for pair in event.headers if pair[0] not in names), *source),
+            event.timestamp,
+            event.via,
+        )
+        for event in events
+    ]
 
 
 def stamped(events: Sequence[Event], now_ms: int) -> Sequence[Event]:

@@ -40,6 +40,7 @@ class Connection(asyncio.Protocol):
         self._bytes_max = bytes_max
         self._paused = False
         self._eof = False
+        self._ended = False
         self._handshake_seconds = handshake_seconds
         self._connections_max = connections_max
         self._session: Session | None = None
@@ -77,7 +78,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle one chunk as one batch."""
         session = self._session
-        if session is not None:
+        if session is not None and not self._ended:
             self._run(session, session.receive_data, data)
 
     def _run(self, session: Session, step: Callable[..., None], *arguments: bytes) -> None:
@@ -86,14 +87,12 @@ class Connection(asyncio.Protocol):
         try:
             step(*arguments)
         except PeerLeavesError:
-            outbox.release()
-            self.close()
+            self._finish()
             return
         except RemoteProtocolError as error:
             log.info("%s %s: closing: %s", self._protocol, self.peer, error)
             self._metrics.protocol_errors_total.labels(self._protocol).inc()
-            outbox.release()
-            self.close()
+            self._finish()
             return
         except Exception:
             log.exception("%s %s: internal error, closing", self._protocol, self.peer)
@@ -108,8 +107,21 @@ class Connection(asyncio.Protocol):
             if not full:  # the peer took the answers at once: go on, after the other connections had their turn
                 self._loop.call_soon(self.room)
 
+    def _finish(self) -> None:
+        """Read nothing more, and close when what came before is answered: an answer may wait for the disk."""
+        self._ended = True
+        self._outbox.release()
+        if self._outbox.waiting:
+            self._transport.pause_reading()
+        else:
+            self.close()
+
     def room(self) -> None:
         """The outbox may have room again: go on with what was put off, then read on."""
+        if self._ended:
+            if not self._outbox.waiting:
+                self.close()
+            return
         session = self._session
         if session is not None and self._paused and not self._outbox.full and not self._outbox.closed:
             self._paused = False
@@ -142,7 +154,9 @@ class Connection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Whether requests are put off or answers outstanding."""
-        return self._session is not None and (self._session.busy or self._outbox.waiting > 0)
+        if self._session is None:
+            return False
+        return self._outbox.waiting > 0 or (self._session.busy and not self._ended)
 
     @property
     def unsent(self) -> bool:

@@ -103,7 +103,7 @@ def install() -> int:
     """Install a Java with this system's package manager if we may; give the exit code of that.
 
     Raises:
-        JavaMissingError: there is no package manager that we know, or only root may use it; the message says what to do.
+        JavaMissingError: there is no package manager that we know, or only root may use it; it says what to do.
     """
     command = install_command()
     if command is None or not (_is_root() or command.startswith("brew")):

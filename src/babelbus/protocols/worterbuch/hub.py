@@ -171,7 +171,8 @@ class Hub:
             self.grant(granted)
         self.show("clients", len(self.clients))
         for subscriber in session.subscribers.values():
-            self.unsubscribe(subscriber)
+            self._withdraw(subscriber)
+        self._counted -= session.counted  # once for all of them: a client may have 100,000
         for subscriber in session.ls_subscribers.values():
             self.unsubscribe_ls(subscriber)
         for key, _ in state.match(KeyPattern((SYS, "clients", client_id), rest=True)):
@@ -213,11 +214,17 @@ class Hub:
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """End a subscription."""
-        subscriber.stop()
-        if subscriber.subscription is not None:
-            self.broker.router.remove(subscriber.subscription)
-            subscriber.subscription = None
+        if self._withdraw(subscriber):
             self._monitor(subscriber, -1)
+
+    def _withdraw(self, subscriber: Subscriber) -> bool:
+        """Let a subscriber hear nothing more; say whether it did until now."""
+        subscriber.stop()
+        subscription, subscriber.subscription = subscriber.subscription, None
+        if subscription is None:
+            return False
+        self.broker.router.remove(subscription)
+        return True
 
     def _monitor(self, subscriber: Subscriber, step: int) -> None:
         """Show how many subscriptions there are, without those whose events this would be (section 9.1)."""

@@ -304,7 +304,7 @@ class Session(Peer):
             return False
         keys = run.keys
         joined = "\n".join(keys)
-        if "?" in joined or "#" in joined or "$" in joined or len(max(keys, key=len)) >= ELEMENTS_MAX:
+        if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= ELEMENTS_MAX:
             return False
         if not self._state.set_all(keys, run.values):
             return False

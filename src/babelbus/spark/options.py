@@ -1,0 +1,288 @@
+"""The options of the source: names, accepted values, and what they mean; all refusals happen here, on the driver.
+
+They have the names and meanings of Spark's Kafka source wherever it has them (docs/pipeline.md).
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from babelbus.spark.errors import OptionError
+from babelbus.spark.option_values import (
+    SERVER_ALIASES,
+    normalise,
+    read_bytes,
+    read_choice,
+    read_count,
+    read_duration,
+    read_flag,
+    wrong_value,
+)
+from babelbus.spark.plan import Offsets
+
+EARLIEST, LATEST = -2, -1
+"""Stand for an offset, in JSON and everywhere behind it."""
+SERVER_VARIABLE = "BABELBUS_SERVER"
+IDENTITY_VARIABLE = "BABELBUS_IDENTITY"
+FINGERPRINT_VARIABLE = "BABELBUS_SERVER_FINGERPRINT"
+INT64_MAX = 2**63 - 1
+
+_ALIASES = {
+    "maxrecordspertrigger": "maxOffsetsPerTrigger",
+    "minrecordspertrigger": "minOffsetsPerTrigger",
+}
+_NAMES = (
+    "path", "url", "identity", "serverFingerprint", "requestTimeoutMs",
+    "subscribe", "subscribePattern", "assign",
+    "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
+    "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
+    "minPartitions", "maxRecordsPerPartition", "targetPartitionBytes",
+    "failOnDataLoss", "includeHeaders",
+)  # fmt: skip
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_URL_ONLY = ("identity", "serverFingerprint", "requestTimeoutMs")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the bytes are: a data folder, or a server and how to speak to it. No secret stands in it."""
+
+    path: str = ""
+    address: str = ""
+    identity: str = ""
+    fingerprint: str = ""
+    timeout_seconds: float = 0.0
+
+
+class Topics(msgspec.Struct, frozen=True):
+    """Which topics are read: exactly one of the three is given."""
+
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+    assigned: dict[str, tuple[int, ...]] = {}
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """Where reading begins or ends: at an offset, or at a time in milliseconds; for all partitions or for each.
+
+    `offset` and `timestamp` are for partitions that have none of their own.
+    """
+
+    offset: int | None = None
+    timestamp: int | None = None
+    offsets: Offsets = {}
+    timestamps: Offsets = {}
+    option: str = ""
+    """The option that said so, for messages."""
+
+
+class SourceOptions(msgspec.Struct, frozen=True):
+    """What the user asked for, checked."""
+
+    place: Place
+    topics: Topics
+    start: Edge
+    end: Edge
+    latest_if_no_time: bool
+    records_per_trigger_max: int | None
+    bytes_per_trigger_max: int | None
+    records_per_trigger_min: int | None
+    trigger_delay_seconds: float
+    tasks_min: int | None
+    records_per_task_max: int | None
+    task_bytes: int
+    fail_on_data_loss: bool
+    include_headers: bool
+
+
+def names() -> tuple[str, ...]:
+    """Give all options, as they are written."""
+    return _NAMES
+
+
+def parse(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "any") -> SourceOptions:
+    """Check the options of a query and give what they mean; `any` is for before it is known which kind it is.
+
+    Raises:
+        OptionError: one is unknown, missing, wrong, or does not go with another.
+    """
+    options = normalise(given, _NAMES, SERVER_ALIASES | _ALIASES, "the source")
+    for name in _STREAM_ONLY if query == "batch" else _BATCH_ONLY if query == "stream" else ():
+        if name in options:
+            other = "streams: it has no meaning in spark.read" if query == "batch" else "batches: a stream has no end"
+            raise OptionError(f"option {name} is for {other}")
+    if "maxOffsetsPerTrigger" in options and "maxBytesPerTrigger" in options:
+        raise OptionError("options maxOffsetsPerTrigger and maxBytesPerTrigger do not go together: give one")
+    if "maxTriggerDelay" in options and "minOffsetsPerTrigger" not in options:
+        raise OptionError("option maxTriggerDelay needs minOffsetsPerTrigger: it says how long to wait for so many")
+    most, least = read_count(options, "maxOffsetsPerTrigger"), read_count(options, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise OptionError(f"option minOffsetsPerTrigger: {least} is more than maxOffsetsPerTrigger, {most}")
+    topics = _topics(options)
+    start = _edge(options, "starting", LATEST if query == "stream" else EARLIEST, topics)
+    strategy = read_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    return SourceOptions(
+        place=read_place(options),
+        topics=topics,
+        start=start,
+        end=_edge(options, "ending", LATEST, topics),
+        latest_if_no_time=strategy == "latest",
+        records_per_trigger_max=most,
+        bytes_per_trigger_max=read_bytes(options, "maxBytesPerTrigger"),
+        records_per_trigger_min=least,
+        trigger_delay_seconds=read_duration(options, "maxTriggerDelay", "15m"),
+        tasks_min=read_count(options, "minPartitions"),
+        records_per_task_max=read_count(options, "maxRecordsPerPartition"),
+        task_bytes=read_bytes(options, "targetPartitionBytes") or 128 * 2**20,
+        fail_on_data_loss=read_flag(options, "failOnDataLoss", default=True),
+        include_headers=read_flag(options, "includeHeaders", default=False),
+    )
+
+
+# -- where ------------------------------------------------------------------------------------------------------------
+
+
+def read_place(options: Mapping[str, str]) -> Place:
+    """Give where the records are.
+
+    Raises:
+        OptionError: neither or both are named, or one of them is none.
+    """
+    path, url = options.get("path"), options.get("url")
+    if path is not None and url is not None:
+        raise OptionError("options path and url do not go together: give the data folder or the server")
+    if path is not None:
+        for name in _URL_ONLY:
+            if name in options:
+                raise OptionError(f"option {name} goes with url; a data folder is read without a server")
+        if not os.path.isdir(path):
+            raise OptionError(f"option path: {path!r} is no folder here; give the server's data folder")
+        if not os.path.isdir(os.path.join(path, "topics")):
+            raise OptionError(f"option path: {path!r} is no data folder of a server: it has no folder 'topics'")
+        return Place(path=os.path.abspath(path))
+    if url is None:
+        url = os.environ.get(SERVER_VARIABLE)
+    if not url:
+        raise OptionError("option path (a data folder) or url (jebp://host:port) is missing: say where the records are")
+    match = re.fullmatch(r"(?:jebp://)?(\[[0-9a-fA-F:.]+\]|[^\s:/,]+):(\d{1,5})/?", url.strip(), re.ASCII)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise wrong_value("url", url, "jebp://host:port, of one server")
+    identity = options.get("identity") or os.environ.get(IDENTITY_VARIABLE)
+    if not identity:
+        raise OptionError(
+            "option identity is missing: the path of the key file to connect with,"
+            " as conf/admin_key in the server's data folder"
+        )
+    if os.path.exists(identity):  # tasks may run in another folder
+        identity = os.path.abspath(identity)
+    fingerprint = (options.get("serverFingerprint") or os.environ.get(FINGERPRINT_VARIABLE) or "").lower()
+    if fingerprint and not re.fullmatch("[0-9a-f]{64}", fingerprint, re.ASCII):
+        raise wrong_value("serverFingerprint", fingerprint, "64 hex digits ('babelbus clients list' prints them)")
+    timeout_ms = read_count(options, "requestTimeoutMs") or 120_000
+    return Place(
+        address=f"{match[1]}:{match[2]}", identity=identity, fingerprint=fingerprint, timeout_seconds=timeout_ms / 1000
+    )
+
+
+# -- which topics -----------------------------------------------------------------------------------------------------
+
+
+def _topics(options: Mapping[str, str]) -> Topics:
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if name in options]
+    if len(given) != 1:
+        what = f"{' and '.join(given)} were given" if given else "none was given"
+        raise OptionError(
+            f"exactly one of the options subscribe, subscribePattern and assign says what to read; {what}"
+        )
+    name, value = given[0], options[given[0]]
+    if name == "subscribe":
+        topics = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+        if not topics:
+            raise wrong_value(name, value, "one topic or several with commas between them")
+        return Topics(names=topics)
+    if name == "subscribePattern":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise wrong_value(name, value, f"a regular expression that fits whole topic names ({error})") from None
+        if not value:
+            raise wrong_value(name, value, "a regular expression that fits whole topic names")
+        return Topics(pattern=value)
+    wanted = 'JSON as {"topic": [0, 1]}'
+    found = _json(name, value, wanted)
+    for partitions in found.values():
+        if not isinstance(partitions, list) or not partitions or not all(_is_number(one) for one in partitions):
+            raise wrong_value(name, value, wanted)
+    return Topics(assigned={topic: tuple(sorted(set(numbers))) for topic, numbers in found.items()})
+
+
+def _is_number(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= INT64_MAX
+
+
+def _json(name: str, value: str, wanted: str) -> dict[str, Any]:
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise wrong_value(name, value, f"{wanted} ({error})") from None
+    if not isinstance(found, dict) or not found:
+        raise wrong_value(name, value, wanted)
+    return found
+
+
+# -- from where to where ----------------------------------------------------------------------------------------------
+
+
+def _edge(options: Mapping[str, str], side: Literal["starting", "ending"], default: int, topics: Topics) -> Edge:
+    """Read the options of one side; a time for all beats times for each, which beat offsets (as Kafka's source)."""
+    for_all, for_each, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
+    # All that is given is checked, also what another one beats.
+    by_offset = _offsets_edge(options, offsets, side, default, topics)
+    by_each = None
+    if for_each in options:
+        by_each = Edge(timestamps=_each(options, for_each, 0, "milliseconds", topics), offset=default, option=for_each)
+    if for_all in options:
+        value = options[for_all]
+        if not re.fullmatch(r"\d{1,18}", value.strip(), re.ASCII):
+            raise wrong_value(for_all, value, "milliseconds since the epoch")
+        return Edge(timestamp=int(value), option=for_all)
+    return by_each or by_offset
+
+
+def _offsets_edge(options: Mapping[str, str], name: str, side: str, default: int, topics: Topics) -> Edge:
+    words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
+    value = options.get(name)
+    if value is None:
+        return Edge(offset=default)
+    if value.strip().lower() in words:
+        return Edge(offset=words[value.strip().lower()], option=name)
+    least = EARLIEST if side == "starting" else LATEST
+    if not value.lstrip().startswith("{"):
+        raise wrong_value(name, value, f"{', '.join(words)} or {_each_wanted(least)}")
+    return Edge(offsets=_each(options, name, least, "offset", topics), offset=default, option=name)
+
+
+def _each_wanted(least: int) -> str:
+    notes = {EARLIEST: " (-2 is earliest, -1 latest)", LATEST: " (-1 is latest)"}
+    return f'JSON as {{"topic": {{"0": 23}}}}{notes.get(least, "")}'
+
+
+def _each(options: Mapping[str, str], name: str, least: int, what: str, topics: Topics) -> Offsets:
+    value, wanted = options[name], f"{_each_wanted(least)}, a whole number ({what}) for each partition"
+    found: Offsets = {}
+    for topic, partitions in _json(name, value, wanted).items():
+        if not isinstance(partitions, dict):
+            raise wrong_value(name, value, wanted)
+        for partition, number in partitions.items():
+            if not re.fullmatch(r"\d{1,9}", partition, re.ASCII) or not _is_number(number, least):
+                raise wrong_value(name, value, wanted)
+            found.setdefault(topic, {})[int(partition)] = number
+        subscribed = topic in topics.names or topic in topics.assigned or bool(topics.pattern)
+        if not subscribed:
+            raise OptionError(f"option {name}: topic {topic!r} is not among those that are read")
+    return found

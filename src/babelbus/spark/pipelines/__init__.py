@@ -1,0 +1,1 @@
+"""Pipelines as files (docs/pipeline.md): sources, steps in SQL or Python, sinks; checked, started, watched, stopped."""

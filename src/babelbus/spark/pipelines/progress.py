@@ -1,0 +1,93 @@
+"""What a query tells of each batch: rows, lag, state, time; from Spark's progress, which is JSON."""
+
+from typing import Any
+
+import msgspec
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One batch of one sink's query."""
+
+    pipeline: str
+    sink: str
+    batch: int
+    rows_in: int
+    rows_out: int
+    rows_late: int
+    """Dropped because they came behind the watermark."""
+    lag: int | None
+    """Records of the bus that were there and not read yet; `None` when no source is on the bus."""
+    state_rows: int
+    state_bytes: int
+    seconds: float
+    watermark: str | None
+
+
+class _Operator(msgspec.Struct):
+    rows: int = msgspec.field(default=0, name="numRowsTotal")
+    memory: int = msgspec.field(default=0, name="memoryUsedBytes")
+    late: int = msgspec.field(default=0, name="numRowsDroppedByWatermark")
+
+
+class _Source(msgspec.Struct):
+    description: str = ""
+    end: Any = msgspec.field(default=None, name="endOffset")
+    latest: Any = msgspec.field(default=None, name="latestOffset")
+
+
+class _Sink(msgspec.Struct, frozen=True):
+    rows: int = msgspec.field(default=-1, name="numOutputRows")
+
+
+class _Progress(msgspec.Struct):
+    batch: int = msgspec.field(name="batchId")
+    rows_in: int = msgspec.field(default=0, name="numInputRows")
+    durations: dict[str, int] = msgspec.field(default={}, name="durationMs")
+    times: dict[str, str] = msgspec.field(default={}, name="eventTime")
+    operators: list[_Operator] = msgspec.field(default=[], name="stateOperators")
+    sources: list[_Source] = []
+    sink: _Sink = _Sink()
+    observed: dict[str, dict[str, int]] = msgspec.field(default={}, name="observedMetrics")
+
+
+def read(text: str, pipeline: str, sink: str) -> Batch | None:
+    """Read one progress of Spark's; `None` when it tells only that nothing happened."""
+    progress = msgspec.json.decode(text, type=_Progress)
+    if "addBatch" not in progress.durations:
+        return None
+    counted = next((values["rows"] for values in progress.observed.values() if "rows" in values), None)
+    lags = [lag(source.end, source.latest) for source in progress.sources]
+    known = [one for one in lags if one is not None]
+    return Batch(
+        pipeline=pipeline,
+        sink=sink,
+        batch=progress.batch,
+        rows_in=progress.rows_in,
+        rows_out=counted if counted is not None else max(0, progress.sink.rows),
+        rows_late=sum(operator.late for operator in progress.operators),
+        lag=sum(known) if known else None,
+        state_rows=sum(operator.rows for operator in progress.operators),
+        state_bytes=sum(operator.memory for operator in progress.operators),
+        seconds=progress.durations.get("triggerExecution", 0) / 1000,
+        watermark=progress.times.get("watermark"),
+    )
+
+
+def lag(end: Any, latest: Any) -> int | None:
+    """Give how many offsets lie between two positions of our source, `{"topic": {"0": 42}}`; `None` for others'."""
+    ends, tips = _flat(end), _flat(latest)
+    if ends is None or tips is None:
+        return None
+    return sum(max(0, tip - ends.get(at, tip)) for at, tip in tips.items())
+
+
+def _flat(offset: Any) -> dict[tuple[str, str], int] | None:
+    if isinstance(offset, str):
+        try:
+            offset = msgspec.json.decode(offset)
+        except msgspec.DecodeError:
+            return None
+    if not isinstance(offset, dict) or not all(isinstance(one, dict) for one in offset.values()):
+        return None
+    found = {(topic, number): at for topic, partitions in offset.items() for number, at in partitions.items()}
+    return found if all(isinstance(at, int) for at in found.values()) else None

@@ -1,0 +1,233 @@
+"""A pipeline at work: its queries are started, watched, started again when they fail, and stopped between batches."""
+
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from babelbus.clock import Clock, SystemClock
+from babelbus.spark.pipelines import progress
+from babelbus.spark.pipelines.bus import Bus
+from babelbus.spark.pipelines.errors import CheckpointInUseError, PipelineError, QueryFailedError
+from babelbus.spark.pipelines.frames import build
+from babelbus.spark.pipelines.load import Loaded
+from babelbus.spark.pipelines.model import read_trigger
+from babelbus.spark.pipelines.progress import Batch
+from babelbus.spark.pipelines.session import cause, is_local
+from babelbus.spark.pipelines.sinks import Target, save, start
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+BACKOFF_SECONDS_MAX = 60.0
+BATCH_END_SECONDS_MAX = 60.0
+"""How long a stop waits for the batch under way. What is cut short then is done again at the next start."""
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """How a pipeline runs."""
+
+    checkpoint: str
+    trigger: str | None = None
+    """For all sinks, instead of what the file says."""
+    restarts_max: int = 0
+    """Of one query, in a row: a batch that succeeds starts the count again."""
+    backoff_seconds: float = 1.0
+    """Before the first restart; doubled for each further one."""
+
+
+class Watcher(Protocol):
+    """Who is told what happens."""
+
+    def started(self, sink: str) -> None:
+        """Hear that a query runs."""
+
+    def batch(self, batch: Batch) -> None:
+        """Hear of a batch that is done."""
+
+    def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
+        """Hear that a query failed, and when it is started again (`None`: it is not)."""
+
+
+class Runner:
+    """Runs one pipeline in one session. All calls are of one thread; `stop` is set by any."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        loaded: Loaded,
+        bus: Bus,
+        policy: Policy,
+        watcher: Watcher,
+        *,
+        stop: threading.Event | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._spark = spark
+        self._loaded = loaded
+        self._bus = bus
+        self._policy = policy
+        self._watcher = watcher
+        self._stop = stop or threading.Event()
+        self._clock = clock or SystemClock()
+
+    def run(self) -> None:
+        """Run until everything is done (`once`), or `stop` is set.
+
+        Raises:
+            PipelineError: Spark or the bus refused the pipeline; nothing was started, or all was stopped again.
+            QueryFailedError: a query failed for good; the others were stopped.
+            CheckpointInUseError: another process runs on the same checkpoint.
+        """
+        with lock(self._policy.checkpoint):
+            jobs = [_Job(target) for target in self._targets()]
+            try:
+                for job in jobs:
+                    self._start(job)
+                while not self._stop.is_set() and any(not job.done for job in jobs):
+                    self._stop.wait(POLL_SECONDS)
+                    for job in jobs:
+                        self._look(job)
+            finally:
+                self._end(jobs)
+
+    def _targets(self) -> Iterator[Target]:
+        pipeline = self._loaded.pipeline
+        for name, sink in pipeline.sinks.items():
+            text = self._policy.trigger or sink.trigger or pipeline.trigger
+            yield Target(
+                self._loaded.file, name, sink, self._bus, self._policy.checkpoint, read_trigger("trigger", text)
+            )
+
+    def _start(self, job: "_Job") -> None:
+        # Built anew for each start: a frame of Spark's remembers files and views of the time it was made.
+        frame = build(self._spark, self._loaded, self._bus)[job.target.sink.input]
+        if not frame.isStreaming:
+            self._save(job, frame)
+            return
+        job.query = start(frame, job.target)
+        job.start_at = None
+        self._watcher.started(job.target.name)
+
+    def _save(self, job: "_Job", frame: DataFrame) -> None:
+        """Fill a sink from what is no stream: that is done once, and is one batch."""
+        self._watcher.started(job.target.name)
+        begun = self._clock.monotonic()
+        rows = save(frame, job.target)
+        seconds = self._clock.monotonic() - begun
+        name = self._loaded.pipeline.name
+        self._watcher.batch(Batch(name, job.target.name, 0, rows, rows, 0, None, 0, 0, seconds, None))
+        job.done = True
+
+    def _look(self, job: "_Job") -> None:
+        """See what became of one query since the last look."""
+        if job.done:
+            return
+        if job.query is None:
+            assert job.start_at is not None
+            if self._clock.monotonic() >= job.start_at:
+                self._restart(job)
+            return
+        active = job.query.isActive  # asked first: what ends in between is reported with the next look
+        for batch in job.news(self._loaded.pipeline.name):
+            job.failures = 0
+            self._watcher.batch(batch)
+        if active:
+            return
+        error = job.query.exception()
+        if error is None:
+            job.done = True
+            return
+        self._fail(job, cause(error), error)
+
+    def _restart(self, job: "_Job") -> None:
+        try:
+            self._start(job)
+        except PipelineError as error:
+            self._fail(job, str(error), error)
+
+    def _fail(self, job: "_Job", reason: str, error: BaseException) -> None:
+        job.query = None
+        job.failures += 1
+        if job.failures > self._policy.restarts_max:
+            job.done = True
+            self._watcher.failed(job.target.name, reason, None)
+            again = f" {job.failures} times in a row" if job.failures > 1 else ""
+            raise QueryFailedError(
+                f"{self._loaded.file}: sinks.{job.target.name}: the query failed{again}: {reason}"
+            ) from error
+        seconds = min(self._policy.backoff_seconds * 2 ** (job.failures - 1), BACKOFF_SECONDS_MAX)
+        job.start_at = self._clock.monotonic() + seconds
+        self._watcher.failed(job.target.name, reason, seconds)
+
+    def _end(self, jobs: "list[_Job]") -> None:
+        """Stop what still runs, between two batches where that comes soon enough."""
+        deadline = self._clock.monotonic() + BATCH_END_SECONDS_MAX
+        pause = threading.Event()
+        for job in jobs:
+            query = job.query
+            if query is None:
+                continue
+            while query.isActive and query.status["isTriggerActive"] and self._clock.monotonic() < deadline:
+                pause.wait(0.02)
+            if query.isActive:
+                query.stop()
+            for batch in job.news(self._loaded.pipeline.name):
+                self._watcher.batch(batch)
+
+
+class _Job:
+    """One sink and its query."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.query: StreamingQuery | None = None
+        self.failures = 0
+        self.start_at: float | None = None
+        self.done = False
+        self._last = -1
+
+    def news(self, pipeline: str) -> list[Batch]:
+        """Give the batches that were done since the last call (the last 100 of them: Spark keeps no more)."""
+        assert self.query is not None
+        last = self.query.lastProgress
+        if last is None or last.batchId == self._last:
+            return []
+        found = []
+        for one in self.query.recentProgress:
+            batch = progress.read(one.json, pipeline, self.target.name) if one.batchId > self._last else None
+            if batch is not None:
+                found.append(batch)
+                self._last = batch.batch
+        return found
+
+
+@contextmanager
+def lock(folder: str) -> Iterator[None]:
+    """Keep a checkpoint's folder for ourselves, for a `with`; one that is not on this machine cannot be locked.
+
+    Raises:
+        CheckpointInUseError: somebody has it.
+    """
+    if not is_local(folder):
+        yield
+        return
+    os.makedirs(folder, exist_ok=True)
+    descriptor = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CheckpointInUseError(
+                f"the checkpoint {folder} is in use: the pipeline runs already; name another with --checkpoint"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,151 @@
+"""The Spark session of a pipeline: this machine, a cluster, or Spark Connect."""
+
+import os
+import re
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from babelbus.spark.errors import SparkError
+from babelbus.spark.java import java_home
+from babelbus.spark.pipelines.model import Scalar
+
+FAST_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+"""Halves the cost of a batch where checkpoints are on a local disk; a rename is atomic there, in object stores not."""
+
+SETTINGS: dict[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+_LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOG_SETTINGS = """rootLogger.level = {level}
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
+"""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where Spark runs: `master` (local[*], spark://host:7077, k8s://...) or `remote` (sc://host:15002)."""
+
+    master: str = "local[*]"
+    remote: str = ""
+    ship: bool = False
+    """Send our own code to the executors: for clusters whose Python has our requirements but not us."""
+
+
+@contextmanager
+def session(
+    name: str, place: Place, settings: Mapping[str, Scalar], *, checkpoint: str, log_level: str = "OFF"
+) -> Iterator[SparkSession]:
+    """Give a session, for a `with`; at its end it is stopped.
+
+    Raises:
+        JavaMissingError: there is no Java here; a remote session needs none.
+        SparkError: Spark did not start.
+    """
+    wanted = {key: _text(value) for key, value in settings.items()}
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="babelbus-spark-") as folder:
+        # PySpark leaves the pipes and sockets to its gateway for the garbage collector to close.
+        warnings.simplefilter("ignore", ResourceWarning)
+        builder = SparkSession.Builder().appName(f"babelbus {name}")
+        if place.remote:
+            builder = builder.remote(place.remote)
+        else:
+            # The workers run the `python3` of PATH otherwise, which need not have PySpark.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            os.environ["JAVA_HOME"] = java_home()
+            builder = builder.master(place.master)
+            # Spark's own words on standard error would bury ours; what a query fails of is told by the runner.
+            java = f"-Dlog4j2.configurationFile={_log_settings(folder, log_level)} {wanted.pop(JAVA_OPTIONS, '')}"
+            defaults = SETTINGS | {JAVA_OPTIONS: java.strip()}
+            defaults |= _LOCAL if place.master.startswith("local") else {}
+            if is_local(checkpoint):
+                defaults["spark.sql.streaming.checkpointFileManagerClass"] = FAST_CHECKPOINTS
+            wanted = defaults | wanted
+        for key, value in wanted.items():
+            builder = builder.config(key, value)
+        try:
+            spark = builder.getOrCreate()
+        except Exception as error:
+            where = place.remote or place.master
+            raise SparkError(f"Spark did not start on {where}: {first_line(error)}") from error
+        try:
+            if not place.remote:
+                spark.sparkContext.setLogLevel(log_level)
+            if place.ship:
+                _ship(spark, folder, remote=bool(place.remote))
+            yield spark
+        finally:
+            spark.stop()
+
+
+def is_local(path: str) -> bool:
+    """Say whether a path is of this machine's file system."""
+    return "://" not in path
+
+
+def first_line(error: BaseException) -> str:
+    """Give what an error of Spark's says, without the traces of two languages that follow."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+_OURS = re.compile(r"(?:babelbus|pyspark)[\w.]*(?:Error|Exception): (.+)|^(\w*(?:Error|Exception): .+)", re.MULTILINE)
+
+
+def cause(error: BaseException) -> str:
+    """Give the reason of a failure that Spark passed on: what Python raised in a worker, else what Spark says."""
+    text = str(error)
+    found = list(_OURS.finditer(text))
+    if found:
+        return (found[-1][1] or found[-1][2]).strip()
+    return first_line(error)
+
+
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _log_settings(folder: str, level: str) -> str:
+    """Write what Spark's logger reads when the JVM starts, and give the path."""
+    path = os.path.join(folder, "log4j2.properties")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(_LOG_SETTINGS.format(level=level.lower()))
+    return path
+
+
+def _ship(spark: SparkSession, folder: str, *, remote: bool) -> None:
+    """Send our packages as one zip to the executors. Spark finds a format by its name only where it is installed."""
+    from babelbus.spark.source import BabelbusDataSource
+
+    path = os.path.join(folder, "babelbus.zip")
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for parent, folders, files in os.walk(os.path.join(root, "babelbus")):
+            folders[:] = [one for one in folders if one != "__pycache__"]
+            for file in files:
+                full = os.path.join(parent, file)
+                archive.write(full, os.path.relpath(full, root))
+    if remote:
+        spark.addArtifacts(path, pyfile=True)
+    else:
+        spark.sparkContext.addPyFile(path)
+    spark.dataSource.register(BabelbusDataSource)

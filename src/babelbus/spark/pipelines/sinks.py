@@ -1,0 +1,179 @@
+"""Where a pipeline's rows go: one running query for each sink."""
+
+import hashlib
+import os
+from typing import Any
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.streaming.query import StreamingQuery
+
+from babelbus.spark.pipelines.bus import Bus
+from babelbus.spark.pipelines.delta import DeltaFolder, need_delta
+from babelbus.spark.pipelines.errors import PipelineError
+from babelbus.spark.pipelines.frames import text_options
+from babelbus.spark.pipelines.model import Sink
+from babelbus.spark.pipelines.parquet import ParquetFolder
+from babelbus.spark.pipelines.session import cause, is_local
+
+OBSERVED = "out"
+"""The name under which the rows that reach a sink are counted: Spark counts those of some sinks only."""
+CARRIED = ("key", "value", "headers", "timestamp")
+"""Columns of a record that are taken from a frame as they are. Its topic, partition and subject are of where it came
+from: they have to be asked for."""
+EXPRESSIONS = ("key", "value", "subject", "partition")
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One sink of one pipeline, ready to be started."""
+
+    file: str
+    name: str
+    sink: Sink
+    bus: Bus
+    checkpoint: str
+    trigger_seconds: float | None
+    """Between two batches; 0: at once; `None`: what there is now, then the end."""
+
+
+def start(frame: DataFrame, target: Target) -> StreamingQuery:
+    """Start the query that fills a sink.
+
+    Raises:
+        PipelineError: Spark or the sink refused it.
+    """
+    sink, field = target.sink, f"sinks.{target.name}"
+    try:
+        writer: Any = shape(frame, target).observe(OBSERVED, F.count(F.lit(1)).alias("rows")).writeStream
+        writer = writer.queryName(target.name).outputMode(sink.mode)
+        if target.trigger_seconds is None:
+            writer = writer.trigger(availableNow=True)
+        elif target.trigger_seconds:
+            writer = writer.trigger(processingTime=f"{round(target.trigger_seconds * 1000)} milliseconds")
+        writer = writer.option("checkpointLocation", os.path.join(target.checkpoint, target.name))
+        if sink.partition_by and sink.compact_files is None and sink.delta is None:
+            writer = writer.partitionBy(*sink.partition_by)
+        return _ending(writer, target).start()  # type: ignore[no-any-return]
+    except PySparkException as error:
+        raise PipelineError(target.file, field, cause(error)) from error
+
+
+def save(frame: DataFrame, target: Target) -> int:
+    """Fill a sink from a frame that is no stream, once; give the number of rows.
+
+    A topic gets them once for a checkpoint, however often it is run; files are added each time.
+
+    Raises:
+        PipelineError: Spark or the sink refused it.
+    """
+    sink, field = target.sink, f"sinks.{target.name}"
+    if sink.mode != "append" or sink.compact_files is not None:
+        what = "mode" if sink.mode != "append" else "compact_files"
+        raise PipelineError(target.file, f"{field}.{what}", f"goes with streams, and {sink.input!r} is none")
+    counted = Observation(OBSERVED)
+    try:
+        rows = shape(frame, target).observe(counted, F.count(F.lit(1)).alias("rows"))
+        if sink.topic or sink.state:
+            _Upsert(bus_options(target), transaction(target))(rows, 0)
+        elif sink.delta is not None:
+            need_delta()
+            DeltaFolder(sink.delta, sink.partition_by, transaction(target), text_options(sink.options))(rows, 0)
+        elif sink.console:
+            rows.show(truncate=False)
+        else:
+            writer = rows.write.mode("append").partitionBy(*sink.partition_by).options(**text_options(sink.options))
+            writer.format(sink.format or "parquet").save(sink.parquet)
+        return int(counted.get["rows"])
+    except PySparkException as error:
+        raise PipelineError(target.file, field, cause(error)) from error
+
+
+def shape(frame: DataFrame, target: Target) -> DataFrame:
+    """Give the columns that the bus takes; other sinks get the frame as it is.
+
+    A frame without a column `value` becomes JSON: an object for each row, with `null` where there is none.
+
+    Raises:
+        PipelineError: a column is missing.
+    """
+    sink, field = target.sink, f"sinks.{target.name}"
+    if not sink.topic and not sink.state:
+        return frame
+    columns = {name: F.col(name) for name in CARRIED if name in frame.columns}
+    if sink.topic is True:
+        if "topic" not in frame.columns:
+            raise PipelineError(target.file, f"{field}.topic", "the frame has no column 'topic' to name it")
+        columns["topic"] = F.col("topic")
+    if "value" not in columns:
+        row = F.struct(*(F.col(f"`{name}`") for name in frame.columns))
+        columns = {name: column for name, column in columns.items() if name in ("topic", "key")}
+        columns["value"] = F.to_json(row, {"ignoreNullFields": "false"})
+    for name in EXPRESSIONS:
+        expression = getattr(sink, name)
+        if expression is not None:
+            columns[name] = F.expr(expression)
+    if sink.state:
+        columns.pop("headers", None)
+        if "key" not in columns:
+            raise PipelineError(target.file, f"{field}.key", "the state needs a key: the frame has no column 'key'")
+    return frame.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def _ending(writer: Any, target: Target) -> Any:
+    """Say where the rows go."""
+    sink = target.sink
+    options = text_options(sink.options)
+    if sink.topic or sink.state:
+        options = bus_options(target)
+        if sink.mode == "update":
+            writer = writer.outputMode("update")
+            return writer.foreachBatch(_Upsert(options, transaction(target)))
+        return writer.format("babelbus").options(**options)
+    if sink.parquet is not None and sink.compact_files is not None:
+        return writer.foreachBatch(ParquetFolder(os.path.abspath(sink.parquet), sink.partition_by, sink.compact_files))
+    if sink.delta is not None:
+        need_delta()
+        return writer.foreachBatch(DeltaFolder(sink.delta, sink.partition_by, transaction(target), options))
+    if sink.parquet is not None:
+        return writer.format("parquet").options(**options).option("path", sink.parquet)
+    if sink.console:
+        return writer.format("console").options(**({"truncate": "false"} | options))
+    return writer.format(sink.format).options(**options)
+
+
+def bus_options(target: Target) -> dict[str, str]:
+    """Give the options of a sink on the bus."""
+    sink = target.sink
+    options = target.bus.options(text_options(sink.options), writing=True)
+    if sink.state:
+        options |= {"table": "state", "topic": sink.state}
+    elif sink.topic is not True:
+        options["topic"] = str(sink.topic)
+    if sink.dead_letters is not None:
+        options["deadLetterTopic"] = sink.dead_letters
+    return options
+
+
+def transaction(target: Target) -> str:
+    """Give the transaction id of a sink that is filled by saves: the same as long as its checkpoint is the same."""
+    folder = os.path.join(target.checkpoint, target.name)
+    if is_local(folder):
+        folder = os.path.abspath(folder)
+    return f"pipeline {hashlib.sha256(folder.encode()).hexdigest()[:40]}"
+
+
+class _Upsert:
+    """Saves one batch: a streaming sink in Python cannot say that it takes changed rows, a save of each batch can.
+
+    The save has the batch's id, so that a batch that is done again is not published again.
+    """
+
+    def __init__(self, options: dict[str, str], transaction: str) -> None:
+        self._options = options
+        self._transaction = transaction
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        own = {"txnId": self._transaction, "batchId": str(batch)}
+        frame.write.format("babelbus").options(**self._options, **own).mode("append").save()

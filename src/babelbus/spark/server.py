@@ -1,0 +1,211 @@
+"""Reading from a server over the bus: jebp ships the stored bytes, which are decoded where they arrive.
+
+jebp's fetch names no partition: it gives those of a topic in order, each from the same offset. So what can be read for
+certain is the first partition of a topic, and the query has to say that it means that one (`assign`): to read a topic
+with `subscribe` one would have to know that it has no other, which jebp does not tell.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from babelbus.client import BlockingClient, ClientClosedError, FetchedBatch, Identity, RecordTooLargeError
+from babelbus.client import OffsetOutOfRangeError as NoOffsetError
+from babelbus.client import UnknownTopicError as NoTopicError
+from babelbus.spark.errors import PartitionUnreachableError, UnknownTopicError
+from babelbus.spark.options import Place
+from babelbus.spark.plan import Bounds
+from babelbus.storage.columns import Columns, decode_columns, find_positions
+from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.format import INT64, CorruptRecordError
+
+FETCH_BYTES = 8 * 2**20
+"""Of one request; with 4 MiB a single reader is a third slower, for each one is waited for."""
+PROBE_BYTES = 4096
+FETCH_BYTES_MAX = 2**28
+"""Where asking for more ends: no frame of jebp is as large, so the server takes it for as much as it can send."""
+SAMPLE_BYTES = 2**16
+
+
+class ServerReach:
+    """The topics of a server; see `reach.Reach`. The connection is made with the first call, and again when lost."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._client: BlockingClient | None = None
+        self._ends: dict[str, int] = {}
+        self._record_bytes: dict[str, float] = {}
+
+    def topics(self) -> list[str]:
+        """Refuse: jebp has no list of topics.
+
+        Raises:
+            PartitionUnreachableError: always.
+        """
+        raise PartitionUnreachableError(
+            "option subscribePattern needs path: a server does not list its topics over jebp; name them with assign"
+        )
+
+    def bounds(self, topic: str, wanted: tuple[int, ...] | None) -> dict[int, Bounds]:
+        """Give what the first partition of a topic holds, which must be the one that is wanted.
+
+        Raises:
+            UnknownTopicError: there is no such topic, or we may not read it.
+            PartitionUnreachableError: another partition is wanted, or the query does not say which.
+            ClientError: the server is not to be reached.
+        """
+        if wanted != (0,):
+            what = "all partitions" if wanted is None else f"partitions {', '.join(map(str, wanted))}"
+            raise PartitionUnreachableError(
+                f"topic {topic!r}: {what} cannot be read by url, for jebp reaches the first one for certain and does"
+                f' not tell whether there are others; write assign={{"{topic}": [0]}}, or read the data folder by path'
+            )
+        first = self._first(topic)
+        end = self._find_end(topic, first)
+        return {0: Bounds(first, end, int((end - first) * self._record_size(topic, first, end)))}
+
+    def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:
+        """Give the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        batch = self._fetch(topic, timestamp=timestamp, bytes_max=PROBE_BYTES)
+        return batch.base_offset if batch is not None else None
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:
+        """Yield the records of some offsets; the next chunk is fetched while the caller works on the last one.
+
+        The server has compared every byte with its CRC, and what is sealed cannot change on the way; so the CRCs are
+        not computed once more.
+
+        Raises:
+            OffsetOutOfRangeError: `start` was removed, or the log ends before `end`.
+            ClientError: the server was not to be reached for `requestTimeoutMs`, or refused.
+        """
+        with ThreadPoolExecutor(1, "fetch") as pool:
+            ahead: Future[FetchedBatch | None] | None = None
+            size = FETCH_BYTES
+            try:
+                while start < end:
+                    asked = ahead or pool.submit(self._fetch, topic, offset=start, bytes_max=size)
+                    ahead = None
+                    try:
+                        batch = asked.result()
+                    except NoOffsetError:
+                        batch = None
+                    if batch is None:
+                        self._ends.pop(topic, None)
+                        first = self._first(topic)
+                        raise OffsetOutOfRangeError(start, first, self._find_end(topic, first))
+                    data = batch.data
+                    positions, after = find_positions(data, 0, len(data))
+                    if after != len(data) or not len(positions):
+                        raise CorruptRecordError(after, f"what the server sent of topic {topic!r} ends inside a record")
+                    start = int(INT64.unpack_from(data, int(positions[-1]))[0]) + 1
+                    if start < end:
+                        room = int((end - start) * len(data) / len(positions)) + PROBE_BYTES
+                        size = max(min(FETCH_BYTES, room), PROBE_BYTES)
+                        ahead = pool.submit(self._fetch, topic, offset=start, bytes_max=size)
+                    yield decode_columns(data, positions)
+            finally:
+                if ahead is not None:
+                    ahead.cancel()
+
+    def close(self) -> None:
+        """Disconnect."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    # -- how ---------------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> BlockingClient:
+        if self._client is None:
+            client = BlockingClient(
+                self._place.address,
+                identity=Identity.load(find_file(self._place.identity)),
+                server_fingerprint=self._place.fingerprint or None,
+                request_timeout_seconds=self._place.timeout_seconds,
+            )
+            self._client = client.__enter__()
+        return self._client
+
+    def _fetch(
+        self, topic: str, *, offset: int | None = None, timestamp: int | None = None, bytes_max: int
+    ) -> FetchedBatch | None:
+        """Give records of the first partition from an offset or a time on, `None` when it has none there.
+
+        Raises:
+            NoOffsetError: no partition has the offset.
+            UnknownTopicError, ClientError: see `bounds`.
+        """
+        while True:
+            client = self._connected()
+            try:
+                batches = client.fetch(topic, offset=offset, timestamp=timestamp, bytes_max=bytes_max).batches
+            except RecordTooLargeError:
+                if bytes_max >= FETCH_BYTES_MAX:
+                    raise
+                bytes_max = min(16 * bytes_max, FETCH_BYTES_MAX)
+                continue
+            except NoTopicError:
+                raise UnknownTopicError(
+                    topic, f"on the server at {self._place.address}, or no right to read it"
+                ) from None
+            except ClientClosedError:
+                self._client = None
+                raise
+            return batches[0] if batches and batches[0].partition == 0 else None
+
+    def _first(self, topic: str) -> int:
+        """Give the offset of the oldest record; where the topic ends, as far as is known, when retention left none."""
+        batch = self._fetch(topic, timestamp=0, bytes_max=PROBE_BYTES)
+        if batch is not None:
+            return batch.base_offset
+        known = self._ends.get(topic, 0)
+        return known if self._side(topic, known) == 0 else 0
+
+    def _find_end(self, topic: str, first: int) -> int:
+        """Give the offset after the last record that readers may see.
+
+        jebp has no request for it, but a fetch tells on which side of it an offset is. So the search gallops from where
+        the end was last time: one request when nothing came, some 40 for a million new records.
+        """
+        low = max(self._ends.get(topic, first), first)
+        if low > first and self._side(topic, low) >= 0 and self._side(topic, low - 1) >= 0:
+            low = first  # the topic has lost its end, or was made again
+        high, step = low, 1024
+        while self._side(topic, high) < 0:
+            low, high, step = high, high + step, 2 * step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._side(topic, middle) < 0 else (low, middle)
+        self._ends[topic] = high
+        return high
+
+    def _side(self, topic: str, offset: int) -> int:
+        """Tell whether an offset is below the end (-1), does not exist (1), or may be the end (0).
+
+        May be, since a longer partition that has this offset has been answered for too.
+        """
+        try:
+            return -1 if self._fetch(topic, offset=offset, bytes_max=PROBE_BYTES) is not None else 0
+        except NoOffsetError:
+            return 1
+
+    def _record_size(self, topic: str, first: int, end: int) -> float:
+        """Give about how many bytes a record takes, from some of the first ones."""
+        known = self._record_bytes.get(topic)
+        if known is None and end > first:
+            batch = self._fetch(topic, offset=first, bytes_max=SAMPLE_BYTES)
+            if batch is not None:
+                known = self._record_bytes[topic] = len(batch.data) / (batch.next_offset - batch.base_offset)
+        return known or 1.0
+
+
+def find_file(name: str) -> str:
+    """Give the path of a file that `SparkContext.addFile` may have shipped: as it is named, or there."""
+    if not os.path.exists(name):
+        from pyspark import SparkFiles
+
+        shipped: str = SparkFiles.get(os.path.basename(name))
+        if os.path.exists(shipped):
+            return shipped
+    return name

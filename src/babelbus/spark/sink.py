@@ -1,0 +1,204 @@
+"""Writing from Spark: tasks stage their rows on the server, and one call of the driver publishes all of them, once.
+
+A part of a batch is what one attempt of one task stages. Its id has a random end, for Spark may run a batch again, with
+the same task and attempt numbers, after a crash. Parts that no commit names are dropped by the server.
+"""
+
+import logging
+import re
+import secrets
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+from pyspark.sql.datasource import WriterCommitMessage
+
+from babelbus.client import BabelbusError, BlockingClient, RequestError
+from babelbus.clock import Clock, SystemClock
+from babelbus.protocols.jebp.blocking_transactions import BlockingPartWriter
+from babelbus.protocols.jebp.messages import PartRecords
+from babelbus.spark.connection import connection
+from babelbus.spark.sink_errors import SinkOwnerError
+from babelbus.spark.sink_options import SinkOptions
+from babelbus.storage.format import encode_payloads
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+PROBE_PARTITION = 2**31 - 1
+PARTITIONS_SECONDS = 60.0
+"""How long a topic's number of partitions is remembered: it may grow, and asking takes a round trip."""
+_PARTITIONS = re.compile(r"has partitions 0 to (\d+), not \d+$")
+_NO_PLACE = re.compile(r"(there is no topic .*|topic .* is the server's own|no right to publish to .*)$")
+_known: dict[tuple[str, str], tuple[float, int]] = {}
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task tells the driver: which part it staged, of which batch. `records` is 0 when there were no rows."""
+
+    transaction: str
+    batch_id: int
+    owner: str
+    part: str
+    records: int
+    dead: int
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Which batch a task's rows belong to, and which task it is. `owner` is the query, empty for a mere save."""
+
+    transaction: str
+    batch_id: int
+    owner: str = ""
+    partition: int = 0
+    attempt: int = 0
+
+
+def stage(
+    chunks: "Iterator[pa.RecordBatch]", options: SinkOptions, target: Target, clock: Clock | None = None
+) -> Staged:
+    """Stage the rows of one task; each chunk is on the server's disk before Spark is asked for the next one.
+
+    Raises:
+        RowRefusedError: a row cannot be a record, and there is no dead-letter topic.
+        SinkOwnerError: the transaction is another query's.
+        BabelbusError: the server was not to be reached for `requestTimeoutMs`, or refused.
+    """
+    part = f"{target.partition}.{target.attempt}.{secrets.token_hex(8)}"
+    told = Staged(target.transaction, target.batch_id, target.owner, part, 0, 0)
+    rows = (chunk for chunk in chunks if chunk.num_rows)
+    first = next(rows, None)
+    if first is None:
+        return told
+    with connection(options.place) as client:
+        task = _Task(client, options, target, part, clock or SystemClock())
+        if task.is_committed():
+            log.info("batch %d of %r was committed before", target.batch_id, target.transaction)
+            return told
+        try:
+            task.stage(first)
+            for chunk in rows:
+                task.stage(chunk)
+        except BaseException:
+            task.give_up()
+            raise
+    told.records, told.dead = task.writer.staged.records, task.encoder.dead
+    return told
+
+
+class _Task:
+    """The rows of one task on their way."""
+
+    def __init__(self, client: BlockingClient, options: SinkOptions, target: Target, part: str, clock: Clock) -> None:
+        from babelbus.spark.encode import Encoder
+
+        self._options = options
+        self._target = target
+        self._clock = clock
+        self._transaction = client.transaction(target.transaction)
+        self.writer = self._transaction.writer(target.batch_id, part)
+        # The server chooses a partition well enough where it matters to nobody.
+        self._must_know = not options.topic or bool(options.dead_letter_topic)
+        self.encoder = Encoder(options, self._count_partitions, turn=zlib.crc32(part.encode()))
+
+    def is_committed(self) -> bool:
+        told = self._transaction.ask()
+        _check_owner(self._target.transaction, told.owner, self._target.owner)
+        return told.last_batch_id >= self._target.batch_id
+
+    def stage(self, chunk: "pa.RecordBatch") -> None:
+        self._must_know = self._must_know or "key" in chunk.schema.names or "partition" in chunk.schema.names
+        for piece in self.encoder.encode(chunk, self._clock.now_ms()):
+            self.writer.stage_batches(piece.topic, piece.batches, partition=piece.partition)
+
+    def give_up(self) -> None:
+        """Drop what was staged; should that fail, the server does it after a day."""
+        try:
+            self.writer.abort()
+        except BabelbusError as error:
+            log.warning("a part of batch %d was not dropped: %s", self._target.batch_id, error)
+
+    def _count_partitions(self, topic: str) -> int:
+        if not self._must_know:
+            return -1
+        at, now = (self._options.place.address, topic), self._clock.monotonic()
+        known = _known.get(at)
+        if known is None or now - known[0] > PARTITIONS_SECONDS:
+            known = _known[at] = now, count_partitions(self.writer, topic)
+        return known[1]
+
+
+def count_partitions(writer: BlockingPartWriter, topic: str) -> int:
+    """Give how many partitions a topic has.
+
+    jebp has no request for it, but its refusal of a partition that cannot be says which there are.
+
+    Raises:
+        NoPlaceError: there is no such topic, or we may not publish to it.
+        RequestError: the server refused for another reason.
+    """
+    from babelbus.spark.encode import NoPlaceError
+
+    if not topic or "," in topic or len(topic.encode()) > 249 or re.search("[\0-\x1f\x7f-\x9f]", topic):
+        raise NoPlaceError(f"{topic[:300]!r} is no name of a topic")
+    try:
+        writer.stage_stored(topic, encode_payloads([b""], [1]).data, partition=PROBE_PARTITION)
+    except RequestError as error:
+        text = str(error).partition(" (status")[0]
+        found = _PARTITIONS.search(text)
+        if found is not None:
+            return int(found[1]) + 1
+        refused = _NO_PLACE.search(text)
+        if refused is not None:
+            raise NoPlaceError(refused[1]) from None
+        raise
+    raise AssertionError("a topic has 2^31 partitions")
+
+
+def commit(
+    options: SinkOptions, transaction: str, batch_id: int, messages: Sequence[WriterCommitMessage | None]
+) -> None:
+    """Publish what the tasks staged, all or none of it; a batch that was published before is not published again.
+
+    Raises:
+        SinkOwnerError: the transaction is another query's.
+        BabelbusError: the server was not to be reached for `requestTimeoutMs`, or refused. The batch may be published
+            or not, and a commit of the same batch tells.
+    """
+    told = [one for one in messages if isinstance(one, Staged)]
+    parts = [PartRecords(one.part, one.records) for one in told if one.records]
+    owner = next((one.owner for one in told), "")
+    with connection(options.place) as client:
+        batches = client.transaction(transaction)
+        try:
+            done = batches.commit(batch_id, parts, owner=owner)
+        except RequestError as error:
+            if not error.repeat:
+                _check_owner(transaction, batches.ask().owner, owner)
+            raise
+    if done.again:
+        log.info("batch %d of %r was committed before", batch_id, transaction)
+    dead = sum(one.dead for one in told)
+    if dead:
+        log.warning("batch %d: %d rows became dead letters in %r", batch_id, dead, options.dead_letter_topic)
+
+
+def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Drop what the tasks staged. Only that: another run of the same batch may be under way."""
+    for one in messages:
+        if isinstance(one, Staged) and one.records:
+            try:
+                with connection(options.place) as client:
+                    client.transaction(one.transaction).writer(one.batch_id, one.part).abort()
+            except BabelbusError as error:
+                log.warning("a part of batch %d was not dropped, the server does so in a day: %s", one.batch_id, error)
+
+
+def _check_owner(transaction: str, owner: str, query: str) -> None:
+    if owner and query and owner != query:
+        raise SinkOwnerError(transaction, owner, query)

@@ -1,0 +1,99 @@
+"""The options of `table=state`: those of the source where they mean something, and which moment is asked for."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from babelbus.spark.errors import OptionError
+from babelbus.spark.options import SourceOptions, parse
+
+STATE_TOPIC = "$state"
+"""Where the server records all changes of the state (docs/state.md)."""
+_PLACE = ("path", "url", "kafka.bootstrap.servers", "bootstrap.servers", "servers", "identity", "serverFingerprint",
+          "requestTimeoutMs")  # fmt: skip
+_OF_BATCHES = ("asOfOffset", "asOfTimestamp")
+_OF_STREAMS = (
+    "startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger",
+    "maxRecordsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "minRecordsPerTrigger", "maxTriggerDelay",
+    "failOnDataLoss",
+)  # fmt: skip
+
+
+class StateOptions(msgspec.Struct, frozen=True):
+    """What the user asked for, checked. The moment is after a record's offset, or after all up to a time (ms)."""
+
+    source: SourceOptions
+    as_of_offset: int | None = None
+    as_of_ms: int | None = None
+
+
+def is_state(given: Mapping[str, str]) -> bool:
+    """Say whether the table of the state is asked for.
+
+    Raises:
+        OptionError: another table is.
+    """
+    table = next((value for name, value in given.items() if name.lower() == "table"), None)
+    if table is not None and table.strip().lower() != "state":
+        raise OptionError(f"option table: {table!r} is not possible; write state, or leave it out to read topics")
+    return table is not None
+
+
+def parse_state(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "any") -> StateOptions:
+    """Check the options of a query of the state and give what they mean; `any` as in `options.parse`.
+
+    Raises:
+        OptionError: one is unknown, missing, wrong, or does not go with another.
+    """
+    known = {name.lower(): name for name in (*_PLACE, *_OF_BATCHES, *_OF_STREAMS)}
+    options: dict[str, str] = {}
+    for key, value in given.items():
+        if key.lower() == "table":
+            continue
+        name = known.get(key.lower())
+        if name is None:
+            raise OptionError(f"option {key} has no meaning with table=state, which has {', '.join(known.values())}")
+        if (query == "batch" and name in _OF_STREAMS) or (query == "stream" and name in _OF_BATCHES):
+            other = "streams: a batch reads the state of one moment" if query == "batch" else "batches"
+            raise OptionError(f"option {name} of table=state is for {other}")
+        options[name] = value
+    moment = {name: options.pop(name) for name in _OF_BATCHES if name in options}
+    if len(moment) == 2:
+        raise OptionError("options asOfOffset and asOfTimestamp do not go together: give one")
+    return StateOptions(
+        parse({**options, "assign": f'{{"{STATE_TOPIC}": [0]}}'}, query),
+        _read_offset(moment.get("asOfOffset")),
+        _read_time(moment.get("asOfTimestamp")),
+    )
+
+
+def _read_offset(value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not re.fullmatch(r"\d{1,18}", value.strip(), re.ASCII):
+        raise OptionError(f"option asOfOffset: {value!r} is not possible; write an offset of {STATE_TOPIC}, 0 or more")
+    return int(value)
+
+
+def _read_time(value: str | None) -> int | None:
+    if value is None:
+        return None
+    text = value.strip()
+    if re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(
+            f"option asOfTimestamp: {value!r} is not possible; write milliseconds since the epoch, or a time as"
+            " 2026-11-21T08:00:00Z (without a zone it is UTC)"
+        ) from None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    milliseconds = int(at.timestamp() * 1000)
+    if milliseconds < 0:
+        raise OptionError(f"option asOfTimestamp: {value!r} is before 1970")
+    return milliseconds

@@ -1,0 +1,299 @@
+"""The state as a table: the last value of each key, now or at an earlier moment, and its changes as a stream.
+
+Both come from the topic `$state`, which records each change of the tree (docs/state.md): a record's key is the key, its
+payload the value as JSON text, a tombstone takes the key away; a header says the version of a value that has one. Keys
+that begin with the byte 0xFF are testaments, which are no values.
+
+A moment is told exactly or refused: compaction removes what was replaced, and what it has gone through cannot be told
+any more. By path the log says how far it has gone. By url that shows only in what is missing.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType, TimestampType
+
+from babelbus.spark.errors import OptionError, SchemaError, SparkError
+from babelbus.spark.options import Place
+from babelbus.spark.plan import Bounds
+from babelbus.spark.reach import Reach, open_reach
+from babelbus.spark.reader import read_task
+from babelbus.spark.schema import COLUMNS as RECORD_COLUMNS
+from babelbus.spark.schema import arrow_schema
+from babelbus.spark.state_options import STATE_TOPIC, StateOptions
+from babelbus.spark.stream import StreamReader
+from babelbus.storage import compacted
+from babelbus.storage.columns import Columns
+from babelbus.storage.disk import folder_name
+from babelbus.storage.files import LocalFiles
+from babelbus.storage.format import TOMBSTONE, decode_headers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TESTAMENT_MARK = b"\xff"
+VERSION_HEADER = b"version"
+ROWS_PER_BATCH = 16384
+PARTITION = 0
+
+COLUMNS: dict[str, DataType] = {
+    "key": StringType(),
+    "value": StringType(),
+    "version": LongType(),
+    "timestamp": TimestampType(),
+    "offset": LongType(),
+    "deleted": BooleanType(),
+}
+_RAW = StructType(
+    [StructField(name, RECORD_COLUMNS[name]) for name in ("key", "value", "timestamp", "offset", "headers")]
+)
+
+
+class HistoryGoneError(SparkError):
+    """Compaction has removed changes of the moment that was asked for."""
+
+    def __init__(self, offset: int, earliest: int | None) -> None:
+        how = (
+            "what is left cannot be told by url: read the data folder by path, or the state as it is now"
+            if earliest is None
+            else f"the earliest is asOfOffset={earliest}"
+        )
+        super().__init__(
+            f"the state after offset {offset} of {STATE_TOPIC} is not known any more, compaction has removed some of"
+            f" it; {how} (the setting state.history_seconds says how far back one can ask)"
+        )
+        self.offset, self.earliest = offset, earliest
+
+
+class _Value(msgspec.Struct, gc=False):
+    """What a key holds."""
+
+    value: bytes
+    version: int
+    timestamp: int
+    offset: int
+
+
+def state_schema() -> StructType:
+    """Give the columns of the state and of its changes; nothing is deleted of the state of one moment."""
+    return StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+
+
+def check_state_schema(schema: StructType) -> None:
+    """See that a query asks only for columns that there are: any of them in any order.
+
+    Raises:
+        SchemaError: a column is unknown or of another type.
+    """
+    for field in schema.fields:
+        kind = COLUMNS.get(field.name)
+        if kind is None:
+            raise SchemaError(f"there is no column {field.name!r}; table=state has {', '.join(COLUMNS)}")
+        if not field.nullable or field.dataType != kind:
+            raise SchemaError(f"column {field.name!r} is a nullable {kind.simpleString()}: ask for that, cast it later")
+
+
+class StateTask(InputPartition):
+    """The one task that reads the state: offsets `first` to `end`. `now`: what comes meanwhile may be read too."""
+
+    def __init__(self, place: Place, first: int, end: int, *, now: bool) -> None:
+        super().__init__(None)
+        self.place = place
+        self.first, self.end, self.now = first, end, now
+
+
+class StateReader(DataSourceReader):
+    """`spark.read.format("babelbus").option("table", "state")`. One task reads it all and holds it in memory."""
+
+    def __init__(self, options: StateOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Settle the moment.
+
+        Raises:
+            OptionError: the moment has not come yet.
+            HistoryGoneError: it is not known any more.
+            BabelbusError: the bus did not answer.
+        """
+        place = self._options.source.place
+        reach = open_reach(place)
+        bounds = reach.bounds(STATE_TOPIC, (PARTITION,))[PARTITION]
+        end = self._end(reach, bounds)
+        now = end is None
+        if end is not None:
+            _check_history(place, end, gaps=False)
+        return [StateTask(place, bounds.first, bounds.end if end is None else end, now=now)]
+
+    def _end(self, reach: Reach, bounds: Bounds) -> int | None:
+        """Give the offset behind the moment, `None` for now."""
+        offset, time_ms = self._options.as_of_offset, self._options.as_of_ms
+        if offset is not None:
+            if offset >= bounds.end:
+                raise OptionError(
+                    f"option asOfOffset: {STATE_TOPIC} ends at offset {bounds.end}, {offset} is not there"
+                )
+            return offset + 1
+        if time_ms is None:
+            return None
+        found = reach.find_time(STATE_TOPIC, PARTITION, time_ms + 1)
+        return None if found is None or found >= bounds.end else found
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        """Yield the values.
+
+        Raises:
+            HistoryGoneError: compaction came past while they were read, or what is missing is not known.
+            BabelbusError: the bus did not answer, or a record is damaged.
+        """
+        if isinstance(partition, StateTask):
+            yield from _rows(load(partition), arrow_schema(self._schema))
+
+
+def load(task: StateTask) -> dict[bytes, _Value]:
+    """Read the log and give what it makes of the state; 1 to 2 us a record."""
+    reach = open_reach(task.place)
+    values: dict[bytes, _Value] = {}
+    gaps = _replay(reach, task.first, task.end, values) or task.first > 0
+    if not task.now:
+        _check_history(task.place, task.end, gaps=gaps)  # once more: compaction may have come past
+        return values
+    # What compaction removed while we read was replaced by something behind; so that is read too, until nothing is
+    # missing of what was read last.
+    end = task.end
+    while gaps:
+        following = reach.bounds(STATE_TOPIC, (PARTITION,))[PARTITION].end
+        gaps = _replay(reach, end, following, values)
+        end = max(end, following)
+    return values
+
+
+def _replay(reach: Reach, start: int, end: int, values: dict[bytes, _Value]) -> bool:
+    """Carry out the changes of some offsets; say whether some were missing."""
+    count = 0
+    for columns in reach.read(STATE_TOPIC, PARTITION, start, end) if end > start else ():
+        count += _apply(columns, start, end, values)
+    return count < end - start
+
+
+def _apply(columns: Columns, start: int, end: int, values: dict[bytes, _Value]) -> int:
+    data, count = bytes(columns.data), 0
+    rows = zip(
+        columns.offsets.tolist(),
+        columns.timestamps.tolist(),
+        columns.attributes.tolist(),
+        columns.key_lengths.tolist(),
+        columns.payload_positions.tolist(),
+        columns.headers_positions.tolist(),
+        columns.headers_counts.tolist(),
+        strict=True,
+    )
+    for offset, timestamp, attributes, key_length, position, stop, headers in rows:
+        if not start <= offset < end:
+            continue
+        count += 1
+        key = data[position - 4 - key_length : position - 4]
+        if key_length < 0 or key[:1] == TESTAMENT_MARK:
+            continue
+        if attributes & TOMBSTONE:
+            values.pop(key, None)
+            continue
+        version = 0
+        if headers > 1:
+            version = int(dict(decode_headers(data, stop + 1, headers)).get(VERSION_HEADER) or 0)
+        values[key] = _Value(data[position:stop], version, timestamp, offset)
+    return count
+
+
+def _check_history(place: Place, end: int, *, gaps: bool) -> None:
+    """See that nothing is missing of what must be known of the records in front of `end`.
+
+    Raises:
+        HistoryGoneError: something may be.
+    """
+    until = None
+    if place.path:
+        folder = f"{place.path}/topics/{folder_name(STATE_TOPIC)}/{PARTITION}"
+        until = compacted.load(LocalFiles(), folder)
+        if until is not None and end < until:
+            raise HistoryGoneError(end - 1, until - 1)
+    if until is None and gaps:
+        raise HistoryGoneError(end - 1, None)
+
+
+def _rows(values: dict[bytes, _Value], schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
+    import pyarrow as pa
+
+    entries = iter(values.items())
+    while some := list(islice(entries, ROWS_PER_BATCH)):
+        columns = {
+            "key": _texts(pa.array([key for key, _ in some], pa.binary())),
+            "value": _texts(pa.array([one.value for _, one in some], pa.binary())),
+            "version": pa.array([one.version for _, one in some], pa.int64()),
+            "timestamp": pa.array([one.timestamp * 1000 for _, one in some], pa.int64()),
+            "offset": pa.array([one.offset for _, one in some], pa.int64()),
+            "deleted": pa.array([False] * len(some), pa.bool_()),
+        }
+        yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
+
+
+class StateStreamReader(StreamReader):
+    """`spark.readStream.format("babelbus").option("table", "state")`: each change, in order.
+
+    A query that begins at `earliest` begins with what compaction has left: with it all last values are among the rows.
+    """
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        """Yield the changes of one task."""
+        wanted = arrow_schema(self._schema)
+        for batch in read_task(partition, _RAW):
+            changes = _changes(batch, wanted)
+            if changes.num_rows:
+                yield changes
+
+
+def _changes(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
+    """Give the changes of values among some records of `$state`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    keys = batch.column("key")
+    testaments = pc.starts_with(keys, pattern=TESTAMENT_MARK)
+    batch = batch.filter(pc.and_(keys.is_valid(), pc.invert(pc.fill_null(testaments, True))))
+    columns: dict[str, Any] = {
+        "key": _texts(batch.column("key")),
+        "value": _texts(batch.column("value")),
+        "version": _versions(batch.column("headers")),
+        "timestamp": batch.column("timestamp"),
+        "offset": batch.column("offset"),
+        "deleted": batch.column("value").is_null(),
+    }
+    return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
+
+
+def _versions(headers: "pa.Array") -> "pa.Array":
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = np.zeros(len(headers), np.int64)
+    entries = headers.flatten()
+    said = pc.equal(entries.field("key"), VERSION_HEADER.decode())
+    rows = pc.list_parent_indices(headers).filter(said)
+    if len(rows):
+        found[rows.to_numpy()] = entries.field("value").filter(said).cast(pa.string()).cast(pa.int64()).to_numpy()
+    return pa.array(found)
+
+
+def _texts(values: "pa.Array") -> "pa.Array":
+    """Give bytes as text; what is not UTF-8 gets replacement characters, since Spark's strings must be."""
+    import pyarrow as pa
+
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([one and one.decode("utf-8", "replace") for one in values.to_pylist()], pa.string())

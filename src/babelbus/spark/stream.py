@@ -1,0 +1,204 @@
+"""Micro-batch streams: which offsets the next batch reads, and what to do when they are gone.
+
+One object of this class lives in a process of its own on the driver as long as the query runs, and remembers. The
+copies that Spark sends to the tasks only read.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from babelbus.clock import Clock, SystemClock
+from babelbus.spark.options import SourceOptions
+from babelbus.spark.plan import At, Bounds, limit_bytes, limit_records
+from babelbus.spark.reach import Reach, open_reach
+from babelbus.spark.reader import plan_tasks, read_task
+from babelbus.spark.survey import Survey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+JsonOffsets = dict[str, dict[str, int]]
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("babelbus")`. An offset of Spark's is `{"topic": {"partition": offset}}`.
+
+    A partition that appears while the query runs joins the offsets with its first one before anything of it is read:
+    so a batch that is run again after a crash begins where it began, whatever retention did meanwhile.
+    """
+
+    def __init__(
+        self, options: SourceOptions, schema: StructType, *, reach: Reach | None = None, clock: Clock | None = None
+    ) -> None:
+        self._options = options
+        self._schema = schema
+        self._reach = reach
+        self._clock = clock
+        self._survey: Survey | None = None
+        self._initial: JsonOffsets | None = None
+        self._bounds: dict[At, Bounds] = {}
+        self._identities: dict[At, str] = {}
+        self._target: dict[At, int] | None = None
+        self._waiting_since: float | None = None
+
+    # -- what Spark asks on the driver -------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Give where a new query begins; Spark asks twice, and must hear the same twice."""
+        if self._initial is None:
+            bounds = self._look(missing_ok=False)
+            self._initial = to_json(self._surveyor().settle(bounds, self._options.start))
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Give the limit of a batch that the options ask for."""
+        if self._options.records_per_trigger_max is not None:
+            return ReadMaxRows(self._options.records_per_trigger_max)
+        if self._options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(self._options.bytes_per_trigger_max)
+        if self._options.records_per_trigger_min is not None:
+            return ReadMinRows(self._options.records_per_trigger_min)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Note where the topics end now: this run reads up to there and stops."""
+        self._target = {at: one.end for at, one in self._look().items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Give where the next batch ends; `start` itself when there is nothing to do.
+
+        Raises:
+            DataLossError: records in front of it are gone, and failOnDataLoss is true.
+            BabelbusError: the bus did not answer.
+        """
+        if self._initial is None and self._options.start.option and not self._bounds:
+            log.warning("the checkpoint says where to go on; option %s has no effect", self._options.start.option)
+        bounds = self._look()
+        begin, begun_again = self._check(from_json(start), bounds)
+        new = {at: self._first_of(at, bounds) for at in bounds if at not in begin}
+        ends = {at: self._end_of(at, bounds) for at in begin}
+        end = self._limited(begin, ends, bounds, limit)
+        if begun_again or new:
+            log.info("%d partitions are new, or were made again", len(new) + len(begun_again))
+        return to_json(end | new | begun_again)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Give where the topics end: the lag is what lies between this and a batch's end."""
+        return to_json({at: one.end for at, one in self._bounds.items()}) if self._bounds else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Deal what lies between two offsets out to tasks."""
+        begin, until = from_json(start), from_json(end)
+        if any(at not in self._bounds or self._bounds[at].end < until[at] for at in until):
+            self._look()
+        known = {at: offset for at, offset in until.items() if at in begin}  # the others have nothing to read yet
+        return plan_tasks(self._options, self._surveyor().spans(begin, known, self._bounds))
+
+    # -- what runs in the tasks --------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        """Yield the records of one task."""
+        return read_task(partition, self._schema)
+
+    # -- how ---------------------------------------------------------------------------------------------------------
+
+    def _surveyor(self) -> Survey:
+        if self._survey is None:
+            self._survey = Survey(self._options, self._reach or open_reach(self._options.place))
+        return self._survey
+
+    def _look(self, *, missing_ok: bool = True) -> dict[At, Bounds]:
+        self._bounds = self._surveyor().bounds(missing_ok=missing_ok)
+        return self._bounds
+
+    def _first_of(self, at: At, bounds: dict[At, Bounds]) -> int:
+        log.info("topic %r, partition %d is new and read from offset %d on", *at, bounds[at].first)
+        self._identities[at] = bounds[at].identity
+        return bounds[at].first
+
+    def _end_of(self, at: At, bounds: dict[At, Bounds]) -> int:
+        return bounds[at].end if self._target is None else min(bounds[at].end, self._target.get(at, 0))
+
+    def _check(self, start: dict[At, int], bounds: dict[At, Bounds]) -> tuple[dict[At, int], dict[At, int]]:
+        """Give where the batch begins in each partition, and the first offsets of those that were made again.
+
+        Raises:
+            DataLossError: a partition is not what it was, and failOnDataLoss is true.
+        """
+        begin: dict[At, int] = {}
+        begun_again: dict[At, int] = {}
+        survey = self._surveyor()
+        for at, offset in start.items():
+            there = bounds.get(at)
+            if there is None:
+                survey.lose(*at, offset, None, 0, "the topic or the partition was removed")
+                continue
+            known = self._identities.setdefault(at, there.identity)
+            if there.end < offset or there.identity != known:
+                survey.lose(*at, offset, there, 0, "the topic was removed and made again, or has lost its end")
+                self._identities[at] = there.identity
+                begun_again[at] = there.first
+            else:
+                begin[at] = offset
+        return begin, begun_again
+
+    def _limited(
+        self, start: dict[At, int], end: dict[At, int], bounds: dict[At, Bounds], limit: ReadLimit
+    ) -> dict[At, int]:
+        """Give how far the batch reads."""
+        # What retention removed is no backlog; the next `partitions` tells of it.
+        begin = {at: min(max(offset, bounds[at].first), max(end[at], offset)) for at, offset in start.items()}
+        end = {at: max(offset, start[at]) for at, offset in end.items()}  # a target may lie behind
+        if isinstance(limit, ReadAllAvailable):
+            return end
+        if self._target is None and self._must_wait(begin, end):
+            return start
+        if isinstance(limit, ReadMaxRows):
+            return limit_records(begin, end, limit.max_rows)
+        if isinstance(limit, ReadMaxBytes):
+            return limit_bytes(begin, end, {at: bounds[at].record_bytes for at in end}, limit.max_bytes)
+        return end
+
+    def _must_wait(self, begin: dict[At, int], end: dict[At, int]) -> bool:
+        """Say whether too few records are there yet, and the first of them has not waited long enough."""
+        least = self._options.records_per_trigger_min
+        if least is None:
+            return False
+        backlog = sum(end[at] - begin[at] for at in end)
+        if backlog == 0:
+            self._waiting_since = None
+            return True
+        now = (self._clock or SystemClock()).monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if backlog < least and now - self._waiting_since < self._options.trigger_delay_seconds:
+            return True
+        self._waiting_since = None
+        return False
+
+
+def to_json(offsets: dict[At, int]) -> JsonOffsets:
+    """Give offsets as Spark keeps them in its checkpoint."""
+    found: JsonOffsets = {}
+    for (topic, number), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(number)] = offset
+    return found
+
+
+def from_json(offsets: JsonOffsets) -> dict[At, int]:
+    """Read what `to_json` gave."""
+    return {(topic, int(number)): at for topic, partitions in offsets.items() for number, at in partitions.items()}

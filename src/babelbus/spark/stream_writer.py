@@ -1,0 +1,52 @@
+"""Streams: `df.writeStream.format("babelbus")`, each batch published once, whatever is killed in between."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from babelbus.spark.sink import Staged, Target, abort, commit, stage
+from babelbus.spark.sink_options import SinkOptions
+from babelbus.spark.writer import QUERY_ID
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH_ID = "streaming.sql.batchId"
+RUN_ID = "spark.jobGroup.id"
+"""Where Spark's tasks are told these; `write` hears of them in no other way."""
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Publishes the rows of one batch after the other, each under the batch id that Spark's checkpoint has.
+
+    With `delivery=at-least-once` the transaction is that of one run of the query, so that what is repeated after a
+    restart is published again.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+        """Stage the rows of one task."""
+        context = TaskContext.get()
+        assert context is not None
+        batch_id = context.getLocalProperty(BATCH_ID)
+        assert batch_id is not None, f"Spark does not tell {BATCH_ID}"
+        owner = context.getLocalProperty(QUERY_ID) or ""
+        transaction = self._options.transaction or f"spark run {context.getLocalProperty(RUN_ID)}"
+        target = Target(transaction, int(batch_id), owner, context.partitionId(), context.attemptNumber())
+        return stage(iterator, self._options, target)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Publish what the tasks staged."""
+        told = [one for one in messages if isinstance(one, Staged)]
+        transaction = self._options.transaction or next((one.transaction for one in told), "")
+        assert all((one.transaction, one.batch_id) == (transaction, batchId) for one in told)
+        if transaction:
+            commit(self._options, transaction, batchId, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Drop it."""
+        abort(self._options, messages)

@@ -1,0 +1,146 @@
+"""Reading over the bus, without Spark: a real server, and what it can tell of its topics."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from babelbus.client import BlockingClient, ConnectionLostError
+from babelbus.config import JebpSettings
+from babelbus.spark.errors import PartitionUnreachableError, UnknownTopicError
+from babelbus.spark.options import Place
+from babelbus.spark.server import ServerReach
+from babelbus.storage.columns import iterate
+from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.record import Record
+from tests.spark.support import NOW, numbered
+from tests.support.server import LiveServer, configure
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveServer]:
+    with LiveServer(configure(tmp_path / "data")) as server:
+        yield server
+
+
+@pytest.fixture
+def reach(live: LiveServer) -> Iterator[ServerReach]:
+    made = ServerReach(Place(address=live.address, identity=str(live.conf / "admin_key"), timeout_seconds=20))
+    yield made
+    made.close()
+
+
+def make(live: LiveServer, topic: str = "news", partitions: int = 1, **settings: object) -> None:
+    live.call(lambda: live.server.broker.create_topic(topic, partitions, dict(settings)))
+
+
+def publish(live: LiveServer, records: list[Record], topic: str = "news", partition: int = 0) -> None:
+    with BlockingClient(live.address, identity=live.admin) as client:
+        client.publish_many(topic, records, partition=partition)
+
+
+def edges(reach: ServerReach, topic: str = "news") -> tuple[int, int]:
+    bounds = reach.bounds(topic, (0,))[0]
+    return bounds.first, bounds.end
+
+
+def payloads(reach: ServerReach, start: int, end: int) -> list[bytes | None]:
+    found = [record for columns in reach.read("news", 0, start, end) for record in iterate(columns)]
+    return [record.payload for record in found if start <= record.offset < end]
+
+
+def test_the_end_is_found_wherever_it_is(live: LiveServer, reach: ServerReach) -> None:
+    make(live)
+    assert edges(reach) == (0, 0)
+    end = 0
+    for count in (1, 1, 1022, 1, 5000, 3):
+        publish(live, numbered(count, first=end))
+        end += count
+        assert edges(reach) == (0, end)
+        assert edges(reach) == (0, end)
+
+
+def test_all_records_of_a_range_come_and_no_more_is_asked_for_than_needed(live: LiveServer, reach: ServerReach) -> None:
+    make(live)
+    publish(live, [Record(b"%06d" % n * 200, timestamp=NOW) for n in range(9000)])  # over 10 MiB
+    assert payloads(reach, 0, 9000) == [b"%06d" % n * 200 for n in range(9000)]
+    assert payloads(reach, 4321, 4325) == [b"%06d" % n * 200 for n in range(4321, 4325)]
+    assert 1200 < reach.bounds("news", (0,))[0].record_bytes < 1300
+
+
+def test_a_record_larger_than_a_chunk_is_read(live: LiveServer, reach: ServerReach) -> None:
+    make(live)
+    publish(live, [Record(b"x" * (6 * 2**20), timestamp=NOW), Record(b"y", timestamp=NOW + 1)])
+    assert edges(reach) == (0, 2)
+    assert [len(one or b"") for one in payloads(reach, 0, 2)] == [6 * 2**20, 1]
+    assert reach.find_time("news", 0, NOW + 1) == 1
+
+
+def test_a_time_leads_to_an_offset(live: LiveServer, reach: ServerReach) -> None:
+    make(live)
+    publish(live, numbered(100))
+    assert [reach.find_time("news", 0, at) for at in (0, NOW, NOW + 99, NOW + 100)] == [0, 0, 99, None]
+
+
+def test_the_first_partition_is_read_beside_longer_and_shorter_ones(live: LiveServer, reach: ServerReach) -> None:
+    make(live, partitions=3)
+    publish(live, numbered(50))
+    publish(live, numbered(7000), partition=1)
+    publish(live, numbered(5), partition=2)
+    assert edges(reach) == (0, 50)
+    assert payloads(reach, 0, 50) == [b"%d" % n for n in range(50)]
+    for wanted in (None, (1,), (0, 1)):
+        with pytest.raises(PartitionUnreachableError, match=r"write assign=\{\"news\": \[0\]\}"):
+            reach.bounds("news", wanted)
+
+
+def test_what_retention_removed_is_out_of_range(live: LiveServer, reach: ServerReach) -> None:
+    make(live, retention_bytes=1, segment_bytes=1024)
+    for first in range(0, 300, 100):
+        publish(live, numbered(100, first=first))
+    assert edges(reach) == (0, 300)
+    live.call(lambda: live.server.broker.topics["news"].partitions[0].log.clean(NOW))
+    first, end = edges(reach)
+    assert (first > 0, end) == (True, 300)
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        payloads(reach, 0, 300)
+    assert (caught.value.offset, caught.value.first, caught.value.end) == (0, first, 300)
+    with pytest.raises(OffsetOutOfRangeError):
+        payloads(reach, 299, 310)
+
+
+def test_a_topic_that_was_made_again_has_its_own_end(live: LiveServer, reach: ServerReach) -> None:
+    make(live)
+    publish(live, numbered(2000))
+    assert edges(reach) == (0, 2000)
+    live.call(lambda: live.server.broker.remove_topic("news"))
+    with pytest.raises(UnknownTopicError, match="no topic 'news' on the server at"):
+        edges(reach)
+    make(live)
+    publish(live, numbered(10))
+    assert edges(reach) == (0, 10)
+
+
+def test_reading_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
+    with LiveServer(configure(tmp_path / "data")) as live:
+        make(live)
+        publish(live, numbered(10))
+        address, key = live.address, str(live.conf / "admin_key")
+        reach = ServerReach(Place(address=address, identity=key, timeout_seconds=30))
+        assert edges(reach) == (0, 10)
+    port = int(address.rpartition(":")[2])
+    with LiveServer(configure(tmp_path / "data", jebp=JebpSettings(port=port))) as live:
+        publish(live, numbered(1, first=10))
+        assert edges(reach) == (0, 11)
+        assert payloads(reach, 0, 11) == [b"%d" % n for n in range(11)]
+    reach.close()
+
+
+def test_a_server_that_stays_away_is_an_error(tmp_path: Path) -> None:
+    with LiveServer(configure(tmp_path / "data")) as live:
+        make(live)
+        reach = ServerReach(Place(address=live.address, identity=str(live.conf / "admin_key"), timeout_seconds=0.2))
+        assert edges(reach) == (0, 0)
+    with pytest.raises(ConnectionLostError, match="no connection to"):
+        edges(reach)
+    reach.close()
