@@ -292,3 +292,10 @@ def test_endpoints_of_old_versions_are_where_the_settings_put_them(tmp_path: Pat
             assert web.ask(put(1, "a.b", 1)) == ack(1)
         with Lines(live) as client:
             assert client.ask(get(1, "a/b")) == state(1, 1)
+
+
+def test_a_client_that_shows_no_token_where_one_is_needed_is_closed_in_time(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(SECRET)
+    with serve(tmp_path, auth_key_file=str(key), handshake_seconds=0.2) as live, Lines(live) as silent:
+        assert silent.file.readline() == b""

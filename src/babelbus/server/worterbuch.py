@@ -26,8 +26,6 @@ from babelbus.server.connection import Connection, MakeSession
 MAIN_ENDPOINT = Endpoint(MAIN)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-HANDSHAKE_SECONDS = 10.0
-"""How long an HTTP client may take for its first request."""
 
 
 class WorterbuchService:
@@ -111,7 +109,7 @@ class WorterbuchService:
             self._metrics,
             self._connections,
             bytes_max=self._outbox_bytes_max,
-            handshake_seconds=HANDSHAKE_SECONDS,
+            handshake_seconds=self._settings.handshake_seconds,
             connections_max=self._settings.connections_max,
         )
 

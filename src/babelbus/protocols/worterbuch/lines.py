@@ -93,8 +93,8 @@ class LineSession:
 
     @property
     def established(self) -> bool:
-        """Whether the client is as far as it has to be: it need not send anything."""
-        return True
+        """Whether the client is as far as it has to be: it need send nothing, unless a token is asked for."""
+        return self.session.established
 
     def close(self) -> None:
         """The connection is gone."""

@@ -257,6 +257,11 @@ class Session(Peer):
         return done
 
     @property
+    def established(self) -> bool:
+        """Whether the client has proved what it has to: one that needs a token and shows none is closed in time."""
+        return not self._locked_out
+
+    @property
     def _free(self) -> bool:
         """Whether no request needs leave or translation."""
         return self.profile is MAIN and not self._locked_out and self._privileges is None and self.symbols.usual

@@ -221,8 +221,8 @@ class SocketSession:
 
     @property
     def established(self) -> bool:
-        """Whether the client is as far as it has to be."""
-        return True
+        """Whether the client is as far as it has to be: it need send nothing, unless a token is asked for."""
+        return self.session.established
 
     def close(self) -> None:
         """The connection is gone."""

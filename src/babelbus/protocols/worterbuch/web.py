@@ -420,8 +420,8 @@ class WebSession:
 
     @property
     def established(self) -> bool:
-        """Whether a whole request has come."""
-        return self._heard
+        """Whether a whole request has come, and over a WebSocket the token that it may need."""
+        return self._heard and (self._socket is None or self._socket.established)
 
     def close(self) -> None:
         """The connection is gone."""
