@@ -27,6 +27,15 @@ def test_a_topics_gauges_are_asked_for_when_they_are_read() -> None:
     assert 'babelbus_segments{topic="a"} 2.0' in shown(metrics)
 
 
+def test_what_groups_count_by_themselves_is_shown_as_it_is_when_it_is_read() -> None:
+    metrics, totals = Metrics(), {"delivered": 5, "commit_failures": 0}
+    metrics.watch_groups(lambda: totals)
+    assert "babelbus_groups_delivered_total 5.0" in shown(metrics)
+    totals["delivered"] = 7
+    assert "babelbus_groups_delivered_total 7.0" in shown(metrics)
+    assert "babelbus_groups_commit_failures_total 0.0" in shown(metrics)
+
+
 def test_a_removed_topic_is_shown_no_more_and_others_are() -> None:
     metrics = Metrics()
     for topic in ("a", "b"):

@@ -287,6 +287,10 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
         of("how long to wait for the first message of a client of 0.3 to 0.6 before the greeting; 0 greets at once",
            "seconds", ge=0),
     ] = 0.0  # fmt: skip
+    handshake_seconds: Annotated[
+        float,
+        of("a client whose first HTTP request, or token where one is needed, takes longer is closed", "seconds", gt=0),
+    ] = 10.0
     auth_key_file: (
         Annotated[
             str, of("file with the key of clients' tokens: an HMAC secret, or a public key in PEM; none lets all in")
@@ -315,6 +319,56 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
     sse_double_encoding: Annotated[
         bool, of("send JSON inside a JSON string in server-sent events, as upstream does since 1.3.8")
     ] = False
+
+
+class ZbusSettings(msgspec.Struct, frozen=True):
+    """The zbus listeners (docs/protocols/zbus.md)."""
+
+    enabled: Annotated[bool, of("whether the server speaks zbus")] = True
+    host: Annotated[str, of("address of the listeners; 0.0.0.0 is every IPv4 address of the machine")] = "127.0.0.1"
+    port: Annotated[int, of("port of HTTP and WebSocket; 0 lets the system choose", "port", ge=0, le=65535)] = 15555
+    monitor_port: (
+        Annotated[
+            int,
+            of("port of the list of queues, for browsers; none is no such listener, 0 lets the system choose",
+               "port", ge=0, le=65535),
+        ]
+        | None
+    ) = None  # fmt: skip
+    auth_file: (
+        Annotated[str, of("file with lines of apiKey and secretKey: every message must be signed; none lets all in")]
+        | None
+    ) = None
+    partial_sign_fields: Annotated[
+        bool,
+        of("accept signatures whose signFields leave body, url or headers unsigned, as newer Python clients send them"),
+    ] = False
+    replay_window_seconds: (
+        Annotated[
+            float,
+            of("a signed message with an id is refused if it was seen within this time; none accepts it again",
+               "seconds", gt=0),
+        ]
+        | None
+    ) = None  # fmt: skip
+    tls_cert_file: Annotated[str, of("certificate chain in PEM: the listeners speak https and wss alone")] | None = None
+    tls_key_file: Annotated[str, of("its private key in PEM")] | None = None
+    package_bytes_max: Annotated[
+        int, of("a longer message is refused before memory is reserved for it", "bytes", ge=1024)
+    ] = 64 * MIB
+    rpc_timeout_seconds: Annotated[
+        float,
+        of("a caller over plain HTTP is answered 504 if its service has said nothing for so long", "seconds", gt=0),
+    ] = 10.0
+    rpc_keep_expired: Annotated[
+        bool, of("hand calls to their service even if nobody waits for the answer any more")
+    ] = False
+    idle_seconds: Annotated[
+        float, of("a connection without traffic in either direction for so long is closed", "seconds", gt=0)
+    ] = 180.0
+    connections_max: Annotated[
+        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
+    ] = 10_000
 
 
 class AdminSettings(msgspec.Struct, frozen=True):
@@ -365,6 +419,7 @@ class Config(msgspec.Struct, frozen=True):
     sbus: SbusSettings = SbusSettings()
     state: StateSettings = StateSettings()
     worterbuch: WorterbuchSettings = WorterbuchSettings()
+    zbus: ZbusSettings = ZbusSettings()
     admin: AdminSettings = AdminSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
@@ -397,7 +452,8 @@ def _choose_ports(config: Config, values: Mapping[str, settings.Value]) -> Confi
     changed = {}
     for section in Config.__struct_fields__:
         struct = getattr(config, section)
-        ports = [name for name in struct.__struct_fields__ if name == "port" or name.endswith("_port")]
+        named = [name for name in struct.__struct_fields__ if name == "port" or name.endswith("_port")]
+        ports = [name for name in named if getattr(struct, name) is not None]  # none is no listener
         free = {name: 0 for name in ports if name != "any_port" and f"{section}.{name}" not in values}
         if free:
             changed[section] = msgspec.structs.replace(struct, **free)
@@ -459,6 +515,12 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
             config.worterbuch.host,
             config.worterbuch.enabled and config.worterbuch.auth_key_file is None,
             "without worterbuch.auth_key_file",
+        ),
+        (
+            "zbus.host",
+            config.zbus.host,
+            config.zbus.enabled and config.zbus.auth_file is None,
+            "without zbus.auth_file",
         ),
     ]
     for key, host, is_open, how in doors:

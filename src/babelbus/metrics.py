@@ -4,7 +4,7 @@ The exposition's names have `babelbus_` in front. Labels are few and bounded: th
 short list; never a client, a key or a subject. Counting is done once per chunk, not once per record.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
@@ -64,6 +64,22 @@ class _Settler(Collector):
         return ()
 
 
+class _Totals(Collector):
+    """Counters of numbers that others count by themselves: brought up to date when their turn comes to be read."""
+
+    def __init__(self) -> None:
+        self.sources: list[tuple[Mapping[str, Counter], Callable[[], Mapping[str, float]]]] = []
+        self._last: dict[Counter, float] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        for counters, read in self.sources:
+            for name, value in read().items():
+                counter = counters[name]
+                counter.inc(value - self._last.get(counter, 0))
+                self._last[counter] = value
+        return ()
+
+
 class Metrics:
     """All metrics of one server. Safe to use from any thread."""
 
@@ -73,6 +89,8 @@ class Metrics:
         self._fetched: dict[tuple[str, str], Traffic] = {}
         self._live: dict[tuple[str, str], Traffic] = {}
         registry.register(_Settler(self._published, self._fetched, self._live))
+        self._totals = _Totals()
+        registry.register(self._totals)
         ProcessCollector(registry=registry)  # memory, processor time, descriptors
 
         def counter(name: str, doc: str, *labels: str) -> Counter:
@@ -115,6 +133,31 @@ class Metrics:
         )
         self.segments = gauge("segments", "Segments of a topic, all partitions", "topic")
         self.log_bytes = gauge("log_bytes", "Bytes of a topic's logs, all partitions", "topic")
+
+        groups = "consumer groups, all topics"
+        self.groups = gauge("groups", "Consumer groups")
+        self.groups_lag = gauge("groups_lag", f"Records that are still to be done by {groups}")
+        self.groups_delivered_total = counter("groups_delivered_total", f"Records handed out by {groups}, again or not")
+        self.groups_acknowledged_total = counter("groups_acknowledged_total", "Of those, acked by a member")
+        self.groups_redelivered_total = counter("groups_redelivered_total", "Of those, handed out before")
+        self.groups_dead_lettered_total = counter(
+            "groups_dead_lettered_total", "Records that became dead letters; look with babelbus dead-letters list"
+        )
+        self.groups_filtered_total = counter("groups_filtered_total", "Records that a group's filter skipped")
+        self.groups_dropped_total = counter("groups_dropped_total", "Records that no open member's filter wanted")
+        self.groups_removed_total = counter(
+            "groups_removed_total", "Offsets that retention removed before a group was done with them"
+        )
+        self.groups_corrupt_total = counter("groups_corrupt_total", "Damaged records that groups passed")
+        self.groups_stale_total = counter("groups_stale_total", "Acks that came too late and changed nothing")
+        self.groups_commit_failures_total = counter(
+            "groups_commit_failures_total", "Times that the disk refused to save the groups' cursors"
+        )
+        self.groups_read_ahead_bytes = gauge("groups_read_ahead_bytes", "What groups hold of the logs to hand it out")
+        self.groups_read_ahead_bytes_max = gauge("groups_read_ahead_bytes_max", "Limit of groups_read_ahead_bytes")
+        self.staged_bytes = gauge("staged_bytes", "What transactions have staged")
+        self.staged_bytes_max = gauge("staged_bytes_max", "Limit of staged_bytes")
+        self.state_keys = gauge("state_keys", "Keys of the state")
 
         self.connections = gauge("connections", "Open connections", "protocol")
         self.connections_max = gauge("connections_max", "Limit of open connections", "protocol")
@@ -160,6 +203,18 @@ class Metrics:
             (protocol, "delivered"),
             Traffic(self.live_delivered_total.labels(protocol), self.live_delivered_bytes_total.labels(protocol)),
         )
+
+    def watch_groups(self, totals: Callable[[], Mapping[str, float]]) -> None:
+        """Ask this for what happened in all groups since the start ("delivered", ..., "commit_failures") on reading.
+
+        A name that has no counter here is an error of ours, found by the first reader.
+        """
+        counters = {
+            name.removeprefix("groups_").removesuffix("_total"): metric
+            for name, metric in vars(self).items()
+            if name.startswith("groups_") and isinstance(metric, Counter)
+        }
+        self._totals.sources.append((counters, totals))
 
     def watch_topic(self, topic: str, *, segments: Callable[[], float], log_bytes: Callable[[], float]) -> None:
         """Ask these two for the gauges of `topic` whenever the metrics are read, in the thread that reads them."""

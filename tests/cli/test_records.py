@@ -111,6 +111,26 @@ def test_tail_stops_after_the_records_that_were_asked_for(served: Served, orders
     )
 
 
+def places_of(rows: list[dict[str, object]]) -> set[tuple[object, object]]:
+    return {(row["partition"], row["offset"]) for row in rows}
+
+
+def test_all_partitions_are_read_from_a_server_whose_administration_is_out_of_reach(
+    served: Served, orders: str
+) -> None:
+    away = ("--server", served.ready["addresses"]["jebp"])
+    everything = places_of(served.rows("fetch", orders, "--json"))
+    assert len({partition for partition, _ in everything}) == 3
+    assert places_of(served.rows("fetch", orders, "--json", *away)) == everything
+    tailed = served.rows("tail", orders, "--from-offset", "0", "--max", str(len(everything)), "--json", *away)
+    assert places_of(tailed) == everything
+    served.run("export", orders, "away.json", *away)
+    assert len((served.folder / "away.json").read_text().splitlines()) == len(everything)
+    told = served.run("fetch", orders, "--partition", "3", *away, code=1)
+    assert "has partitions 0 to 2, not 3" in told
+    assert "no topic 'nope'" in served.run("fetch", "nope", *away, code=1)
+
+
 def test_a_reader_that_goes_away_is_no_error(served: Served, orders: str) -> None:
     process = served.start("fetch", orders)
     assert process.stdout is not None

@@ -4,9 +4,12 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Sequence
 
+import pytest
+
 from babelbus.core.access import ADMIN_GRANTS, CLIENT_GRANTS
 from babelbus.core.access import Identity as Client
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.jebp import codec
 from babelbus.protocols.jebp.codec import decode_batches, encode_request
 from babelbus.protocols.jebp.decoder import ClientDecoder
 from babelbus.protocols.jebp.handshake import ClientHandshake, Established, ServerHandshake
@@ -18,11 +21,13 @@ from babelbus.protocols.jebp.messages import (
     CreateRecords,
     CreateTopic,
     Fetch,
+    Malformed,
     RemoveTopic,
     Response,
     Subscribe,
 )
 from babelbus.protocols.jebp.session import Options, Session
+from babelbus.protocols.jebp.status import Outcome
 from babelbus.storage.columns import decode_chunk, iterate
 from babelbus.storage.format import encode_batch
 from babelbus.storage.record import Record
@@ -264,3 +269,10 @@ class Caller:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def make_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the servers of this process be older ones, which do not know partitions by number."""
+    monkeypatch.setattr(
+        codec, "decode_partition_request", lambda content: Malformed(content[0], Outcome.UNKNOWN_COMMAND)
+    )

@@ -7,18 +7,21 @@ import stat
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from yarl import URL
 
 from babelbus.core.broker import TopicExistsError, UnknownTopicError
+from babelbus.core.dead_letter_topics import DeadLetterTopics
+from babelbus.core.groups import Groups
 from babelbus.core.settings import InvalidSettingError
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.files import DiskFullError
 from babelbus.web.admin import AdminServer, Health, PartitionInfo, ServerInfo, TopicInfo
+from babelbus.web.contract import LiveAccess, StateAccess
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
 
 TOKEN = "a token for tests"
@@ -29,7 +32,11 @@ class FakeBus:
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicInfo] = {}
-        self.state = Health(ready=True)
+        self.condition = Health(ready=True)
+        self.state = cast("StateAccess", None)  # test_state.py asks a real bus
+        self.live = cast("LiveAccess", None)
+        self.groups = cast("Groups", None)  # test_consumers.py asks a real one
+        self.dead_letters = cast("DeadLetterTopics", None)
         self.reloads = 0
         self.error: Exception | None = None
 
@@ -63,7 +70,7 @@ class FakeBus:
         del self.topics[name]
 
     def health(self) -> Health:
-        return self.state
+        return self.condition
 
     def reload(self) -> None:
         self.reloads += 1
@@ -249,7 +256,7 @@ def test_a_body_over_one_mebibyte_is_refused() -> None:
 def test_health_names_its_reasons_and_stays_200_while_readiness_may_fail() -> None:
     async def test(call: Caller, bus: FakeBus) -> None:
         assert await call("GET", "/health") == (200, {"status": "ok", "reasons": []})
-        bus.state = Health(ready=False, reasons=["the disk is full"])
+        bus.condition = Health(ready=False, reasons=["the disk is full"])
         assert await call("GET", "/health") == (200, {"status": "degraded", "reasons": ["the disk is full"]})
         assert await call("GET", "/ready") == (503, {"ready": False, "reasons": ["the disk is full"]})
 

@@ -1,15 +1,39 @@
 """The administration API as the command line uses it (docs/operations.md, "Administration endpoint")."""
 
 import http.client
-from collections.abc import Mapping
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from babelbus.cli.command import CommandError
 
 TIMEOUT_SECONDS = 30.0
+LONG_TIMEOUT_SECONDS = 600.0
+"""Of questions that read a log from its beginning."""
+READ_BYTES = 2**16
+
+T = TypeVar("T")
+
+# What to do about an error, by the code of the answer.
+HINTS = {
+    "unknown_topic": "'babelbus topics list' shows what there is, 'babelbus topics create' makes one",
+    "topic_exists": "'babelbus topics alter' changes its settings",
+    "unknown_group": "'babelbus groups list' shows what there is, 'babelbus groups create TOPIC GROUP' makes one",
+    "group_exists": "'babelbus groups alter' changes its settings, 'babelbus groups seek' its place",
+    "group_owned": "wait until that has ended",
+    "unknown_filter": "'babelbus groups alter TOPIC GROUP --filter none' takes it away",
+    "no_dead_letters": "'babelbus dead-letters list' shows what there is",
+    "letters_waiting": "'babelbus dead-letters replay' sends them back, --all purges them too",
+    "no_such_key": "'babelbus state match PATTERN' shows what there is, 'babelbus state history KEY' what there was",
+    "invalid_pattern": "write '?' for one element and '#' at the end for the rest, as in 'plant/?/temp' or 'plant/#'",
+    "invalid_key": "'babelbus state match' takes patterns",
+    "versioned": "add --version N with the version that 'babelbus state get --json' shows",
+    "version_mismatch": "somebody was faster, or it is the wrong number: 'babelbus state get --json' shows it",
+    "history_gone": "ask for that moment or a later one; state.history_seconds says how long changes are kept",
+    "offset_out_of_range": "'babelbus state history KEY' shows the offsets of a key, --as-of also takes a time",
+}
 
 
 class ApiError(CommandError):
@@ -59,28 +83,91 @@ class AdminApi:
         """Let the server read its lists of clients again."""
         self._ask("POST", "/api/reload")
 
-    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        host, _, port = self._address.rpartition(":")
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_SECONDS)
-        content = None if body is None else msgspec.json.encode(body)
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+    def ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        type_: type[T],
+        *,
+        content: bytes | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> T:
+        """Ask for something of this type."""
+        connection, response = self._request(method, _with_query(path, query), content, timeout_seconds)
         try:
-            connection.request(method, path, content, headers)
-            response = connection.getresponse()
-            status, answer = response.status, response.read()
-        except ConnectionRefusedError:
-            raise CommandError(f"nothing listens on {self._address}; start one with 'babelbus serve'") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise CommandError(f"{self._address} does not answer: {error or type(error).__name__}") from error
+            return self._read(self._receive(response), type_)
         finally:
             connection.close()
+
+    def lines(
+        self, path: str, query: Mapping[str, str], type_: type[T], *, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> Iterator[T | None]:
+        """Give the objects of an answer of JSON lines as they come; `None` says that nothing has come for a while.
+
+        It ends when the server ends it. The server says something at least every ten seconds.
+        """
+        connection, response = self._request("GET", _with_query(path, query), None, timeout_seconds)
         try:
-            read: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+            decoder = msgspec.json.Decoder(type_)
+            parts: list[bytes] = []  # of a line that is not complete
+            while chunk := self._receive(response, READ_BYTES):
+                first, *others = chunk.split(b"\n")
+                parts.append(first)
+                for other in others:
+                    line = b"".join(parts)
+                    parts = [other]
+                    yield decoder.decode(line) if line else None
+        finally:
+            connection.close()
+
+    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        content = None if body is None else msgspec.json.encode(body)
+        answer: dict[str, Any] = self.ask(method, path, {}, dict[str, Any], content=content)
+        return answer
+
+    def _request(
+        self, method: str, path: str, content: bytes | None, timeout_seconds: float
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """Give the connection and the beginning of an answer that is none of an error; who gets them closes."""
+        host, _, port = self._address.rpartition(":")
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_seconds)
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        try:
+            try:
+                connection.request(method, path, content, headers)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # refused before all of it was sent; the answer says why
+            response = connection.getresponse()
+            if response.status >= 400:
+                read = self._read(self._receive(response), dict[str, Any])
+                raise self._error(response.status, str(read.get("error", "it failed")), str(read.get("code", "failed")))
+        except ConnectionRefusedError:
+            connection.close()
+            raise CommandError(f"nothing listens on {self._address}; start one with 'babelbus serve'") from None
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._silent(error) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection, response
+
+    def _receive(self, response: http.client.HTTPResponse, size: int | None = None) -> bytes:
+        """Give all of an answer, or what has come of it by now, at most `size` bytes; nothing is its end."""
+        try:
+            return response.read() if size is None else response.read1(size)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from error
+
+    def _silent(self, error: Exception) -> CommandError:
+        return CommandError(f"{self._address} does not answer: {error or type(error).__name__}")
+
+    def _read(self, answer: bytes, type_: type[T]) -> T:
+        try:
+            return msgspec.json.decode(answer, type=type_)
         except msgspec.DecodeError:
             raise CommandError(f"{self._address} is no administration endpoint of Babelbus") from None
-        if status >= 400:
-            raise self._error(status, str(read.get("error", "it failed")), str(read.get("code", "failed")))
-        return read
 
     def _error(self, status: int, text: str, code: str) -> ApiError:
         if status == 401:
@@ -88,11 +175,16 @@ class AdminApi:
                 f"the server on {self._address} does not take the token of this data folder: "
                 "it runs on another one; name that with --data-folder"
             )
-        elif code == "unknown_topic":
-            text += "; 'babelbus topics list' shows what there is, 'babelbus topics create' makes one"
-        elif code == "topic_exists":
-            text += "; 'babelbus topics alter' changes its settings"
+        elif code in HINTS:
+            text += f"; {HINTS[code]}"
         return ApiError(text, code)
+
+
+def _with_query(path: str, query: Mapping[str, str]) -> str:
+    if not query:
+        return path
+    # What the shell gave as other bytes goes as those; the server refuses what is no UTF-8 where it must be.
+    return f"{path}?{urlencode(query, errors='surrogateescape')}"
 
 
 def _path(name: str) -> str:

@@ -65,7 +65,7 @@ def export(
     clock = SystemClock()
     start = clock.monotonic()
     with target.connect() as client:
-        spans = find_spans(target, topic, partition, offset=offset, timestamp=timestamp)
+        spans = find_spans(target, client, topic, partition, offset=offset, timestamp=timestamp)
         if form == "log" and len(spans) > 1:
             raise CommandError(f"the format log holds one partition, topic {topic!r} has more: add --partition N")
         known = [span.count_max for span in spans if span.count_max is not None]

@@ -60,10 +60,10 @@ def tail(
     """
     _one_start(offset, timestamp)
     with suppress(KeyboardInterrupt):
-        if offset is not None or timestamp is not None:
-            spans = all_partitions(target, topic, partition, offset, timestamp)
-        else:
-            with target.connect() as client:
+        with target.connect() as client:
+            if offset is not None or timestamp is not None:
+                spans = all_partitions(target, client, topic, partition, offset, timestamp)
+            else:
                 spans = find_ends(target, client, topic, partition, SystemClock().now_ms())
         asyncio.run(_tail(target, topic, spans, count_max, as_json))
 
@@ -95,7 +95,7 @@ def fetch(
     """Print the records that a topic holds, up to where it ends now; one partition after the other."""
     _one_start(offset, timestamp)
     with target.connect() as client:
-        spans = find_spans(target, topic, partition, offset=offset, timestamp=timestamp)
+        spans = find_spans(target, client, topic, partition, offset=offset, timestamp=timestamp)
         records = ((span.partition, record) for span in spans for record in span.records(client, topic, until_end=True))
         _print(islice(records, count_max), topic, as_json)
 

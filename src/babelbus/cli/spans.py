@@ -1,7 +1,7 @@
 """Which part of which partitions a reading command means: from an offset or a time, up to the end or on."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,15 +32,42 @@ class Span(msgspec.Struct, frozen=True):
         )
 
 
+def find_partitions(target: Target, client: "BlockingClient", topic: str) -> list[dict[str, Any]] | None:
+    """Give number, `first_offset` and `high_watermark` of a topic's partitions; `None`: nobody in reach tells.
+
+    Raises:
+        CommandError, ClientError: there is no such topic.
+    """
+    from babelbus.client import UnsupportedByServerError
+
+    partitions = target.partitions(topic)
+    if partitions is not None:
+        return partitions
+    try:
+        (told,) = client.positions([topic])
+    except UnsupportedByServerError:
+        return None
+    return [
+        {"partition": number, "first_offset": one.first_offset, "high_watermark": one.high_watermark}
+        for number, one in enumerate(told.partitions)
+    ]
+
+
 def find_spans(
-    target: Target, topic: str, partition: int | None, *, offset: int | None = None, timestamp: int | None = None
+    target: Target,
+    client: "BlockingClient",
+    topic: str,
+    partition: int | None,
+    *,
+    offset: int | None = None,
+    timestamp: int | None = None,
 ) -> list[Span]:
     """Give the spans of one partition or of all that have the start; those without records are left out.
 
     Raises:
         CommandError: there is no such topic, partition or offset.
     """
-    partitions = target.partitions(topic)
+    partitions = find_partitions(target, client, topic)
     if partitions is None:
         return [Span(_only(partition), offset, timestamp)]
     spans, bounds = [], []
@@ -68,7 +95,7 @@ def find_ends(target: Target, client: "BlockingClient", topic: str, partition: i
     """
     from babelbus.client import OffsetOutOfRangeError
 
-    partitions = target.partitions(topic)
+    partitions = find_partitions(target, client, topic)
     if partitions is None:
         number = _only(partition)
         try:
@@ -83,14 +110,17 @@ def find_ends(target: Target, client: "BlockingClient", topic: str, partition: i
     return spans
 
 
-def all_partitions(target: Target, topic: str, partition: int | None, offset: int | None, ts: int | None) -> list[Span]:
+def all_partitions(
+    target: Target, client: "BlockingClient", topic: str, partition: int | None, offset: int | None, ts: int | None
+) -> list[Span]:
     """Give the spans of a command that goes on when the end is reached: also those without records so far.
 
     Raises:
         CommandError: there is no such topic, partition or offset.
     """
-    found = {span.partition: span for span in find_spans(target, topic, partition, offset=offset, timestamp=ts)}
-    partitions = target.partitions(topic)
+    spans = find_spans(target, client, topic, partition, offset=offset, timestamp=ts)
+    found = {span.partition: span for span in spans}
+    partitions = find_partitions(target, client, topic)
     if partitions is None:
         return list(found.values())
     for one in partitions:
@@ -104,7 +134,7 @@ def all_partitions(target: Target, topic: str, partition: int | None, offset: in
 def _only(partition: int | None) -> int:
     if partition is None:
         note(
-            "babelbus: partition 0 is read; jebp does not tell how many there are: name others with --partition, "
-            "or give --admin"
+            "babelbus: partition 0 is read; the server is an older one that does not tell how many there are: name "
+            "others with --partition, or give --admin"
         )
     return partition or 0

@@ -26,8 +26,16 @@ ADMIN_VARIABLE = "BABELBUS_ADMIN"
 SERVER_VARIABLE = "BABELBUS_SERVER"
 IDENTITY_VARIABLE = "BABELBUS_IDENTITY"
 FINGERPRINT_VARIABLE = "BABELBUS_SERVER_FINGERPRINT"
-OWN_VARIABLES = frozenset({ADMIN_VARIABLE, SERVER_VARIABLE, IDENTITY_VARIABLE, FINGERPRINT_VARIABLE})
-"""What the command line reads beside the settings; the configuration would take them for misspelt settings."""
+RECORD_VARIABLES = frozenset(
+    f"BABELBUS_{name}"
+    for name in (
+        *("TOPIC", "PARTITION", "OFFSET", "TIMESTAMP", "ATTEMPT", "SUBJECT", "GROUP"),
+        *("KEY", "KEY_BASE64", "HEADERS", "HEADERS_BASE64", "REMOVED"),
+    )
+)
+"""What `consume --exec` tells its command of a record."""
+OWN_VARIABLES = frozenset({ADMIN_VARIABLE, SERVER_VARIABLE, IDENTITY_VARIABLE, FINGERPRINT_VARIABLE}) | RECORD_VARIABLES
+"""What the command line reads or sets beside the settings; the configuration would take them for misspelt settings."""
 
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a listener is everywhere, we reach it here
 FIRST_START = "start a server there once with 'babelbus serve', or name another folder with --data-folder"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import babelbus
+from babelbus.core.dead_letter_topics import DeadLetterTopics
 from babelbus.core.topic import Topic
 from babelbus.server.administration_live import LiveAdministrator
 from babelbus.server.administration_state import StateAdministrator
@@ -24,6 +25,9 @@ class Administrator:
         self._server = server
         self.state = StateAdministrator(server.broker, server.clock)
         self.live = LiveAdministrator(server.broker, server.metrics)
+        assert server.broker.groups is not None
+        self.groups = server.broker.groups
+        self.dead_letters = DeadLetterTopics(server.broker, self.groups)
 
     def list_topics(self) -> list[TopicInfo]:
         """Give all topics, by name."""

@@ -31,6 +31,7 @@ from babelbus.server.administration import Administrator
 from babelbus.server.connection import Connection
 from babelbus.server.sbus import SbusService
 from babelbus.server.worterbuch import WorterbuchService
+from babelbus.server.zbus import ZbusService
 from babelbus.storage.contract import Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import File, FileSystem, LocalFiles
@@ -73,6 +74,7 @@ class Server:
         self._admin: AdminServer | None = None
         self._sbus: SbusService | None = None
         self._worterbuch: WorterbuchService | None = None
+        self._zbus: ZbusService | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self._watched: set[str] = set()
         self.broker: Broker
@@ -170,6 +172,7 @@ class Server:
         self._reconcile_topics(self._lists.read_topics(), removed)
         self.broker.on_topics_changed = self._note_topics
         self._note_topics()
+        self._watch_broker()
 
     def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
         """Make what the list of topics has and the store has not; what the store has is kept in any case."""
@@ -200,6 +203,22 @@ class Server:
         if self._sbus is not None:
             self._sbus.hub.topics_changed()
         self._watch_metrics()
+
+    def _watch_broker(self) -> None:
+        """Let the metrics ask the broker when they are read."""
+        metrics, broker, groups, staging = self.metrics, self.broker, self.broker.groups, self.broker.staging
+        assert groups is not None
+        assert staging is not None
+        metrics.watch_groups(
+            lambda: msgspec.structs.asdict(groups.totals()) | {"commit_failures": groups.commit_failures}
+        )
+        metrics.groups.set_function(lambda: len(groups.all()))
+        metrics.groups_lag.set_function(lambda: sum(group.info().lag for group in groups.all()))
+        metrics.groups_read_ahead_bytes.set_function(lambda: groups.read_ahead.bytes_held)
+        metrics.groups_read_ahead_bytes_max.set(groups.read_ahead.bytes_max)
+        metrics.staged_bytes.set_function(lambda: staging.staged_bytes)
+        metrics.staged_bytes_max.set(staging.settings.bytes_max)
+        metrics.state_keys.set_function(lambda: len(broker.state))
 
     def _watch_metrics(self) -> None:
         for name in self._watched - set(self.broker.topics):
@@ -273,6 +292,21 @@ class Server:
             self.addresses |= self._worterbuch.addresses
             for name, address in self._worterbuch.addresses.items():
                 log.info("%s listens on %s", name, address)
+        if self.config.zbus.enabled:
+            self._zbus = ZbusService(
+                self.config.zbus,
+                self.broker,
+                self._files,
+                self.folder,
+                metrics=self.metrics,
+                clock=self.clock,
+                connections=self._connections,
+                outbox_bytes_max=server.outbox_bytes_max,
+            )
+            await self._zbus.start()
+            self.addresses |= self._zbus.addresses
+            for name, address in self._zbus.addresses.items():
+                log.info("%s listens on %s", name, address)
         if self.config.admin.enabled:
             self._admin = AdminServer(
                 Administrator(self),
@@ -322,6 +356,8 @@ class Server:
             self._sbus.stop_reading()
         if self._worterbuch is not None:
             await self._worterbuch.stop_listening()
+        if self._zbus is not None:
+            await self._zbus.stop_listening()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -6,51 +6,25 @@
 """
 
 import hmac
-import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
 from prometheus_client.exposition import choose_encoder
 
 from babelbus.config import read_topic_changes
-from babelbus.core.broker import TopicExistsError, UnknownTopicError
-from babelbus.core.settings import InvalidSettingError
-from babelbus.core.subject import InvalidTopicNameError
-from babelbus.errors import BabelbusError, ConfigError, StorageError
 from babelbus.metrics import Metrics
-from babelbus.storage.files import DiskFullError
+from babelbus.web.answers import Handler, answer, answer_errors, read_body
+from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.contract import Administration, Health, PartitionInfo, ServerInfo, TopicInfo
+from babelbus.web.dead_letters import DeadLetterRoutes
+from babelbus.web.groups import GroupRoutes
+from babelbus.web.live import LiveRoutes
+from babelbus.web.state import StateRoutes
 
 __all__ = ["AdminServer", "Administration", "Health", "PartitionInfo", "ServerInfo", "TopicInfo"]
 
-log = logging.getLogger(__name__)
-
 BODY_BYTES_MAX = 2**20
 STOP_SECONDS = 2.0
-
-T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-# The first line that fits decides: HTTP status, and the code that a program looks at.
-ERRORS: list[tuple[type[BabelbusError], int, str]] = [
-    (UnknownTopicError, 404, "unknown_topic"),
-    (TopicExistsError, 409, "topic_exists"),
-    (InvalidTopicNameError, 400, "invalid_topic_name"),
-    (InvalidSettingError, 400, "invalid_setting"),
-    (ConfigError, 400, "invalid_setting"),
-    (DiskFullError, 507, "disk_full"),
-    (StorageError, 503, "storage"),
-    (BabelbusError, 500, "failed"),
-]
-CODES = {
-    400: "bad_request",
-    401: "unauthorized",
-    404: "not_found",
-    405: "method_not_allowed",
-    413: "too_large",
-}
 
 
 class CreateTopic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +47,13 @@ class AdminServer:
         self._expected = f"Bearer {token}".encode()
         self._host, self._port = host, port
         self._runner: web.AppRunner | None = None
+        self._live = LiveRoutes(administration.live, administration.state, metrics)
+        self._state = StateRoutes(administration.state)
+        self._groups = (
+            *GroupRoutes(administration).routes,
+            *ConsumerRoutes(administration).routes,
+            *DeadLetterRoutes(administration).routes,
+        )
 
     @property
     def address(self) -> tuple[str, int]:
@@ -88,7 +69,11 @@ class AdminServer:
             OSError: the address is taken or not ours.
         """
         runner = web.AppRunner(
-            self._application(), access_log=None, handle_signals=False, shutdown_timeout=STOP_SECONDS
+            self._application(),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=STOP_SECONDS,
+            handler_cancellation=True,  # a listener that goes away must not be served until something happens
         )
         await runner.setup()
         try:
@@ -100,6 +85,7 @@ class AdminServer:
 
     async def stop(self) -> None:
         """Close the listener, and the connections once their requests are answered, or after two seconds."""
+        self._live.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -119,6 +105,9 @@ class AdminServer:
             ("DELETE", "/api/topics/{name}", self._remove_topic),
             ("GET", "/api/server", self._show_server),
             ("POST", "/api/reload", self._reload),
+            *self._state.routes,
+            *self._live.routes,
+            *self._groups,
         ):
             router.add_route(method, path, self._with_token(handler))
         return application
@@ -176,38 +165,3 @@ class AdminServer:
     async def _reload(self, request: web.Request) -> web.Response:
         self._bus.reload()
         return answer({"reloaded": True})
-
-
-@web.middleware
-async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every failure as {"error": text, "code": word}; what we did not foresee is logged and not shown."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        headers = {name: value for name, value in error.headers.items() if name in (hdrs.ALLOW, hdrs.WWW_AUTHENTICATE)}
-        text = error.text if error.status in (400, 401) else error.reason
-        return answer({"error": text, "code": CODES.get(error.status, "failed")}, status=error.status, headers=headers)
-    except BabelbusError as error:
-        status, code = next((status, code) for type_, status, code in ERRORS if isinstance(error, type_))
-        return answer({"error": str(error), "code": code}, status=status)
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        return answer({"error": "the server failed; its log says more", "code": "internal"}, status=500)
-
-
-async def read_body(request: web.Request, type_: type[T]) -> T:
-    """Read a JSON body of this type; the error of a wrong one names the key."""
-    try:
-        return msgspec.json.decode(await request.read(), type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise web.HTTPBadRequest(text=f"the body is wrong: {error}") from error
-
-
-def answer(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """Answer with JSON that no cache keeps and no browser takes for anything else."""
-    return web.Response(
-        body=msgspec.json.encode(body),
-        status=status,
-        content_type="application/json",
-        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"} | (headers or {}),
-    )

@@ -3,10 +3,16 @@
 The server implements `Administration`; the endpoint and its tests know nothing else of the bus.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+
+from babelbus.core.dead_letter_topics import DeadLetterTopics
+from babelbus.core.groups import Groups
+from babelbus.core.history import AsOf, Revision
+from babelbus.core.record import Event
+from babelbus.errors import BabelbusError
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -54,6 +60,22 @@ class Administration(Protocol):
     checked and with their units read (`config.read_topic_changes`).
     """
 
+    @property
+    def state(self) -> "StateAccess":
+        """The state."""
+
+    @property
+    def live(self) -> "LiveAccess":
+        """What happens on the bus."""
+
+    @property
+    def groups(self) -> Groups:
+        """The consumer groups."""
+
+    @property
+    def dead_letters(self) -> DeadLetterTopics:
+        """What groups gave up."""
+
     def list_topics(self) -> list[TopicInfo]:
         """Give all topics, by name."""
 
@@ -77,3 +99,108 @@ class Administration(Protocol):
 
     def info(self) -> ServerInfo:
         """Say what runs here."""
+
+
+class InvalidPatternError(BabelbusError):
+    """A pattern over keys or subjects is none; the message says why."""
+
+
+class InvalidValueError(BabelbusError):
+    """A value of the state is no JSON text, or one that not every client could read."""
+
+
+class InvalidEventError(BabelbusError):
+    """An event cannot be published like this; the message says why."""
+
+
+class UnknownConsumerError(BabelbusError):
+    """The consumer's answer is not open any more: what it held has gone to others."""
+
+
+class ReadOnlyKeyError(BabelbusError):
+    """The key or pattern is the server's own, which tells of itself there."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key!r} is the server's own and read-only")
+        self.key = key
+
+
+Entry = tuple[str, bytes, int]
+"""Key, value (JSON text) and version (0: a plain value)."""
+
+
+class StateChange(msgspec.Struct, frozen=True, gc=False):
+    """One change of the state; `value` is `None` when it was deleted. `source` is who made it."""
+
+    key: str
+    value: bytes | None
+    version: int
+    source: str
+    timestamp: int
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What became of an event: the topic that recorded it and where, `None` for all three where none did.
+
+    `receivers` is how many live subscriptions wanted it.
+    """
+
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    receivers: int
+
+
+Stop = Callable[[], None]
+
+
+class StateAccess(Protocol):
+    """The state as its administrator reads and changes it. Patterns are those of Wörterbuch: `?` one element, `#` at
+    the end any number, also none. Changes return when they are as durable as `state.ack` says.
+
+    Any method may raise `InvalidKeyError`, `InvalidPatternError`, `ReadOnlyKeyError` or `StorageError`; with a moment
+    also `HistoryGoneError` and `OffsetOutOfRangeError`.
+    """
+
+    async def get(self, key: str, moment: AsOf | None) -> Entry:
+        """Give a value, or raise `NoSuchKeyError`."""
+
+    async def match(self, pattern: str, moment: AsOf | None) -> list[Entry]:
+        """Give what a pattern means."""
+
+    async def tree(self, moment: AsOf | None) -> list[Entry]:
+        """Give everything but what the server tells of itself."""
+
+    async def set(self, key: str, value: bytes) -> None:
+        """Store a plain value, or raise `InvalidValueError` or `VersionedError`."""
+
+    async def compare_and_set(self, key: str, value: bytes, version: int) -> int:
+        """Store a value if the key has `version`, and give the next one; or raise `VersionMismatchError`."""
+
+    async def put_all(self, entries: Sequence[Entry]) -> None:
+        """Store all or nothing, whatever the keys hold."""
+
+    async def delete(self, key: str) -> Entry:
+        """Take a value away and give it with version 0, or raise `NoSuchKeyError`."""
+
+    async def delete_matching(self, pattern: str) -> list[Entry]:
+        """Take away what a pattern means and give it."""
+
+    async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
+        """Give the last stored changes of a key below an offset, and from which offset on they are complete."""
+
+    def watch(self, pattern: str, receiver: Callable[[Sequence[StateChange]], None]) -> tuple[list[Entry], Stop]:
+        """Give what a pattern means now, let `receiver` have each change that follows, and give what ends that."""
+
+
+class LiveAccess(Protocol):
+    """What happens on the bus, as its administrator hears it and takes part."""
+
+    def listen(self, pattern: str, receiver: Callable[[Sequence[Event]], None]) -> Stop:
+        """Let `receiver` have the events of all protocols, and give what ends that; or raise `InvalidPatternError`.
+
+        The pattern is one of Wörterbuch's for events: `?` one element, `#` at the end one or more.
+        """
+
+    async def send(self, event: Event) -> Sent:
+        """Publish an event; return when it is as durable as its topic says. Or raise `InvalidEventError`."""

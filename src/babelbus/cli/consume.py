@@ -1,0 +1,293 @@
+"""`babelbus consume`: records of a topic as a member of a consumer group, each acked when it is done."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from babelbus.cli.command import BusCommand, CommandError, examples
+from babelbus.cli.groups import Seconds, ask_group, group_path
+from babelbus.cli.output import json_record, note, print_json, print_line, show_record
+from babelbus.cli.places import place_options, read_place
+from babelbus.cli.target import Target, admin_options
+from babelbus.units import format_duration
+
+if TYPE_CHECKING:
+    from babelbus.cli.api import AdminApi
+    from babelbus.web.consumers import DeliveryLine, Head
+
+NOT_RUN_CODES = (126, 127)
+"""What a shell ends with when the command is none."""
+
+
+@click.command(
+    cls=BusCommand,
+    epilog=examples(
+        "babelbus consume orders --group workers                            until Ctrl-C; run several, they share",
+        "babelbus consume orders --group workers --from beginning --max 10",
+        "babelbus consume orders --group workers --json --timeout 5s | jq -r .payload",
+        "babelbus consume orders --group mailer --exec 'mail -s \"order $BABELBUS_KEY\" sales@example.org'",
+        "babelbus consume orders --group import --exec ./import.sh --ack-seconds 10m",
+    ),
+)
+@click.argument("topic")
+@click.option("--group", required=True, metavar="GROUP", help="The group to be a member of; it is made if need be.")
+@click.option("--exec", "command", metavar="CMD", help="Run this with the shell for each record, payload on its input.")
+@click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N records.")
+@click.option(
+    "--timeout", "--wait", "idle_seconds", type=Seconds(), metavar="DURATION", help="Stop when none came for so long."
+)
+@click.option(
+    "--window", type=click.IntRange(1, 10_000), metavar="N",
+    help="Records to hold at once.  [default: 1 with --exec, else 100]",
+)  # fmt: skip
+@place_options("from", "Where a group that is made now begins.  [default: end]")
+@click.option(
+    "--ack-seconds", type=Seconds(), metavar="DURATION",
+    help="Of a group that is made now: what is not acked for so long is handed out again.  [default: 1m]",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one record a line.")
+@admin_options
+def consume(
+    target: Target,
+    topic: str,
+    group: str,
+    command: str | None,
+    count_max: int | None,
+    idle_seconds: float | None,
+    window: int | None,
+    place_at: str | None,
+    place_offset: int | None,
+    place_time: int | None,
+    ack_seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Take records of TOPIC as a member of a consumer group, and ack each when it is done.
+
+    Without --exec a record is printed and acked: partition:offset, time, key, payload, and headers, as 'tail' does.
+    With --exec, CMD gets the payload on its input and the rest in its environment: BABELBUS_TOPIC, _PARTITION, _OFFSET,
+    _TIMESTAMP (ms), _ATTEMPT, _SUBJECT, _GROUP, _KEY, and _HEADERS as JSON. If it ends with code 0 the record is acked;
+    with any other it is nacked: it comes again after a while, and becomes a dead letter in the end.
+
+    On Ctrl-C, and however else this ends, what is not acked goes to other members at once. The exit code is 0 when
+    every record was done, and 1 when one was not.
+    """
+    if command is not None and as_json:
+        raise click.UsageError("--json prints records, --exec hands them to a command: give one of them")
+    if idle_seconds == 0:
+        raise click.UsageError("--timeout is above 0: records take a moment to come")
+    start = read_place("from", place_at, place_offset, place_time)
+    api = target.api()
+    _ensure(api, topic, group, start, ack_seconds)
+    query = {"window": str(window or (1 if command else 100))}
+    if count_max is not None:
+        query["max"] = str(count_max)
+    if idle_seconds is not None:
+        query["idle_ms"] = str(max(round(idle_seconds * 1000), 1))
+    with _interruptible():
+        consumption = _Consumption(api, topic, group, command, as_json)
+        consumption.run(query, count_max)
+    if consumption.failed:
+        raise CommandError(
+            f"{consumption.failed} of {consumption.count} records were not done; "
+            f"'babelbus groups show {topic} {group}' tells what comes again"
+        )
+
+
+def _ensure(
+    api: "AdminApi", topic: str, group: str, start: dict[str, object] | None, ack_seconds: float | None
+) -> None:
+    """See that the group is there."""
+    settings: dict[str, object] = {"ack": "explicit"}
+    if ack_seconds is not None:
+        settings["ack_seconds"] = ack_seconds
+    body = {"topic": topic, "name": group, "settings": settings, "start": start or {"at": "end"}}
+    from babelbus.cli.api import ApiError
+
+    try:
+        ask_group(api, "POST", "/api/groups", body)
+    except ApiError as error:
+        if error.code != "group_exists":
+            raise
+        if start is not None or ack_seconds is not None:
+            note(f"group {group} was there: it goes on where it is, with the settings that it has")
+        return
+    if start is None:
+        note(f"made group {group}: it begins with what comes from now on (--from beginning takes what is there, too)")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """End the block without an error on Ctrl-C and, as a supervisor asks, on SIGTERM."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Consumption:
+    """One membership: takes what comes, does what is asked for, and says so."""
+
+    def __init__(self, api: "AdminApi", topic: str, group: str, command: str | None, as_json: bool) -> None:
+        self._api = api
+        self._topic, self._group = topic, group
+        self._command = command
+        self._as_json = as_json
+        self._head: Head | None = None
+        self._done: list[int] = []
+        self.count = 0
+        self.failed = 0
+
+    def run(self, query: Mapping[str, str], count_max: int | None) -> None:
+        """Take records until there were as many as asked for, or nothing came for long enough."""
+        from babelbus.web.consumers import IDLE, ConsumeLine, Head
+
+        lines = self._api.lines(group_path(self._topic, self._group, "consume"), query, msgspec.Raw)
+        try:
+            for raw in lines:
+                if raw is None:
+                    continue
+                if self._head is None:
+                    self._head = msgspec.json.decode(raw, type=Head)
+                    self._greet(self._head)
+                    continue
+                line = msgspec.json.decode(raw, type=ConsumeLine)
+                if line.end == IDLE:
+                    return
+                if line.end:
+                    raise CommandError(f"{line.end}; what was not acked goes to others")
+                self._handle(line.deliveries)
+                if count_max is not None and self.count >= count_max:
+                    return
+            raise CommandError("the server ended the connection; what was not acked is handed out again")
+        finally:
+            lines.close()  # type: ignore[attr-defined]  # a generator: gives the connection, and so the records, back
+
+    def _greet(self, head: "Head") -> None:
+        if head.paused:
+            note(f"group {self._group} is paused: 'babelbus groups resume {self._topic} {self._group}' lets it go on")
+        if head.ack != "explicit":
+            note(f"group {self._group} takes no acks: a record is done when it is handed out, whatever becomes of it")
+
+    def _handle(self, deliveries: "list[DeliveryLine]") -> None:
+        try:
+            for delivery in deliveries:
+                if self._command is None:
+                    self._print(delivery)
+                    self._done.append(delivery.number)
+                    self.count += 1
+                else:
+                    self._execute(self._command, delivery)
+                    self._ack()  # each by itself: the next one may take long
+        finally:
+            self._ack()
+
+    def _print(self, delivery: "DeliveryLine") -> None:
+        from babelbus.web.record_lines import record_of
+
+        partition, record = delivery.record.partition, record_of(delivery.record)
+        if self._as_json:
+            more = {"subject": delivery.subject, "attempt": delivery.attempt}
+            print_json(json_record(record, self._topic, partition) | more)
+        else:
+            again = f"  (delivery {delivery.attempt})" if delivery.attempt > 1 else ""
+            print_line(show_record(record, partition) + again)
+
+    def _execute(self, command: str, delivery: "DeliveryLine") -> None:
+        from babelbus.web.record_lines import record_of
+
+        record = record_of(delivery.record)
+        where = f"{delivery.record.partition}:{record.offset}"
+        try:
+            # The shell is what was asked for; of the record nothing is on its command line.
+            code = subprocess.run(  # noqa: S602
+                command,
+                shell=True,
+                check=False,
+                input=record.payload or b"",
+                env=dict(os.environb) | record_environment(self._topic, self._group, delivery),
+            ).returncode
+            reason = "" if code == 0 else f"the command ended with code {code}"
+            if code < 0:
+                reason = f"the command was ended by signal {-code}"
+        except OSError as error:  # a key or headers that are too long for an environment
+            code, reason = 1, f"the command could not be run: {error.strerror}"
+        if code in NOT_RUN_CODES:
+            raise CommandError(f"the command cannot be run (code {code}); record {where} is given back")
+        self.count += 1
+        if not reason:
+            self._done.append(delivery.number)
+            return
+        self.failed += 1
+        note(f"babelbus: {where} (delivery {delivery.attempt}): {reason}")
+        assert self._head is not None
+        if self._head.ack == "explicit":
+            self._answer("nack", {"numbers": [delivery.number], "reason": reason})
+        else:
+            self._answer("ack", {"numbers": [delivery.number]})
+
+    def _ack(self) -> None:
+        if self._done:
+            done, self._done = self._done, []
+            self._answer("ack", {"numbers": done})
+
+    def _answer(self, what: str, body: object) -> None:
+        from babelbus.web.consumers import Answered
+
+        assert self._head is not None
+        path = f"/api/consumers/{self._head.consumer}/{what}"
+        answered = self._api.ask("POST", path, {}, Answered, content=msgspec.json.encode(body))
+        if answered.stale and what == "ack":
+            self.failed += answered.stale
+            note(
+                f"babelbus: {answered.stale} acks came too late: records took longer than "
+                f"{format_duration(self._head.ack_seconds)}, or the group's place was set; they are handed out again. "
+                f"'babelbus groups alter {self._topic} {self._group} --ack-seconds' gives more time"
+            )
+
+
+def record_environment(topic: str, group: str, delivery: "DeliveryLine") -> dict[bytes, bytes]:
+    """Give what a command is told of a record.
+
+    What an environment cannot hold (a NUL byte) stands under `..._BASE64` instead, as headers that are no text do.
+    """
+    line = delivery.record
+    found: dict[str, Any] = {
+        "TOPIC": topic,
+        "GROUP": group,
+        "SUBJECT": delivery.subject,
+        "PARTITION": str(line.partition),
+        "OFFSET": str(line.offset),
+        "TIMESTAMP": str(line.timestamp),
+        "ATTEMPT": str(delivery.attempt),
+    }
+    if line.payload is None:
+        found["REMOVED"] = "1"
+    if isinstance(line.headers, dict):
+        found["HEADERS"] = msgspec.json.encode(line.headers)
+    if isinstance(line.headers_base64, list):
+        found["HEADERS_BASE64"] = msgspec.json.encode(line.headers_base64)
+    key = line.key.encode() if isinstance(line.key, str) else line.key_base64
+    if isinstance(key, bytes):
+        if b"\0" in key:
+            found["KEY_BASE64"] = msgspec.json.encode(key).strip(b'"')
+        else:
+            found["KEY"] = key
+    environment = {
+        f"BABELBUS_{name}".encode(): value if isinstance(value, bytes) else os.fsencode(value)
+        for name, value in found.items()
+    }
+    return {name: value for name, value in environment.items() if b"\0" not in value}

@@ -1,0 +1,240 @@
+"""`babelbus dead-letters`: records that groups gave up: look at them, send them back, remove them."""
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from babelbus.cli.api import LONG_TIMEOUT_SECONDS, AdminApi
+from babelbus.cli.command import BusGroup, CommandError, examples
+from babelbus.cli.output import escape, human_time, json_record, note, print_json, print_line, print_table, show_record
+from babelbus.cli.target import Target, admin_options
+
+if TYPE_CHECKING:
+    from babelbus.web.dead_letters import LetterLine
+
+PAGE_COUNT = 500
+SHOWN_COUNT = 100
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+name_argument = click.argument("name", metavar="TOPIC|GROUP")
+
+
+@click.group(cls=BusGroup, name="dead-letters")
+def dead_letters() -> None:
+    """List, show, replay and purge dead letters: records that a group could not do in all its attempts."""
+
+
+@dead_letters.command(
+    "list",
+    epilog=examples("babelbus dead-letters list", "babelbus dead-letters list --json | jq 'select(.waiting > 0)'"),
+)
+@json_option
+@admin_options
+def list_topics(target: Target, as_json: bool) -> None:
+    """Show the topics of dead letters, how many lie there, and which groups send to them."""
+    found: list[dict[str, Any]] = target.api().ask("GET", "/api/dead-letters", {}, dict[str, Any])["dead_letters"]
+    if as_json:
+        for topic in found:
+            print_json(topic)
+        return
+    if not found:
+        print_line("there are no dead letters: no group gave a record up")
+        return
+    rows = [
+        (
+            topic["topic"],
+            topic["letters"],
+            topic["waiting"],
+            ", ".join(f"{one['group']} on {one['topic']}" for one in topic["senders"]) or "-",
+        )
+        for topic in found
+    ]
+    print_table(("Topic", "Letters", "Not replayed", "From groups"), rows, numbers=("Letters", "Not replayed"))
+
+
+@dead_letters.command(
+    "show",
+    epilog=examples(
+        "babelbus dead-letters show dead-letters/workers",
+        "babelbus dead-letters show workers                      the same: a group's name does, too",
+        "babelbus dead-letters show workers --waiting --max 10",
+        "babelbus dead-letters show workers --json | jq -r .reason | sort | uniq -c",
+    ),
+)
+@name_argument
+@click.option("--waiting", is_flag=True, help="Only those that were not replayed.")
+@click.option("--partition", type=click.IntRange(0), help="One partition.  [default: all]")
+@click.option("--from-offset", "offset", type=click.IntRange(0), default=0, help="Offset to begin at.")
+@click.option(
+    "--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N.  [default: 100; --json: all]"
+)
+@json_option
+@admin_options
+def show_letters(
+    target: Target,
+    name: str,
+    waiting: bool,
+    partition: int | None,
+    offset: int,
+    count_max: int | None,
+    as_json: bool,
+) -> None:
+    """Show dead letters: why the group gave the record up, after how many deliveries, and where it came from."""
+    api = target.api()
+    info = _info(api, name)
+    partitions = range(info["partitions"]) if partition is None else [partition]
+    most = count_max if count_max is not None or as_json else SHOWN_COUNT
+    count = 0
+    for letter in _letters(api, info["topic"], partitions, offset):
+        if waiting and letter.replayed:
+            continue
+        if most is not None and count == most:
+            if count_max is None:
+                note(f"there are more: --from-offset {letter.record.offset} goes on, --max N shows more")
+            return
+        count += 1
+        if as_json:
+            print_json(_json(letter, info["topic"]))
+        else:
+            _print(letter)
+    if not count and not as_json:
+        print_line(f"there are no dead letters in {info['topic']}" + (" that were not replayed" if waiting else ""))
+
+
+@dead_letters.command(
+    "replay",
+    epilog=examples(
+        "babelbus dead-letters replay dead-letters/workers",
+        "babelbus dead-letters replay workers --max 10           the ten oldest",
+        "babelbus dead-letters replay workers --at 17 --at 1:4   offset 17, and offset 4 of partition 1",
+    ),
+)
+@name_argument
+@click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="At most N, the oldest first.")
+@click.option("--at", "places", multiple=True, metavar="[PARTITION:]OFFSET", help="This one; may be repeated.")
+@json_option
+@admin_options
+def replay_letters(target: Target, name: str, count_max: int | None, places: tuple[str, ...], as_json: bool) -> None:
+    """Publish dead letters again in the topics that they came from, each once.
+
+    The letters stay where they are and are marked as replayed. Every group on such a topic sees the record again,
+    behind what has come meanwhile. Exit code 1 if one could not be replayed; it waits for the next time.
+    """
+    if count_max is not None and places:
+        raise click.UsageError("--max takes the oldest, --at names them: give one of the two")
+    body = {"max": count_max, "places": [_place(text) for text in places]}
+    done: dict[str, Any] = target.api().ask(
+        "POST",
+        _path(name, "replay"),
+        {},
+        dict[str, Any],
+        content=msgspec.json.encode(body),
+        timeout_seconds=LONG_TIMEOUT_SECONDS,
+    )
+    if as_json:
+        print_json(done)
+    else:
+        print_line(f"{done['replayed']} dead letters of {done['topic']} replayed, {done['waiting']} wait")
+    for one in done["failures"]:
+        note(f"babelbus: {one['partition']}:{one['offset']} was not replayed: {escape(one['reason'])}")
+    if done["failed"]:
+        raise CommandError(f"{done['failed']} dead letters could not be replayed")
+
+
+@dead_letters.command(
+    "purge",
+    epilog=examples(
+        "babelbus dead-letters purge dead-letters/workers        when all of them were replayed",
+        "babelbus dead-letters purge workers --all --yes         whatever lies there",
+    ),
+)
+@name_argument
+@click.option("--all", "everything", is_flag=True, help="Also letters that were not replayed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@admin_options
+def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_json: bool) -> None:
+    """Remove dead letters: the whole topic that they lie in, with the groups that read it. There is no way back.
+
+    The next dead letter makes the topic anew, with the server's defaults. Without --all nothing is removed unless all
+    of them were replayed.
+    """
+    api = target.api()
+    info = _info(api, name)
+    told = f"topic {info['topic']} with {info['letters']} dead letters, {info['waiting']} of them not replayed"
+    if not yes and (everything or not info["waiting"]):  # else the server says why not
+        if not sys.stdin.isatty():
+            raise CommandError(f"this would remove {told}: add --yes if that is meant")
+        click.confirm(f"Remove {told}? There is no way back", abort=True, err=True)
+    content = msgspec.json.encode({"all": everything})
+    gone: dict[str, Any] = api.ask("POST", _path(info["topic"], "purge"), {}, dict[str, Any], content=content)
+    if as_json:
+        print_json({"removed": gone["topic"], "letters": gone["letters"], "waiting": gone["waiting"]})
+    else:
+        print_line(
+            f"topic {gone['topic']} is removed, with {gone['letters']} dead letters, "
+            f"{gone['waiting']} of them not replayed"
+        )
+
+
+def _info(api: AdminApi, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = api.ask("GET", _path(name), {}, dict[str, Any])
+    return found
+
+
+def _letters(api: AdminApi, name: str, partitions: "range | list[int]", offset: int) -> "Iterator[LetterLine]":
+    from babelbus.web.dead_letters import Letters
+
+    for partition in partitions:
+        at: int | None = offset
+        while at is not None:
+            query = {"offset": str(at), "max": str(PAGE_COUNT)}
+            page = api.ask("GET", _path(name, str(partition)), query, Letters)
+            yield from page.letters
+            at = page.next_offset
+
+
+def _json(letter: "LetterLine", topic: str) -> dict[str, Any]:
+    from babelbus.web.record_lines import record_of
+
+    came = {} if letter.origin is None else {
+        "reason": letter.origin.reason,
+        "attempts": letter.origin.attempts,
+        "group": letter.origin.group,
+        "time": letter.origin.time_ms,
+        "origin": {
+            "topic": letter.origin.topic, "partition": letter.origin.partition, "offset": letter.origin.offset,
+        },
+    }  # fmt: skip
+    return json_record(record_of(letter.record), topic, letter.record.partition) | {"replayed": letter.replayed} | came
+
+
+def _print(letter: "LetterLine") -> None:
+    from babelbus.web.record_lines import record_of
+
+    came = letter.origin
+    print_line(show_record(record_of(letter.record), letter.record.partition))
+    state = "replayed" if letter.replayed else "waits"
+    if came is None:
+        print_line(f"    {state}; no dead letter: somebody published it here")
+        return
+    print_line(
+        f"    {state}; {escape(came.reason)}; {came.attempts} deliveries by group {escape(came.group)}; "
+        f"was {escape(came.topic)} {came.partition}:{came.offset}, given up {human_time(came.time_ms)}"
+    )
+
+
+def _place(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(?:(\d{1,9}):)?(\d{1,18})", text, re.ASCII)
+    if match is None:
+        raise click.UsageError(f"--at is an offset, or PARTITION:OFFSET, not {text!r}")
+    return int(match[1] or 0), int(match[2])
+
+
+def _path(name: str, action: str = "") -> str:
+    return f"/api/dead-letters/{quote(name, safe='')}" + (f"/{action}" if action else "")

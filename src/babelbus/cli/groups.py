@@ -1,0 +1,306 @@
+"""`babelbus groups`: the consumer groups of a running server, with how far they lag behind."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from babelbus.cli.api import AdminApi
+from babelbus.cli.command import BusGroup, CommandError, examples
+from babelbus.cli.output import human_time, print_json, print_line, print_table
+from babelbus.cli.places import place_options, read_place
+from babelbus.cli.target import Target, admin_options
+from babelbus.units import UnitError, format_duration, parse_duration
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+
+
+class Seconds(click.ParamType[float]):
+    """A duration as people write it; its value is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the text."""
+        try:
+            return parse_duration(str(value))
+        except UnitError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Attempts(click.ParamType[int | str]):
+    """A number of deliveries, or `none`."""
+
+    name = "attempts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Read the text."""
+        return "none" if value == "none" else click.IntRange(1).convert(value, param, ctx)
+
+
+# setting -> flag, type, what its value looks like, and what it means; "none" stands for null.
+_SETTINGS: dict[str, tuple[str, click.ParamType[Any] | type, str, str]] = {
+    "filter": ("--filter", str, "NAME[=VALUE]|none", "Hand out only records with this header; the others are skipped."),
+    "filter_kind": ("--filter-kind", str, "KIND", "Which protocol reads --filter.  [default: header]"),
+    "ack_seconds": ("--ack-seconds", Seconds(), "DURATION", "What is not acked for so long is handed out again."),
+    "attempts_max": ("--attempts-max", Attempts(), "N|none", "Deliveries before a record becomes a dead letter."),
+    "retry_seconds": ("--retry-seconds", Seconds(), "DURATION", "Wait before the second delivery; doubles each time."),
+    "retry_seconds_max": ("--retry-seconds-max", Seconds(), "DURATION", "The longest such wait."),
+    "order": ("--order", click.Choice(["key", "none"]), "key|none", "Whether records of one key keep their order."),
+    "in_flight_max": ("--in-flight-max", click.IntRange(1, 10_000_000), "N", "Most records out and not acked."),
+    "dead_letter_topic": (
+        "--dead-letter-topic", str, "TOPIC|none", "Where dead letters go.  [default: dead-letters/GROUP]",
+    ),
+}  # fmt: skip
+
+
+def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command an option for each setting that can change."""
+    for name, (flag, type_, metavar, text) in reversed(_SETTINGS.items()):
+        command = click.option(flag, name, type=type_, metavar=metavar, help=text)(command)
+    return command
+
+
+def given(values: dict[str, Any]) -> dict[str, object]:
+    """Give the settings that were named, `none` as null."""
+    return {name: None if value == "none" and name != "order" else value for name, value in values.items()
+            if value is not None}  # fmt: skip
+
+
+def group_path(topic: str, group: str, action: str = "") -> str:
+    """Give the path of a group's requests."""
+    return f"/api/topics/{quote(topic, safe='')}/groups/{quote(group, safe='')}" + (f"/{action}" if action else "")
+
+
+def ask_group(api: AdminApi, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """Ask for something about a group."""
+    content = None if body is None else msgspec.json.encode(body)
+    answer: dict[str, Any] = api.ask(method, path, {}, dict[str, Any], content=content)
+    return answer
+
+
+@click.group(cls=BusGroup)
+def groups() -> None:
+    """List, show, create, change, seek, pause and remove consumer groups."""
+
+
+@groups.command(
+    "list", epilog=examples("babelbus groups list", "babelbus groups list orders --json | jq '{name, lag}'")
+)
+@click.argument("topic", required=False)
+@json_option
+@admin_options
+def list_groups(target: Target, topic: str | None, as_json: bool) -> None:
+    """Show all groups, or those of TOPIC, with how many records they have still to do (lag)."""
+    query = {} if topic is None else {"topic": topic}
+    found: list[dict[str, Any]] = target.api().ask("GET", "/api/groups", query, dict[str, Any])["groups"]
+    if as_json:
+        for group in found:
+            print_json(group)
+        return
+    if not found:
+        print_line("there are no groups; 'babelbus groups create TOPIC GROUP' or 'babelbus consume' makes one")
+        return
+    rows = [
+        (
+            group["topic"], group["name"], _ack(group), "paused" if group["paused"] else group["members"],
+            group["lag"], group["in_flight"], group["counts"]["redelivered"], group["counts"]["dead_lettered"],
+        )
+        for group in found
+    ]  # fmt: skip
+    columns = ("Topic", "Group", "Ack", "Members", "Lag", "In flight", "Redelivered", "Dead letters")
+    print_table(columns, rows, numbers=columns[3:])
+
+
+@groups.command(
+    "show", epilog=examples("babelbus groups show orders workers", "babelbus groups show orders workers --json")
+)
+@click.argument("topic")
+@click.argument("group")
+@json_option
+@admin_options
+def show_group(target: Target, topic: str, group: str, as_json: bool) -> None:
+    """Show one group: its settings, where it is in each partition, and what happened since the server started."""
+    found = ask_group(target.api(), "GET", group_path(topic, group))
+    if as_json:
+        print_json(found)
+        return
+    state = [("made", human_time(found["created_ms"])), ("members", found["members"])]
+    state += [("paused", "yes")] if found["paused"] else []
+    settings = [(name, _setting_text(name, value)) for name, value in found["settings"].items() if name != "labels"]
+    labels = [(f"label {name}", value) for name, value in found["settings"]["labels"].items()]
+    print_table(("Group", found["name"]), [*state, *settings, *labels])
+    print_line("")
+    lanes = [
+        (one["partition"], one["committed"], one["position"], one["end"], one["lag"], one["in_flight"])
+        for one in found["lanes"]
+    ]
+    columns = ("Partition", "Done below", "Next", "End", "Lag", "In flight")
+    print_table(columns, lanes, numbers=columns)
+    print_line("")
+    print_table(("Since the start", "Records"), list(found["counts"].items()), numbers=("Records",))
+
+
+@groups.command(
+    "create",
+    epilog=examples(
+        "babelbus groups create orders workers",
+        "babelbus groups create orders audit --from beginning --attempts-max 5 --ack-seconds 5m",
+        "babelbus groups create orders express --filter type=express --from-time -1h",
+    ),
+)
+@click.argument("topic")
+@click.argument("group")
+@click.option(
+    "--ack",
+    type=click.Choice(["explicit", "on-delivery"]),
+    default="explicit",
+    show_default=True,
+    help="A record is done when a member says so, or when it is handed out. Fixed.",
+)
+@place_options("from", "Where to begin.  [default: end]")
+@setting_options
+@json_option
+@admin_options
+def create_group(
+    target: Target,
+    topic: str,
+    group: str,
+    ack: str,
+    place_at: str | None,
+    place_offset: int | None,
+    place_time: int | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Make a group on a topic. Every group gets each record of the topic; its members share them."""
+    start = read_place("from", place_at, place_offset, place_time)
+    body = {
+        "topic": topic,
+        "name": group,
+        "settings": given(settings) | {"ack": ack.replace("-", "_")},
+        "start": start or {"at": "end"},
+    }
+    _print_done(ask_group(target.api(), "POST", "/api/groups", body), "is made", as_json)
+
+
+@groups.command(
+    "alter",
+    epilog=examples(
+        "babelbus groups alter orders workers --ack-seconds 10m",
+        "babelbus groups alter orders workers --attempts-max none     never a dead letter",
+        "babelbus groups alter orders express --filter none           every record",
+    ),
+)
+@click.argument("topic")
+@click.argument("group")
+@setting_options
+@json_option
+@admin_options
+def alter_group(target: Target, topic: str, group: str, as_json: bool, **settings: Any) -> None:
+    """Change settings of a group while it is in use."""
+    changes = given(settings)
+    if not changes:
+        raise click.UsageError("nothing to change: name a setting, such as --ack-seconds 5m")
+    _print_done(ask_group(target.api(), "PATCH", group_path(topic, group), changes), "is changed", as_json)
+
+
+@groups.command(
+    "seek",
+    epilog=examples(
+        "babelbus groups seek orders workers --to beginning      everything again",
+        "babelbus groups seek orders workers --to end            skip what is there",
+        "babelbus groups seek orders workers --to-time -1h",
+        "babelbus groups seek orders workers --to-offset 1700 --partition 2",
+    ),
+)
+@click.argument("topic")
+@click.argument("group")
+@place_options("to", "Where to go on.")
+@click.option("--partition", type=click.IntRange(0), help="One partition.  [default: all]")
+@json_option
+@admin_options
+def seek_group(
+    target: Target,
+    topic: str,
+    group: str,
+    place_at: str | None,
+    place_offset: int | None,
+    place_time: int | None,
+    partition: int | None,
+    as_json: bool,
+) -> None:
+    """Let a group go on at another place, also while it is in use. Acks of what was out by then change nothing."""
+    place = read_place("to", place_at, place_offset, place_time, partition)
+    if place is None:
+        raise click.UsageError("where to? Give --to beginning, --to end, --to-offset N or --to-time TIME")
+    _print_done(ask_group(target.api(), "POST", group_path(topic, group, "seek"), place), "goes on there", as_json)
+
+
+@groups.command("pause", epilog=examples("babelbus groups pause orders workers"))
+@click.argument("topic")
+@click.argument("group")
+@json_option
+@admin_options
+def pause_group(target: Target, topic: str, group: str, as_json: bool) -> None:
+    """Hand nothing out any more, until 'resume', also over a restart. Acks are taken meanwhile."""
+    _print_done(ask_group(target.api(), "POST", group_path(topic, group, "pause")), "is paused", as_json)
+
+
+@groups.command("resume", epilog=examples("babelbus groups resume orders workers"))
+@click.argument("topic")
+@click.argument("group")
+@json_option
+@admin_options
+def resume_group(target: Target, topic: str, group: str, as_json: bool) -> None:
+    """Hand records out again."""
+    _print_done(ask_group(target.api(), "POST", group_path(topic, group, "resume")), "goes on", as_json)
+
+
+@groups.command(
+    "remove",
+    epilog=examples("babelbus groups remove orders workers", "babelbus groups remove orders workers --yes"),
+)
+@click.argument("topic")
+@click.argument("group")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@admin_options
+def remove_group(target: Target, topic: str, group: str, yes: bool, as_json: bool) -> None:
+    """Remove a group: its place in the topic is forgotten, the topic's records stay."""
+    api = target.api()
+    found = ask_group(api, "GET", group_path(topic, group))
+    told = f"group {group} of topic {topic}, with a lag of {found['lag']} records and {found['members']} members"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise CommandError(f"this would remove {told}: add --yes if that is meant")
+        click.confirm(f"Remove {told}? Its place is forgotten", abort=True, err=True)
+    ask_group(api, "DELETE", group_path(topic, group))
+    if as_json:
+        print_json({"removed": group, "topic": topic, "lag": found["lag"]})
+    else:
+        print_line(f"group {group} of topic {topic} is removed")
+
+
+def _ack(group: dict[str, Any]) -> str:
+    return str(group["settings"]["ack"]).replace("_", "-")
+
+
+def _setting_text(name: str, value: object) -> str:
+    if value is None:
+        return "none"
+    if name == "ack":
+        return str(value).replace("_", "-")
+    if isinstance(value, int | float) and (name.endswith("_seconds") or name == "retry_seconds_max"):
+        return format_duration(value)
+    return str(value)
+
+
+def _print_done(group: dict[str, Any], what: str, as_json: bool) -> None:
+    if as_json:
+        print_json(group)
+    else:
+        print_line(f"group {group['name']} of topic {group['topic']} {what}: ack {_ack(group)}, lag {group['lag']}")

@@ -1,0 +1,360 @@
+"""`babelbus pipeline`: run, check, list and show pipelines that are files (docs/pipeline.md)."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from babelbus.cli.command import BusGroup, CommandError, examples
+from babelbus.cli.output import escape, human_bytes, note, print_json, print_line, print_table
+from babelbus.cli.target import Target, bus_options
+
+if TYPE_CHECKING:
+    from babelbus.spark.pipelines.bus import Bus
+    from babelbus.spark.pipelines.load import Loaded
+    from babelbus.spark.pipelines.metrics import PipelineMetrics
+    from babelbus.spark.pipelines.progress import Batch
+    from babelbus.spark.pipelines.session import Place
+
+F = Callable[..., Any]
+
+
+@click.group(cls=BusGroup)
+def pipeline() -> None:
+    """Run data pipelines on Spark: files that name sources, steps in SQL or Python, and sinks."""
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{value!r}: write NAME=VALUE", ctx, param)
+        found[name] = text
+    return found
+
+
+_set_option = click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", callback=_pairs, help="Give a parameter of the file."
+)
+_SPARK_OPTIONS = (
+    click.option("--master", default="local[*]", show_default=True, help="Where Spark runs, as spark://host:7077."),
+    click.option("--remote", default="", metavar="URL", help="A Spark Connect server instead, as sc://host:15002."),
+    click.option("--conf", multiple=True, metavar="NAME=VALUE", callback=_pairs, help="A setting of the session."),
+    click.option("--ship", is_flag=True, help="Send our own code to the executors, where it is not installed."),
+    click.option(
+        "--read", "way", type=click.Choice(["server", "files"]),
+        help="Read records through the server, or in place from the files of the data folder."
+        "  [default: files if the data folder is here and Spark is local, else server]",
+    ),
+)  # fmt: skip
+
+
+def _spark_options(command: F) -> F:
+    for option in reversed(_SPARK_OPTIONS):
+        command = option(command)
+    return command
+
+
+@pipeline.command(
+    epilog=examples(
+        "babelbus pipeline run examples/pipelines/rollup.yaml",
+        "babelbus pipeline run rollup.yaml --once --set topic=flights",
+        "babelbus pipeline run rollup.yaml --master spark://host:7077 --ship --restarts 5 --metrics-port 8601",
+    )
+)
+@click.argument("file")
+@_set_option
+@click.option("--once", is_flag=True, help="Work off what is there now, and end.")
+@click.option("--trigger", metavar="TIME", help="Time between two batches of all sinks, as 10s; asap for none.")
+@click.option(
+    "--checkpoint", metavar="FOLDER", help="Where Spark notes how far it is.  [default: ./checkpoints/<name>]"
+)
+@click.option(
+    "--restarts", type=click.IntRange(0), default=3, show_default=True,
+    help="Times in a row that a failed query is started again, after 1 s, 2 s, 4 s and so on.",
+)  # fmt: skip
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus on this port.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one batch a line.")
+@_spark_options
+@bus_options
+def run(
+    target: Target,
+    file: str,
+    settings: dict[str, str],
+    once: bool,
+    trigger: str | None,
+    checkpoint: str | None,
+    restarts: int,
+    metrics_port: int | None,
+    as_json: bool,
+    **spark_options: Any,
+) -> None:
+    """Run the pipeline in FILE until Ctrl-C (or SIGTERM), which lets the batch under way end.
+
+    A line tells of each batch: rows read, rows written, lag (records not read yet), rows and memory of Spark's state,
+    late rows, duration. What was done is noted in the checkpoint: the next run goes on behind it.
+    """
+    if once and trigger:
+        raise click.UsageError("--once and --trigger do not go together")
+    _need_spark()
+    from babelbus.spark.pipelines.load import load
+    from babelbus.spark.pipelines.metrics import PipelineMetrics
+    from babelbus.spark.pipelines.model import Wrong, read_trigger
+    from babelbus.spark.pipelines.run import Policy, Runner
+    from babelbus.spark.pipelines.session import session
+
+    if trigger:
+        try:
+            read_trigger("--trigger", trigger)
+        except Wrong as wrong:
+            raise click.UsageError(str(wrong)) from None
+    loaded = load(file, settings)
+    name = loaded.pipeline.name
+    place, bus, conf = _spark(target, spark_options)
+    folder = checkpoint or os.path.join("checkpoints", name)
+    folder = folder if "://" in folder else os.path.abspath(folder)
+    watchers: list[Any] = [_Printer(as_json)]
+    if metrics_port is not None:
+        metrics = PipelineMetrics(name)
+        note(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")
+        watchers.append(metrics)
+    policy = Policy(folder, "once" if once else trigger, restarts)
+    stop = threading.Event()
+    note(f"pipeline {name}: starting Spark on {place.remote or place.master}, checkpoint {folder}")
+    with session(name, place, loaded.pipeline.spark | conf, checkpoint=folder) as spark, _stopping(stop):
+        Runner(spark, loaded, bus, policy, _All(watchers), stop=stop).run()
+    note(f"pipeline {name}: {'stopped' if stop.is_set() else 'done'}")
+
+
+@pipeline.command(
+    epilog=examples("babelbus pipeline check examples/pipelines/rollup.yaml", "babelbus pipeline check . --json")
+)
+@click.argument("path")
+@_set_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one finding a line.")
+@_spark_options
+@bus_options
+def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **spark_options: Any) -> None:
+    """Look for faults in the pipeline in PATH (or in all those of a folder) without running it.
+
+    Fields and names; SQL and Python steps, analysed by Spark on sources without rows; output modes and the columns that
+    sinks take; and, where a server is in reach, whether its topics are there. Exit code 1 if there is a fault.
+    """
+    _need_spark()
+    from babelbus.spark.pipelines.check import check as look
+    from babelbus.spark.pipelines.errors import PipelineError
+    from babelbus.spark.pipelines.session import session
+
+    faults = 0
+    rows: list[dict[str, Any]] = []
+    loaded: list[Loaded] = []
+    for file in _files(path):
+        try:
+            loaded.append(_load(file, settings))
+        except PipelineError as error:
+            rows.append({"file": file, "field": error.field, "ok": False, "text": error.problem})
+    if loaded:
+        place, bus, conf = _spark(target, spark_options)
+        with session("check", place, conf, checkpoint="") as spark:
+            for one in loaded:
+                found = look(spark, one, bus)
+                rows += [{"file": one.file, **msgspec.to_builtins(finding)} for finding in found]
+    for row in rows:
+        faults += row["ok"] is False
+        if as_json:
+            print_json(row)
+        else:
+            mark = {True: "ok", False: "FAULT", None: "-"}[row["ok"]]
+            print_line(escape(f"{mark:5}  {row['file']}: {row['field'] or 'file'}: {row['text']}"))
+    if faults:
+        raise CommandError(f"{faults} {'fault' if faults == 1 else 'faults'} in {path}")
+
+
+@pipeline.command("list", epilog=examples("babelbus pipeline list examples/pipelines"))
+@click.argument("path", default=".")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one pipeline a line.")
+def list_(path: str, as_json: bool) -> None:
+    """List the pipelines in a folder."""
+    _need_spark()
+    from babelbus.spark.pipelines.errors import PipelineError
+
+    rows = []
+    for file in _files(path):
+        try:
+            one = _load(file, {}).pipeline
+        except PipelineError as error:
+            rows.append({"file": file, "name": "", "description": "", "error": str(error)})
+            continue
+        rows.append({"file": file, "name": one.name, "description": one.description, "error": ""})
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    print_table(
+        ("File", "Name", "Description"),
+        [(row["file"], row["name"] or "-", row["error"] or row["description"]) for row in rows],
+    )
+
+
+@pipeline.command(epilog=examples("babelbus pipeline show examples/pipelines/rollup.yaml --set window='1 hour'"))
+@click.argument("file")
+@_set_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(file: str, settings: dict[str, str], as_json: bool) -> None:
+    """Show what the pipeline in FILE is made of, with its parameters filled in."""
+    _need_spark()
+    loaded = _load(file, settings)
+    one = loaded.pipeline
+    fields = {name: _short(part) for name, part in msgspec.to_builtins(one).items() if part}
+    if as_json:
+        print_json(fields)
+        return
+    print_line(escape(f"{one.name}: {one.description or '(no description)'}"))
+    for part in ("parameters", "sources", "steps", "sinks"):
+        for name, entry in (fields.get(part) or {}).items():
+            told = entry if not isinstance(entry, dict) else "  ".join(f"{k}={_one_line(v)}" for k, v in entry.items())
+            print_line(escape(f"  {part[:-1]:10} {name}: {told}"))
+
+
+def _short(part: Any) -> Any:
+    """Leave out of the fields of each entry those that say nothing."""
+    if not isinstance(part, dict):
+        return part
+    return {name: _short(value) for name, value in part.items() if value not in (None, {}, [], False, "")}
+
+
+def _one_line(value: Any) -> str:
+    return " ".join(str(value).split())
+
+
+def _load(file: str, settings: dict[str, str]) -> "Loaded":
+    from babelbus.spark.pipelines.load import load
+
+    return load(file, settings)
+
+
+def _files(path: str) -> list[str]:
+    from babelbus.spark.pipelines.load import find
+
+    if not os.path.exists(path):
+        raise CommandError(f"there is no file or folder {path}")
+    found = list(find(path))
+    if not found:
+        raise CommandError(f"there is no pipeline in {path}")
+    return found
+
+
+def _need_spark() -> None:
+    """See that Spark is installed: it is an extra.
+
+    Raises:
+        CommandError: it is not.
+    """
+    import importlib.util
+
+    for module in ("pyspark", "yaml", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise CommandError(f"pipelines need {module}, which is not installed: pip install 'babelbus[spark]'")
+
+
+def _spark(target: Target, options: dict[str, Any]) -> "tuple[Place, Bus, dict[str, str]]":
+    """Give where Spark runs, how the bus is reached, and the session's settings."""
+    from babelbus.spark.pipelines.session import Place
+
+    if options["remote"] and options["master"] != "local[*]":
+        raise click.UsageError("--master and --remote do not go together")
+    place = Place(options["master"], options["remote"], options["ship"])
+    return place, _bus(target, place, options["way"]), options["conf"]
+
+
+def _bus(target: Target, place: "Place", way: str | None) -> "Bus":
+    """Give the way to the bus: what the options name, else what runs on the data folder, else the folder alone."""
+    from babelbus.spark.pipelines.bus import Bus
+
+    local = not place.remote and place.master.startswith("local")
+    here = os.path.isdir(os.path.join(target.folder, "topics"))
+    if way == "files" and not here:
+        raise CommandError(f"--read files: there is no data folder {target.folder}")
+    given = click.get_current_context().params
+    named = bool(given["server"] or given["admin"])
+    files = way == "files" or (way is None and here and local and not named)
+    path = target.folder if files else ""
+    if not named and target.running() is None:
+        if way == "server":
+            raise CommandError(f"--read server: no server runs on {target.folder}; name one with --server")
+        return Bus(path=path)
+    found = target.client_arguments()
+    return Bus(
+        url=f"jebp://{found['address']}",
+        path=path,
+        identity=os.path.abspath(given["identity"] or target.conf("admin_key")),
+        fingerprint=found["server_fingerprint"] or "",
+    )
+
+
+@contextlib.contextmanager
+def _stopping(stop: threading.Event) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM ask for an end, for a `with`; PySpark's own handler would cancel the running batch."""
+
+    def ask(*_: Any) -> None:
+        if not stop.is_set():
+            note("stopping after the batch under way")
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _All:
+    """Tells several watchers."""
+
+    def __init__(self, watchers: "list[_Printer | PipelineMetrics]") -> None:
+        self._watchers = watchers
+
+    def started(self, sink: str) -> None:
+        for watcher in self._watchers:
+            watcher.started(sink)
+
+    def batch(self, batch: "Batch") -> None:
+        for watcher in self._watchers:
+            watcher.batch(batch)
+
+    def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
+        for watcher in self._watchers:
+            watcher.failed(sink, reason, restart_seconds)
+
+
+class _Printer:
+    """A line for each batch."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def started(self, sink: str) -> None:
+        note(f"{sink}: started")
+
+    def batch(self, batch: "Batch") -> None:
+        if self._as_json:
+            print_json(batch)
+            return
+        lag = "-" if batch.lag is None else f"{batch.lag:,}"
+        state = f"{batch.state_rows:,} rows {human_bytes(batch.state_bytes)}" if batch.state_rows else "-"
+        late = f"  late {batch.rows_late:,}" if batch.rows_late else ""
+        print_line(
+            f"{batch.sink}  batch {batch.batch}  in {batch.rows_in:,}  out {batch.rows_out:,}  lag {lag}"
+            f"  state {state}{late}  {batch.seconds:.2f} s"
+        )
+
+    def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
+        if restart_seconds is not None:
+            note(escape(f"{sink}: failed, starting again in {restart_seconds:g} s: {reason}"))

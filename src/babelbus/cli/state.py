@@ -1,0 +1,397 @@
+"""`babelbus state`: the values of the bus, now and as they were, through the administration endpoint."""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import click
+import msgspec
+
+from babelbus.cli.api import LONG_TIMEOUT_SECONDS, TIMEOUT_SECONDS
+from babelbus.cli.command import BusGroup, CommandError, examples
+from babelbus.cli.export import open_new
+from babelbus.cli.output import escape, human_time, note, print_json, print_line, print_table
+from babelbus.cli.state_lines import Line, batches, read_file
+from babelbus.cli.target import Target, admin_options
+from babelbus.cli.times import parse_time
+from babelbus.clock import SystemClock
+from babelbus.units import UnitError
+
+LINES_AT_ONCE = 1_000
+SHOWN_CHARACTERS = 200
+"""How much of a value a table shows."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+
+UNSET = msgspec.UNSET
+Unset = msgspec.UnsetType
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of what a watch is told: a value there was, a change, or how many lines are missing."""
+
+    timestamp: int | Unset = UNSET
+    source: str | Unset = UNSET
+    key: str | Unset = UNSET
+    value: msgspec.Raw | Unset = UNSET
+    version: int = 0
+    deleted: bool = False
+    dropped: int = 0
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What a change of one value answers."""
+
+    key: str
+    version: int
+
+
+class Revision(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One stored change of a key: a value, or that it was deleted."""
+
+    offset: int
+    timestamp: int
+    source: str
+    value: msgspec.Raw | Unset = UNSET
+    version: int = 0
+    deleted: bool = False
+
+
+class Revisions(msgspec.Struct, frozen=True):
+    """The last changes of a key, complete from an offset on."""
+
+    key: str
+    complete_from: int
+    revisions: list[Revision]
+
+
+def read_moment(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, str]:
+    """Read `--as-of` into what is asked of the server: a number is an offset of `$state`, anything else a time."""
+    if value is None:
+        return {}
+    if re.fullmatch(r"\d+", value, re.ASCII):
+        return {"as_of_offset": value}
+    try:
+        return {"as_of_time": str(parse_time(value, SystemClock().now_ms()))}
+    except UnitError as error:
+        raise click.BadParameter(f"{error}; or an offset of $state", ctx, param) from error
+
+
+as_of_option = click.option(
+    "--as-of", "moment", metavar="OFFSET|TIME", callback=read_moment,
+    help="As it was after this offset of $state, or at this time: 2026-01-31T08:00 (UTC without a zone), -1h.",
+)  # fmt: skip
+
+
+def _patience(moment: dict[str, str]) -> float:
+    return LONG_TIMEOUT_SECONDS if moment else TIMEOUT_SECONDS
+
+
+@click.group(cls=BusGroup)
+def state() -> None:
+    """Read, change and follow the state: the last value of each key.
+
+    A key is a path such as plant/line1/temp, a value is JSON. In a pattern '?' stands for one element and '#' at the
+    end for any number, also none: quote them, the shell has its own use for both.
+    """
+
+
+@state.command(
+    epilog=examples(
+        "babelbus state get plant/line1/temp",
+        "babelbus state get plant/line1/name --raw            a string without its quotes",
+        "babelbus state get plant/line1/temp --as-of -1h      as it was an hour ago",
+        "babelbus state get plant/line1/temp --json           with its version",
+    ),
+)
+@click.argument("key")
+@as_of_option
+@click.option("--raw", is_flag=True, help="Print the text of a string itself: no quotes, nothing escaped.")
+@json_option
+@admin_options
+def get(target: Target, key: str, moment: dict[str, str], raw: bool, as_json: bool) -> None:
+    """Print a value."""
+    query = {"key": key, **moment}
+    found = target.api().ask("GET", "/api/state/value", query, Line, timeout_seconds=_patience(moment))
+    value = bytes(found.value)
+    if as_json:
+        print_json(found)
+    elif raw and value.startswith(b'"'):
+        sys.stdout.buffer.write(msgspec.json.decode(value, type=str).encode() + b"\n")
+    elif raw:
+        sys.stdout.buffer.write(value + b"\n")
+    else:
+        print_line(_shown(value))
+
+
+@state.command(
+    "set",
+    # A negative number is a value and no option.
+    context_settings={"ignore_unknown_options": True},
+    epilog=examples(
+        "babelbus state set plant/line1/temp 21.5",
+        'babelbus state set plant/line1 \'{"name": "presses", "running": true}\'',
+        "babelbus state set plant/line1/name --text 'Line 1'",
+        "babelbus state set plant/line1/plan - < plan.json",
+        "babelbus state set plant/line1/owner '\"ann\"' --version 0    only if nobody has set it",
+    ),
+)
+@click.argument("key")
+@click.argument("value", required=False)
+@click.option("--text", is_flag=True, help="The value is a text: store it as a JSON string.")
+@click.option(
+    "--version", type=click.IntRange(0), metavar="N",
+    help="Compare and set: only if the key has this version, 0 for none; it gets the next one.",
+)  # fmt: skip
+@json_option
+@admin_options
+def set_(target: Target, key: str, value: str | None, text: bool, version: int | None, as_json: bool) -> None:
+    """Store VALUE, which is JSON, under KEY; without one, or with '-', standard input is the value."""
+    if value is None and sys.stdin.isatty():
+        raise click.UsageError("no value: give one, pipe it in, or write '-' to type it")
+    given = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode("utf-8", "surrogateescape")
+    content = _as_text(given) if text else _as_json(given)
+    query = {"key": key} | ({} if version is None else {"version": str(version)})
+    stored = target.api().ask("PUT", "/api/state/value", query, Stored, content=content)
+    if as_json:
+        print_json(stored)
+    elif stored.version:
+        print_line(f"{escape(key)} has version {stored.version}")
+
+
+def _as_text(given: bytes) -> bytes:
+    try:
+        return msgspec.json.encode(given.decode())
+    except UnicodeDecodeError as error:
+        raise CommandError(f"the value is no UTF-8 text: {error}") from error
+
+
+def _as_json(given: bytes) -> bytes:
+    from babelbus.protocols.worterbuch.values import parse_value
+
+    try:
+        return parse_value(given)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise CommandError(f"the value is no JSON: {error}; add --text to store it as a string") from error
+
+
+@state.command(
+    epilog=examples(
+        "babelbus state match 'plant/#'                 plant itself and everything below it",
+        "babelbus state match 'plant/?/temp' --json",
+        "babelbus state match 'plant/#' --as-of 2026-01-31T08:00",
+        "babelbus state match '$SYS/#'                  what the server tells of itself",
+    ),
+)
+@click.argument("pattern")
+@as_of_option
+@json_option
+@admin_options
+def match(target: Target, pattern: str, moment: dict[str, str], as_json: bool) -> None:
+    """Print the keys and values that a pattern means, sorted by key. None is no failure."""
+    lines = target.api().lines(
+        "/api/state/values", {"pattern": pattern, **moment}, Line, timeout_seconds=_patience(moment)
+    )
+    for line in sorted((line for line in lines if line is not None), key=lambda line: line.key.split("/")):
+        if as_json:
+            print_json(line)
+        else:
+            print_line(f"{escape(line.key)}  {_shown(bytes(line.value))}")
+
+
+@state.command(
+    epilog=examples(
+        "babelbus state watch 'plant/#'                 until Ctrl-C",
+        "babelbus state watch plant/line1/temp --max 1 --new-only",
+        "babelbus state watch 'plant/#' --json | jq .value",
+    ),
+)
+@click.argument("pattern")
+@click.option("--new-only", is_flag=True, help="Do not begin with the values there are.")
+@click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N lines.")
+@json_option
+@admin_options
+def watch(target: Target, pattern: str, new_only: bool, count_max: int | None, as_json: bool) -> None:
+    """Print the values that a pattern means, and each change as it comes, until Ctrl-C.
+
+    A line is time, who changed it, key and value; those of the beginning have neither time nor source. If this command
+    is too slow for the changes, it says how many it missed.
+    """
+    query = {"pattern": pattern} | ({"new_only": "1"} if new_only else {})
+    count = 0
+    with suppress(KeyboardInterrupt):
+        for line in target.api().lines("/api/state/watch", query, Change):
+            if line is None:
+                continue
+            if line.dropped:
+                tell_dropped(line.dropped, as_json)
+                continue
+            if as_json:
+                print_json(line)
+            else:
+                print_line(_show_change(line))
+            count += 1
+            if count == count_max:
+                return
+        raise CommandError("the server ended the watch: it stops")
+
+
+def _show_change(line: Change) -> str:
+    value = "(deleted)" if isinstance(line.value, Unset) else _shown(bytes(line.value))
+    text = f"{escape(str(line.key))}  {value}"
+    if isinstance(line.timestamp, Unset):  # what there was
+        return text
+    return f"{human_time(line.timestamp)}  {escape(str(line.source))}  {text}"
+
+
+def tell_dropped(count: int, as_json: bool) -> None:
+    """Tell of lines that are missing here: in the data for a program, beside it for a person."""
+    if as_json:
+        print_json({"dropped": count})
+    else:
+        note(f"babelbus: {count} were not shown here: they came faster than this command took them")
+
+
+@state.command(
+    epilog=examples(
+        "babelbus state delete plant/line1/temp",
+        "babelbus state delete 'plant/line1/#' --yes         a pattern; asks without --yes",
+    ),
+)
+@click.argument("pattern", metavar="KEY|PATTERN")
+@click.option("--yes", is_flag=True, help="Do not ask before a pattern deletes.")
+@json_option
+@admin_options
+def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
+    """Delete a value, or all that a pattern means. History remembers them until compaction."""
+    from babelbus.protocols.worterbuch.patterns import check_key
+
+    api = target.api()
+    if check_key(pattern) is None:
+        gone = api.ask("DELETE", "/api/state/value", {"key": pattern}, Line)
+        if as_json:
+            print_json({"key": pattern, "deleted": 1, "value": gone.value})
+        return
+    if not yes:
+        found = sum(line is not None for line in api.lines("/api/state/values", {"pattern": pattern}, Line))
+        if not sys.stdin.isatty():
+            raise CommandError(f"this would delete {found} values: add --yes if that is meant")
+        click.confirm(f"Delete {found} values?", abort=True, err=True)
+    count = api.ask("DELETE", "/api/state/values", {"pattern": pattern}, dict[str, int])["deleted"]
+    if as_json:
+        print_json({"pattern": pattern, "deleted": count})
+    else:
+        print_line(f"{count} values deleted")
+
+
+@state.command(
+    epilog=examples(
+        "babelbus state export state.jsonl.gz",
+        "babelbus state export - | jq -r .key",
+        "babelbus state export before.jsonl --as-of -1d      the whole tree as it was yesterday",
+    ),
+)
+@click.argument("file")
+@as_of_option
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, on standard error if FILE is '-'.")
+@admin_options
+def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> None:
+    """Write all values to FILE ('-' is standard output; compressed if it ends in .gz), one JSON line each.
+
+    A line is {"key", "value"} and "version" if it has one. What the server tells of itself ($SYS) is left out. The
+    file appears under its name when it is complete. 'babelbus state import' reads it.
+    """
+    lines = target.api().lines("/api/state/tree", moment, Line, timeout_seconds=_patience(moment))
+    encode = msgspec.json.Encoder().encode
+    count = 0
+    with open_new(file) as output:
+        batch: list[bytes] = []
+        for line in lines:
+            if line is None:
+                continue
+            count += 1
+            batch.append(encode(line))
+            if len(batch) == LINES_AT_ONCE:
+                output.write(b"\n".join(batch) + b"\n")
+                batch.clear()
+        if batch:
+            output.write(b"\n".join(batch) + b"\n")
+    _tell_done("exported", file, count, as_json, beside=file == "-")
+
+
+@state.command(
+    "import",
+    epilog=examples(
+        "babelbus state import state.jsonl.gz",
+        "babelbus state import export.json.gz         a file that a Wörterbuch server has exported",
+        "babelbus state export - --as-of -1h | babelbus state import -",
+    ),
+)
+@click.argument("file")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@admin_options
+def import_(target: Target, file: str, as_json: bool) -> None:
+    """Store the values of FILE ('-' is standard input): JSON lines of 'babelbus state export', or a Wörterbuch export.
+
+    Compressed files are recognised. Values that are there are overwritten, also those with a version; others stay. If
+    a line is wrong, what stands before it is stored and the line is named.
+    """
+    api = target.api()
+    count = 0
+    entries: Iterable[Line] = read_file(file)
+    try:
+        for batch in batches(entries):
+            api.ask("POST", "/api/state/values", {}, dict[str, int], content=msgspec.json.encode({"values": batch}))
+            count += len(batch)
+    except CommandError as error:
+        raise CommandError(f"{error}; {count} values were imported") from error
+    _tell_done("imported", file, count, as_json, beside=False)
+
+
+def _tell_done(done: str, file: str, count: int, as_json: bool, *, beside: bool) -> None:
+    if not as_json:
+        note(f"{count} values {done}")
+    elif beside:
+        note(msgspec.json.encode({"file": file, "values": count}).decode())
+    else:
+        print_json({"file": file, "values": count})
+
+
+@state.command(
+    epilog=examples(
+        "babelbus state history plant/line1/temp",
+        "babelbus state history plant/line1/temp --before 1200 --max 10",
+        "babelbus state history plant/line1/temp --json | jq .value",
+    ),
+)
+@click.argument("key")
+@click.option("--max", "count_max", type=click.IntRange(1), default=100, show_default=True, help="The last N changes.")
+@click.option("--before", type=click.IntRange(0), metavar="OFFSET", help="Only those in front of this offset.")
+@json_option
+@admin_options
+def history(target: Target, key: str, count_max: int, before: int | None, as_json: bool) -> None:
+    """Print the stored changes of a key, oldest first: offset in $state, time, version, who made it, and the value."""
+    query = {"key": key, "max": str(count_max)} | ({} if before is None else {"before": str(before)})
+    answer = target.api().ask("GET", "/api/state/revisions", query, Revisions, timeout_seconds=LONG_TIMEOUT_SECONDS)
+    if as_json:
+        for revision in answer.revisions:
+            print_json(revision)
+    elif not answer.revisions:
+        print_line(f"no stored change of {escape(key)}")
+    else:
+        print_table(("Offset", "Time", "Version", "Source", "Value"), _rows(answer.revisions), numbers=("Offset",))
+    if answer.complete_from:
+        note(f"complete from offset {answer.complete_from} on; compaction may have removed changes in front of it")
+
+
+def _rows(revisions: list[Revision]) -> Iterator[tuple[object, ...]]:
+    for one in revisions:
+        value = "(deleted)" if isinstance(one.value, Unset) else bytes(one.value).decode()
+        if len(value) > SHOWN_CHARACTERS:
+            value = f"{value[:SHOWN_CHARACTERS]}... ({len(value)} characters)"
+        yield one.offset, human_time(one.timestamp), one.version or "-", one.source or "-", value
+
+
+def _shown(value: bytes) -> str:
+    return escape(value.decode())

@@ -1,0 +1,116 @@
+"""Files of values: JSON lines {"key", "value", "version"}, which `state export` writes, and exports of Wörterbuch."""
+
+import gzip
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import msgspec
+
+from babelbus.cli.command import CommandError
+from babelbus.errors import BabelbusError
+from babelbus.units import GIB, MIB
+
+BATCH_VALUES = 10_000
+BATCH_BYTES = 4 * MIB
+GZIP_MAGIC = b"\x1f\x8b"
+DOCUMENT_BYTES_MAX = GIB
+"""Largest Wörterbuch export, unpacked: it is one JSON document and must be in memory."""
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One value; without `version` a plain one."""
+
+    key: str
+    value: msgspec.Raw
+    version: int = 0
+
+
+_DECODER = msgspec.json.Decoder(Line)
+
+
+def read_file(file: str) -> Iterator[Line]:
+    """Yield the values of a file ('-' is standard input), whichever of both it is.
+
+    Raises:
+        CommandError: a line is wrong (those before it were yielded), or the document is.
+        OSError: the file cannot be read.
+    """
+    with _open(file) as input_:
+        head = input_.peek(64)[:64].lstrip()  # type: ignore[attr-defined]  # both kinds of readers have it
+        if head[:1] == b"{" and head[1:].lstrip().startswith(b'"data"'):
+            yield from _read_document(input_.read(DOCUMENT_BYTES_MAX + 1))
+        else:
+            yield from _read_lines(input_)
+
+
+def _read_lines(input_: Iterable[bytes]) -> Iterator[Line]:
+    from babelbus.protocols.worterbuch.patterns import check_key
+    from babelbus.protocols.worterbuch.values import parse_value
+
+    for number, text in enumerate(input_, 1):
+        if not text.strip():
+            continue
+        try:
+            line = _DECODER.decode(text)
+            if check_key(line.key) is not None:
+                raise ValueError(f"{line.key!r} has a wildcard where a key is needed")
+            parse_value(bytes(line.value))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise CommandError(f"line {number} is no value: {error}") from error
+        yield line
+
+
+def _read_document(text: bytes) -> Iterator[Line]:
+    from babelbus.protocols.worterbuch.archive import unpack
+
+    if len(text) > DOCUMENT_BYTES_MAX:
+        raise CommandError("the export is larger than 1 GiB: export it as JSON lines")
+    try:
+        entries = unpack(gzip.compress(text, 1), bytes_max=DOCUMENT_BYTES_MAX)
+    except BabelbusError as error:
+        raise CommandError(f"the file is no Wörterbuch export: {error}") from error
+    for key, value, version in entries:
+        yield Line(key, msgspec.Raw(value), version)
+
+
+def batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """Put values together to requests, in order. If a line is wrong, those before it still come."""
+    batch: list[Line] = []
+    size = 0
+    failure: CommandError | None = None
+    iterator = iter(lines)
+    while failure is None:
+        try:
+            line = next(iterator, None)
+        except CommandError as error:
+            failure = error
+            break
+        if line is None:
+            break
+        batch.append(line)
+        size += len(line.key) + len(bytes(line.value))
+        if len(batch) >= BATCH_VALUES or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+    if failure is not None:
+        raise failure
+
+
+@contextmanager
+def _open(file: str) -> Iterator[IO[bytes]]:
+    """Open a file to read, decompressed if it begins as gzip does."""
+    raw = open(0 if file == "-" else file, "rb", closefd=file != "-")  # noqa: SIM115 - closed below
+    try:
+        if raw.peek(2)[:2] == GZIP_MAGIC:
+            try:
+                with gzip.GzipFile(fileobj=raw) as packed:
+                    yield packed  # type: ignore[misc]  # a GzipFile is an IO[bytes] in all that is used
+            except (EOFError, gzip.BadGzipFile) as error:
+                raise CommandError(f"{file}: the compressed file is cut off or damaged: {error}") from error
+        else:
+            yield raw
+    finally:
+        raw.close()

@@ -1,0 +1,93 @@
+"""What zbus keeps of an MQ beside its topic: its mask, who made it, and whether it is a ring (specs/zbus.md, 4.6, 5).
+
+One small file, written anew when an MQ is made, altered or removed. A topic that is not in it, made by another
+protocol, is an MQ all the same: without a mask, kept by its own settings.
+"""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from babelbus.errors import StorageError
+from babelbus.storage.files import FileSystem, disk_error
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "zbus.json"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What is known of one MQ."""
+
+    mask: int = 0
+    creator: str = ""
+    """`/ip:port` of the connection that made it."""
+    created_ms: int = 0
+    ring: bool = False
+    """Whether only its newest messages are kept (type `memory`)."""
+
+
+UNKNOWN = Entry()
+_decode = msgspec.json.Decoder(dict[str, Entry]).decode
+
+
+class Book:
+    """The entries of all MQs. Changes block for a flush of the disk."""
+
+    def __init__(self, files: FileSystem, folder: str) -> None:
+        self._files = files
+        self._path = f"{folder}/{FILE_NAME}"
+        self._entries: dict[str, Entry] = {}
+
+    def open(self, exists: Callable[[str], bool]) -> None:
+        """Read what is stored; entries of MQs that are gone are forgotten.
+
+        Raises:
+            StorageError: the file is there and cannot be read, or is no such file.
+        """
+        try:
+            content = self._files.read_file(self._path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise disk_error(error, f"reading {self._path}") from error
+        try:
+            entries = _decode(content)
+        except msgspec.DecodeError as error:
+            raise StorageError(f"{self._path}: {error}; without the file the masks of MQs are lost, no more") from error
+        self._entries = {mq: entry for mq, entry in entries.items() if exists(mq)}
+
+    def get(self, mq: str) -> Entry:
+        """Give what is known of an MQ."""
+        return self._entries.get(mq, UNKNOWN)
+
+    def rings(self) -> list[str]:
+        """Give the names of the MQs that are rings."""
+        return [mq for mq, entry in self._entries.items() if entry.ring]
+
+    def put(self, mq: str, entry: Entry) -> None:
+        """Keep an entry, durably.
+
+        Raises:
+            StorageError: the disk refused; nothing has changed.
+        """
+        if self._entries.get(mq, UNKNOWN) != entry:
+            self._replace({**self._entries, mq: entry})
+
+    def forget(self, mq: str) -> None:
+        """Forget an MQ that was removed. A failure is only logged: the next start forgets it, too."""
+        if mq in self._entries:
+            entries = {name: entry for name, entry in self._entries.items() if name != mq}
+            try:
+                self._replace(entries)
+            except StorageError as error:
+                log.warning("a removed MQ is still noted: %s", error)
+                self._entries = entries
+
+    def _replace(self, entries: dict[str, Entry]) -> None:
+        try:
+            self._files.replace_file(self._path, msgspec.json.encode(entries))
+        except OSError as error:
+            raise disk_error(error, f"writing {self._path}") from error
+        self._entries = entries

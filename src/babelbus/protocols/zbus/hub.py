@@ -1,0 +1,505 @@
+"""What all zbus connections of one server share: MQs and channels, who is connected, bindings, calls that wait.
+
+An MQ is a topic of the same name, a channel the consumer group of that name on it (specs/zbus.md, sections 1 and 5).
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.broker import Broker
+from babelbus.core.group import Group
+from babelbus.core.group_member import Member
+from babelbus.core.group_settings import BEGINNING, END, GroupSettings, RecordFilter, at_offset
+from babelbus.core.record import Receipt, Record
+from babelbus.core.settings import InvalidSettingError
+from babelbus.core.topic import Topic
+from babelbus.errors import StorageError
+from babelbus.metrics import Metrics
+from babelbus.protocols.zbus import messages as m
+from babelbus.protocols.zbus import ring
+from babelbus.protocols.zbus.book import Book, Entry
+from babelbus.protocols.zbus.calls import Calls
+from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
+from babelbus.protocols.zbus.filters import compile_filter
+from babelbus.protocols.zbus.heads import Heads
+from babelbus.protocols.zbus.messages import Mask, Message
+from babelbus.protocols.zbus.routing import BindTable
+from babelbus.protocols.zbus.signature import ReplayGuard
+from babelbus.protocols.zbus.stored import encode_batch
+from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.storage.files import FileSystem, OffsetOutOfRangeError
+from babelbus.storage.format import CorruptRecordError
+from babelbus.units import MIB
+
+PROTOCOL = "zbus"
+FILTER_KIND = "zbus"
+MASK_LABEL = "zbus.mask"
+ENGINES = (m.MEMORY, m.DISK, m.DATABASE)
+REPLAYS_MAX = 100_000
+"""So many signatures are remembered."""
+READ_BYTES = 64 * 2**10
+GATHER_MAX = 64
+"""So many records at once are a batch by themselves."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the operator chose."""
+
+    version: str
+    """Version of the server, shown on the welcome page."""
+    package_bytes_max: int = 64 * MIB
+    """A longer message is refused: 413 over HTTP, 1009 on WebSocket."""
+    rpc_timeout_seconds: float = 10.0
+    """How long a caller over plain HTTP waits for the answer of a service."""
+    rpc_keep_expired: bool = False
+    """Hand a call to its service even if its caller has stopped waiting."""
+    idle_seconds: float = 180.0
+    """A connection without traffic in either direction for so long is closed."""
+    replay_window_seconds: float = 0.0
+    """A signed message with an id is refused if it was seen within this time; 0 lets it be seen again."""
+    partial_sign_fields: bool = False
+    """Accept signatures that leave unsigned what matters (section 7.2)."""
+
+
+class Peer(Protocol):
+    """A session, as others of the server know it."""
+
+    def take_reply(self, message: Message) -> bool:
+        """Send what `route` brought; give whether somebody waits for it."""
+
+    def tick(self, now: float) -> None:
+        """Look after the connection; called now and then."""
+
+
+class Subscriber(Protocol):
+    """A subscription of a session to a channel, as the hub knows it."""
+
+    session_id: str
+    address: str
+    mq: str
+    channel: str
+    filter: str | None
+    member: Member | None
+
+    @property
+    def window(self) -> int | None:
+        """How many more messages it takes."""
+
+    def join(self, group: Group) -> None:
+        """Become a member of the group that the channel is."""
+
+
+class _Gathered:
+    """Records of one topic that one turn of the event loop brought, from many connections."""
+
+    __slots__ = ("bodies", "receipt", "timestamps")
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.timestamps: list[int] = []
+        self.receipt = Receipt(-1, -1, 0)
+
+
+class _Activity:
+    """When something last happened to an MQ, in ms since the epoch; 0 for never."""
+
+    __slots__ = ("published_ms", "subscribed_ms")
+
+    def __init__(self) -> None:
+        self.published_ms = 0
+        self.subscribed_ms: dict[str, int] = {}
+
+
+class Hub:
+    """The shared part of all zbus connections of one server."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        files: FileSystem,
+        folder: str,
+        *,
+        metrics: Metrics,
+        clock: Clock,
+        options: Options,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        assert broker.groups is not None
+        self.broker = broker
+        self.groups = broker.groups
+        self.options = options
+        self.clock = clock
+        self.metrics = metrics
+        self.bindings = BindTable()
+        self.calls = Calls(clock, loop, seconds=options.rpc_timeout_seconds, keep=options.rpc_keep_expired)
+        self._guard = ReplayGuard(options.replay_window_seconds, REPLAYS_MAX)
+        self.peers: dict[str, Peer] = {}
+        self.subscribers: dict[tuple[str, str], dict[Subscriber, None]] = {}
+        self.stopping = False
+        """Set when the server stops: what goes now comes again, and no MQ is removed for it."""
+        self._book = Book(files, folder)
+        self._activity: dict[str, _Activity] = {}
+        self._heads: dict[str, Heads] = {}
+        self._gathered: dict[Topic, _Gathered] = {}
+        self._loop = loop
+        self._ids = IdMaker()
+        self.new_id = self._ids.make
+        self.groups.register_filter(FILTER_KIND, record_filter)
+        self._book.open(self.exists)
+
+    def admit(self, message: Message) -> None:
+        """See that a message whose signature holds is not one that was seen before; those with an id alone (7.1).
+
+        Raises:
+            AuthenticationError: it is.
+        """
+        if self.options.replay_window_seconds and "id" in message.headers:
+            self._guard.admit(message.headers["signature"], self.clock.monotonic())
+
+    # -- MQs ---------------------------------------------------------------------------------------------------------
+
+    def exists(self, mq: str) -> bool:
+        """Say whether there is an MQ of this name; the server's own topics are none."""
+        topic = self.broker.topics.get(mq)
+        return topic is not None and not topic.reserved
+
+    def topic(self, mq: str) -> Topic:
+        """Give the topic that an MQ is.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        topic = self.broker.topics.get(mq)
+        if topic is None or topic.reserved:
+            raise NotFoundError(m.mq_not_found(mq))
+        return topic
+
+    def ensure_mq(self, mq: str, mq_type: str | None, mask: int | None, creator: str) -> Topic:
+        """Give an MQ; make it if there is none (4.1). Its type never changes, its mask does.
+
+        Raises:
+            RequestError: there is no such type.
+            InvalidTopicNameError: no topic can have this name.
+            StorageError: the disk refused.
+        """
+        topic = None if mq not in self.broker.topics else self.topic(mq)
+        if topic is None:
+            engine = mq_type or m.MEMORY
+            if engine not in ENGINES:
+                raise RequestError(m.FAILED, m.type_not_supported(engine))
+            is_ring = engine == m.MEMORY
+            settings: dict[str, Any] = {"engine": engine}
+            if is_ring:
+                settings |= {"segment_bytes": ring.SEGMENT_BYTES, "cleanup": "delete", **ring.NO_RETENTION}
+            topic = self.broker.create_topic(mq, 1, settings)  # one partition: an MQ is one order
+            self._book.put(mq, Entry(mask or 0, creator, self.clock.now_ms(), is_ring))
+        elif mask is not None:
+            self._book.put(mq, msgspec.structs.replace(self._book.get(mq), mask=mask))
+        return topic
+
+    def remove_mq(self, mq: str) -> None:
+        """Remove an MQ with its channels and messages; it need not be there.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        if self.exists(mq):
+            self.broker.remove_topic(mq)
+        self._book.forget(mq)
+        self._activity.pop(mq, None)
+        self._heads.pop(mq, None)
+        self.calls.forget(mq)
+
+    def mask_of(self, mq: str) -> int:
+        """Give the mask of an MQ."""
+        return self._book.get(mq).mask
+
+    def append(self, topic: Topic, bodies: Sequence[bytes], timestamp: int) -> Receipt:
+        """Append records that a `Recorder` made to a topic of one partition.
+
+        Few of them wait for the end of this turn of the event loop, so that what many connections publish at once is
+        one write; `commit` is for who cannot wait.
+        """
+        if len(bodies) >= GATHER_MAX:
+            if topic in self._gathered:
+                self.commit()
+            return _append(topic, bodies, [timestamp] * len(bodies))
+        gathered = self._gathered.get(topic)
+        if gathered is None:
+            if not self._gathered:
+                self._loop.call_soon(self.commit)
+            gathered = self._gathered[topic] = _Gathered()
+        gathered.bodies += bodies
+        gathered.timestamps += [timestamp] * len(bodies)
+        return gathered.receipt
+
+    def commit(self) -> None:
+        """Append what was gathered."""
+        if self._gathered:
+            waiting, self._gathered = self._gathered, {}
+            for topic, gathered in waiting.items():
+                made = _append(topic, gathered.bodies, gathered.timestamps)
+                made.when_done(lambda made, receipt=gathered.receipt: receipt.resolve(made.error))  # type: ignore[misc]
+
+    def published(self, topic: Topic, count: int, size_bytes: int) -> None:
+        """Take note of messages that were appended."""
+        mq = topic.name
+        self.metrics.topic_published(PROTOCOL, mq).inc(count, size_bytes)
+        self._activity_of(mq).published_ms = self.clock.now_ms()
+        if topic.settings.engine == m.MEMORY and self._book.get(mq).ring:
+            ring.trim(topic, self.groups.on_topic(mq))
+
+    def heads(self, mq: str) -> Heads:
+        """Give what writes the messages of an MQ for those who get them."""
+        found = self._heads.get(mq)
+        if found is None:
+            found = self._heads[mq] = Heads(mq)
+        return found
+
+    def _activity_of(self, mq: str) -> _Activity:
+        found = self._activity.get(mq)
+        if found is None:
+            found = self._activity[mq] = _Activity()
+        return found
+
+    # -- channels ----------------------------------------------------------------------------------------------------
+
+    def channel(self, mq: str, channel: str) -> Group:
+        """Give the group that a channel is, at a message that is still kept.
+
+        Raises:
+            NotFoundError: there is no such MQ or channel.
+        """
+        group = self.groups.find(mq, channel)
+        if group is None:
+            self.topic(mq)
+            raise NotFoundError(m.channel_not_found(channel))
+        if self._book.get(mq).ring:
+            ring.catch_up(group)
+        return group
+
+    def ensure_channel(
+        self,
+        topic: Topic,
+        channel: str,
+        *,
+        mask: int | None,
+        wanted: str | None,
+        offset: int | None,
+        checksum: str | None,
+    ) -> None:
+        """Make or alter a channel (4.1).
+
+        Raises:
+            MalformedMessageError: no message at `offset` has the id `checksum`; nothing has changed.
+            InvalidGroupNameError, InvalidSettingError: no channel can be called so, or set so.
+            StorageError: the disk refused.
+        """
+        if offset is not None and checksum is not None and self._id_at(topic, offset) != checksum:
+            raise MalformedMessageError(f"no message with the id of checksum at offset {offset}")
+        group = self.groups.find(topic.name, channel)
+        if group is None:
+            labels = {} if mask is None else {MASK_LABEL: str(mask)}
+            settings = GroupSettings(filter=wanted or None, filter_kind=FILTER_KIND, labels=labels)
+            start = END if topic.settings.engine == m.MEMORY else BEGINNING
+            if offset is not None:
+                start = at_offset(max(offset, 0))
+            group = self.groups.create(topic.name, channel, settings, start=start)
+            for subscriber in self.subscribers.get((topic.name, channel), {}):
+                if subscriber.member is None:
+                    subscriber.join(group)  # it was there when the channel was removed (4.5)
+            return
+        changes: dict[str, Any] = {}
+        if wanted is not None:
+            changes |= {"filter": wanted or None, "filter_kind": FILTER_KIND}
+        if mask is not None:
+            changes["labels"] = {**group.settings.labels, MASK_LABEL: str(mask)}
+        if changes:
+            self.groups.alter(topic.name, channel, changes)
+        if offset is not None:
+            group.seek(at_offset(max(offset, 0)))
+
+    def remove_channel(self, mq: str, channel: str) -> None:
+        """Remove a channel; it need not be there.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        if self.groups.find(mq, channel) is not None:
+            self.groups.remove(mq, channel)
+
+    def _id_at(self, topic: Topic, offset: int) -> str | None:
+        """Give the id of the message at an offset, `None` if there is no message there."""
+        partition = topic.partitions[0]
+        if not partition.log.first_offset <= offset < partition.high_watermark:
+            return None
+        size = READ_BYTES
+        try:
+            chunk = partition.read(offset, size)
+            while not chunk.data and chunk.next_offset <= offset:
+                size *= 4
+                chunk = partition.read(offset, size)
+        except (OffsetOutOfRangeError, CorruptRecordError):
+            return None
+        record = next(iter(iterate(decode_chunk(chunk.data))), None)
+        if record is None or record.offset != offset:
+            return None
+        return (dict(record.headers).get(b"ce_id") or b"").decode("utf-8", "replace")
+
+    def channel_mask(self, group: Group) -> int:
+        """Give the mask of a channel."""
+        text = group.settings.labels.get(MASK_LABEL, "0")
+        return int(text) if text.lstrip("-").isdecimal() else 0
+
+    # -- subscriptions -----------------------------------------------------------------------------------------------
+
+    def subscribed(self, subscriber: Subscriber) -> None:
+        """Take note of a subscription."""
+        self.subscribers.setdefault((subscriber.mq, subscriber.channel), {})[subscriber] = None
+
+    def touched(self, mq: str, channel: str) -> None:
+        """Take note of when somebody last subscribed."""
+        self._activity_of(mq).subscribed_ms[channel] = self.clock.now_ms()
+
+    def unsubscribed(self, subscriber: Subscriber) -> None:
+        """A subscription has ended; what was to be there only as long as it is removed (5.4)."""
+        key = subscriber.mq, subscriber.channel
+        others = self.subscribers.get(key)
+        if others is not None:
+            others.pop(subscriber, None)
+            if not others:
+                del self.subscribers[key]
+        if self.stopping or not self.exists(subscriber.mq):
+            return
+        group = self.groups.find(*key)
+        if group is not None and not group.members and self.channel_mask(group) & Mask.DELETE_ON_EXIT:
+            self.remove_channel(*key)
+        if self.mask_of(subscriber.mq) & Mask.DELETE_ON_EXIT and not any(
+            group.members for group in self.groups.on_topic(subscriber.mq)
+        ):
+            self.remove_mq(subscriber.mq)
+
+    # -- what is told of them ----------------------------------------------------------------------------------------
+
+    def describe_all(self) -> list[dict[str, Any]]:
+        """Give what `query` tells of all MQs."""
+        return [self.describe(topic) for name, topic in sorted(self.broker.topics.items()) if not topic.reserved]
+
+    def describe(self, topic: Topic) -> dict[str, Any]:
+        """Give what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
+        mq = topic.name
+        entry, activity = self._book.get(mq), self._activity_of(mq)
+        groups = self.groups.on_topic(mq)
+        channels = [self.describe_channel(group) for group in groups]
+        size = sum(partition.high_watermark for partition in topic.partitions)
+        if topic.settings.engine == m.MEMORY:
+            size -= ring.oldest(topic) if entry.ring else sum(one.log.first_offset for one in topic.partitions)
+        return {
+            "name": mq,
+            "type": topic.settings.engine,
+            "mask": entry.mask,
+            "size": size,
+            "messageDepth": size,
+            "channelCount": len(channels),
+            "consumerCount": sum(len(group.members) for group in groups),
+            "creator": entry.creator,
+            "createdAt": entry.created_ms,
+            "lastPubTime": activity.published_ms,
+            "lastSubTime": max(activity.subscribed_ms.values(), default=0),
+            "channels": channels,
+            "channelList": channels,
+        }
+
+    def describe_channel(self, group: Group) -> dict[str, Any]:
+        """Give what `query` tells of a channel."""
+        mq, channel = group.topic.name, group.name
+        position = group.stored()[0].committed
+        if self._book.get(mq).ring:
+            position = max(position, ring.oldest(group.topic))
+        return {
+            "name": channel,
+            "mask": self.channel_mask(group),
+            "filter": group.settings.filter,
+            "offset": position,
+            "lastSubTime": self._activity_of(mq).subscribed_ms.get(channel, 0),
+            "subscriptions": [
+                {
+                    "clientId": one.session_id,
+                    "clientAddress": one.address,
+                    "mq": mq,
+                    "channel": channel,
+                    "filters": [] if one.filter is None else [one.filter],
+                    "window": one.window,
+                }
+                for one in self.subscribers.get((mq, channel), {})
+            ],
+        }
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look after connections and rings; called about once a second."""
+        now = self.clock.monotonic()
+        for peer in list(self.peers.values()):
+            peer.tick(now)
+        for mq in self._book.rings():
+            topic = self.broker.topics.get(mq)
+            if topic is not None:
+                ring.trim(topic, self.groups.on_topic(mq))
+
+    def stop(self) -> None:
+        """The server stops."""
+        self.stopping = True
+        self.calls.close()
+
+
+def _append(topic: Topic, bodies: Sequence[bytes], timestamps: list[int]) -> Receipt:
+    try:
+        return topic.publish_batch(encode_batch(bodies, timestamps))
+    except StorageError as error:
+        return Receipt.refused(error)
+
+
+class IdMaker:
+    """Makes UUIDs of version 4, many at a time: asking the system for randomness costs more than the rest."""
+
+    MANY = 256
+
+    def __init__(self) -> None:
+        self._made: list[str] = []
+
+    def make(self) -> str:
+        """Give a new one."""
+        if not self._made:
+            digits = os.urandom(16 * self.MANY).hex()
+            for at in range(0, len(digits), 32):
+                one = digits[at : at + 32]
+                variant = "89ab"[int(one[16], 16) & 3]
+                self._made.append(f"{one[:8]}-{one[8:12]}-4{one[13:16]}-{variant}{one[17:20]}-{one[20:]}")
+        return self._made.pop()
+
+
+def record_filter(text: str) -> RecordFilter:
+    """Give the filter of a channel for records, by their tag.
+
+    Raises:
+        InvalidSettingError: it is none.
+    """
+    try:
+        matches = compile_filter(text)
+    except MalformedMessageError as error:
+        raise InvalidSettingError(error.text) from error
+    return lambda record: matches(tag_of(record))
+
+
+def tag_of(record: Record) -> str | None:
+    """Give the tag of a message as it is stored, whoever published it."""
+    for name, value in record.headers:
+        if (name == b"zbus_tag" or name == b"tag") and value is not None:
+            return value.decode("utf-8", "backslashreplace")
+    return None

@@ -1,0 +1,231 @@
+"""zbus over WebSocket: one JSON object a frame (specs/zbus.md, section 2.2)."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.contract import Outbox, PeerLeavesError
+from babelbus.protocols.zbus import messages as m
+from babelbus.protocols.zbus import pages
+from babelbus.protocols.zbus.codec import decode_message, encode_message
+from babelbus.protocols.zbus.errors import RequestError
+from babelbus.protocols.zbus.hub import Hub
+from babelbus.protocols.zbus.messages import Message
+from babelbus.protocols.zbus.session import PING, Session
+from babelbus.protocols.zbus.signature import Keys, verify_frame
+from babelbus.wire.websocket import (
+    NO_STATUS,
+    NORMAL,
+    Close,
+    Decoder,
+    Ping,
+    WebSocketError,
+    encode_close,
+    encode_pong,
+    encode_texts,
+)
+from babelbus.wire.websocket import Message as Frame
+
+_encode = msgspec.json.Encoder().encode
+_PLACE = "\x00"
+
+
+@lru_cache(maxsize=1024)
+def _published(mq: str) -> tuple[bytes, bytes]:
+    """Give what stands in front of the id, a JSON string, in the answer to `pub`, and what behind it."""
+    text = encode_message(m.text_reply(_PLACE, m.OK, m.published(mq)))
+    before, _, after = text.partition(_encode(_PLACE))
+    return before, after
+
+
+class FrameFraming:
+    """Answers as frames."""
+
+    def reply(self, message: Message, _asked: None) -> bytes:
+        """Give the text of a frame."""
+        return encode_message(message)
+
+    def published(self, mq: str, request_id: str, _asked: None) -> bytes:
+        """Give the text of the answer to `pub`."""
+        before, after = _published(mq)
+        return b"%b%b%b" % (before, _encode(request_id), after)
+
+    def join(self, replies: Sequence[bytes]) -> bytes:
+        """Give the frames."""
+        return encode_texts(replies)
+
+
+FRAMES = FrameFraming()
+
+
+class SocketSession:
+    """The bytes of one connection, from the upgrade on. It gets the deliveries of its subscriptions."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        close: Callable[[], None],
+        *,
+        address: str | None,
+        keys: Keys,
+        session_id: str | None = None,
+        monitor: bool = False,
+    ) -> None:
+        self._hub = hub
+        self._outbox = outbox
+        self._close = close
+        self._keys = keys
+        self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.package_bytes_max)
+        self._waiting: deque[Frame] = deque()
+        self._last_word: RemoteProtocolError | PeerLeavesError | None = None
+        self._close_code = NORMAL
+        self.held = False
+        self.sent = False
+        """Whether something was sent since the last tick."""
+        self.session: Session[None] = Session(
+            hub, outbox, FRAMES, receiver=self, address=address, session_id=session_id, monitor=monitor
+        )
+
+    # -- what comes --------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what one read brought, and do all that it asks for.
+
+        Raises:
+            RemoteProtocolError: the client broke the protocol; what came before it was done.
+            PeerLeavesError: it said its last word.
+        """
+        self._decoder.receive_data(data)
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on with what was put off while the outbox was full, then with what came.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: as `receive_data`.
+        """
+        while True:
+            if not self._work():
+                return
+            if self._last_word is not None:
+                self._end(self._last_word)
+            try:
+                self._read()
+            except (RemoteProtocolError, PeerLeavesError) as error:
+                self._last_word = error
+            else:
+                if not self._waiting:
+                    return
+
+    def _read(self) -> None:
+        """Take the frames that arrived, and answer pings.
+
+        Raises:
+            RemoteProtocolError: the client broke the protocol, or closes; `_waiting` has what came before.
+        """
+        for event in self._decoder.events():
+            if type(event) is Frame:
+                self._waiting.append(event)
+            elif type(event) is Ping:
+                pong = encode_pong(event.data)
+                self._outbox.answer(lambda pong=pong: pong, len(pong))  # type: ignore[misc]
+            elif type(event) is Close:
+                self._close_code = NORMAL if event.code == NO_STATUS else event.code
+                raise PeerLeavesError("closed by the client")
+        if self._decoder.error is not None:
+            raise self._decoder.error
+
+    def _work(self) -> bool:
+        """Do what waits, as far as the outbox has room; say whether all of it is done."""
+        waiting = self._waiting
+        if waiting and self._outbox.full:
+            return False
+        done = True
+        while waiting:
+            if not self._handle(waiting[0].data):
+                done = False
+                break
+            waiting.popleft()
+        self.session.settle()
+        return done
+
+    def _handle(self, text: bytes) -> bool:
+        session = self.session
+        request_id = None
+        try:
+            message = decode_message(text)
+            headers = message.headers
+            command, request_id = headers.get("cmd"), headers.get("id")
+            if command == PING:
+                return True
+            if self._keys or command is None:
+                if command is None and message.body is None and message.url == pages.FAVICON_URL:
+                    session.answer(pages.icon(request_id), None)
+                    return True
+                if self._keys:
+                    verify_frame(message, text, self._keys, partial=self._hub.options.partial_sign_fields)
+                    self._hub.admit(message)
+        except RequestError as error:
+            session.refuse(error, None, request_id)
+            return True
+        return session.handle(message, None)
+
+    def _end(self, error: RemoteProtocolError | PeerLeavesError) -> None:
+        """Say the last word.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: always.
+        """
+        code = error.code if isinstance(error, WebSocketError) else self._close_code
+        last = encode_close(code, str(error) if isinstance(error, WebSocketError) else "")
+        self._outbox.answer(lambda: last, len(last))
+        raise error
+
+    # -- what goes ---------------------------------------------------------------------------------------------------
+
+    def deliver(self, texts: list[bytes]) -> None:
+        """Send deliveries; when the peer does not take them, no more come until it does."""
+        data = encode_texts(texts)
+        self.sent = True
+        outbox = self._outbox
+        outbox.answer(lambda: data, len(data))
+        if outbox.full and not self.held:
+            self.held = True
+            self.session.hold(True)
+
+    def push(self, message: Message) -> bool:
+        """Send the answer of a service. A peer that has too many of them waiting loses its connection."""
+        outbox = self._outbox
+        if outbox.closed:
+            return False
+        if outbox.size_bytes >= 2 * outbox.bytes_max:
+            self._close()
+            return False
+        self.deliver([encode_message(message)])
+        return True
+
+    def release(self) -> None:
+        """Take deliveries again if there is room."""
+        if self.held and not self._outbox.full:
+            self.held = False
+            self.session.hold(False)
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are put off."""
+        return bool(self._waiting)
+
+    @property
+    def established(self) -> bool:
+        """Whether the client is as far as it has to be."""
+        return True
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self.session.close()

@@ -1,0 +1,142 @@
+"""A subscription of one connection to one channel: what its member of the group is handed becomes deliveries."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from babelbus.core.group import Group
+from babelbus.core.group_flight import Delivery
+from babelbus.core.group_member import Member
+from babelbus.core.record import Record
+from babelbus.errors import BabelbusError
+from babelbus.protocols.zbus.codec import delivery, delivery_tail
+from babelbus.protocols.zbus.filters import Matches
+from babelbus.protocols.zbus.hub import Hub, tag_of
+from babelbus.protocols.zbus.messages import Mask, Message
+
+SourceAndId = tuple[str, str]
+
+
+class Receiver(Protocol):
+    """The connection that gets the deliveries."""
+
+    def deliver(self, texts: list[bytes]) -> None:
+        """Send frames with these texts."""
+
+    def push(self, message: Message) -> bool:
+        """Send a message that is no delivery; `False`: the connection does not take what it is sent."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it takes nothing for now."""
+
+
+class Subscription:
+    """One subscription; see `hub.Subscriber`. `member` is `None` while the channel does not exist (4.5)."""
+
+    def __init__(self, hub: Hub, receiver: Receiver, mq: str, channel: str, *, session_id: str, address: str) -> None:
+        self.session_id = session_id
+        self.address = address
+        self.mq = mq
+        self.channel = channel
+        self.filter: str | None = None
+        self.member: Member | None = None
+        self._hub = hub
+        self._receiver = receiver
+        self._tail = delivery_tail(channel)
+        self._matches: Matches | None = None
+        self._window: int | None = None
+
+    @property
+    def window(self) -> int | None:
+        """How many more messages it takes."""
+        return self._window if self.member is None else self.member.credit
+
+    def set(self, window: int | None, wanted: str | None, matches: Matches | None) -> None:
+        """Take another window; another filter only if `wanted` says one."""
+        self._window = window
+        if wanted is not None:
+            self.filter = wanted or None
+            self._matches = matches if wanted else None
+        member = self.member
+        if member is not None:
+            if wanted is not None:
+                member.set_filter(self._record_filter())
+            member.set_credit(window)
+
+    def join(self, group: Group) -> None:
+        """Become a member of the group that the channel is.
+
+        Raises:
+            GroupOwnedError: it belongs to somebody else.
+        """
+        mask = self._hub.channel_mask(group)
+        if mask & Mask.TAKEOVER:
+            for other in list(group.members):
+                other.leave()
+                if isinstance(other.owner, Subscription):
+                    other.owner.taken_over()
+        self.member = group.join(
+            self._deliver,
+            credit=self._window,
+            wanted=self._record_filter(),
+            owner=self,
+            exclusive=bool((mask | self._hub.mask_of(self.mq)) & Mask.EXCLUSIVE),
+            held=self._receiver.held,
+            on_closed=self._closed,
+        )
+
+    def taken_over(self) -> None:
+        """Another connection has taken the channel."""
+        self._closed(None)
+
+    def _closed(self, _error: BabelbusError | None) -> None:
+        if self.member is not None:
+            self._window = self.member.credit
+            self.member = None
+
+    def leave(self) -> None:
+        """End it."""
+        member, self.member = self.member, None
+        if member is not None:
+            member.leave()
+        self._hub.unsubscribed(self)
+
+    def _record_filter(self) -> Callable[[Record], bool] | None:
+        matches = self._matches
+        return None if matches is None else lambda record: matches(tag_of(record))
+
+    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+        member = self.member
+        assert member is not None
+        credit = member.credit
+        given_up = self._hub.calls.given_up(self.mq)
+        if given_up:
+            wanted = without(deliveries, given_up)
+            if len(wanted) != len(deliveries):
+                member.add_credit(len(deliveries) - len(wanted))
+                credit, deliveries = member.credit, wanted
+        heads = self._hub.heads(self.mq).of(deliveries)
+        tail = self._tail
+        if credit is None:
+            texts = [b"%b%b}}" % (head, tail) for head in heads]
+        else:
+            windows = range(credit + len(heads) - 1, credit - 1, -1)
+            texts = [delivery(head, tail, window) for head, window in zip(heads, windows, strict=True)]
+        self._receiver.deliver(texts)
+        if member.group.settings.ack == "explicit":
+            member.ack(deliveries)  # made by another protocol; here a message is done when it is handed out
+
+
+def without(deliveries: Sequence[Delivery], given_up: Collection[SourceAndId]) -> list[Delivery]:
+    """Give the messages for whose answer somebody may still wait."""
+    return [one for one in deliveries if _source_and_id(one) not in given_up]
+
+
+def _source_and_id(one: Delivery) -> SourceAndId:
+    source = request_id = b""
+    for name, value in one.headers:
+        if name == b"ce_source":
+            source = value or b""
+        elif name == b"ce_id":
+            request_id = value or b""
+    return source.rpartition(b"#")[2].decode("utf-8", "replace"), request_id.decode("utf-8", "replace")

@@ -1,0 +1,279 @@
+"""zbus over HTTP, and the upgrade to WebSocket: one port for both (specs/zbus.md, sections 2.3 and 2.5).
+
+Requests of one connection are done and answered in order; each waits while the outbox is full.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.contract import Outbox, PeerLeavesError
+from babelbus.protocols.zbus import messages as m
+from babelbus.protocols.zbus import pages
+from babelbus.protocols.zbus.errors import RequestError, UnsendableMessageError
+from babelbus.protocols.zbus.http_mapping import decode_request, target_of
+from babelbus.protocols.zbus.http_mapping import encode_response as map_response
+from babelbus.protocols.zbus.hub import Hub
+from babelbus.protocols.zbus.messages import Message, text_reply
+from babelbus.protocols.zbus.session import PING, Session
+from babelbus.protocols.zbus.signature import Keys, verify_request
+from babelbus.protocols.zbus.sockets import SocketSession
+from babelbus.wire.http import CONTINUE, HttpError, Request, RequestDecoder, encode_error, encode_response
+from babelbus.wire.upgrade import accept_upgrade
+
+HEAD = "HEAD"
+
+
+@lru_cache(maxsize=1024)
+def _published(mq: str) -> tuple[bytes, bytes]:
+    """Give what stands in front of the id in the answer to `pub` over a connection that stays, and what behind it."""
+    response = map_response(text_reply("@", m.OK, m.published(mq)))
+    encoded = encode_response(response.status, response.headers, response.body)
+    before, _, after = encoded.partition(b"id: @\r\n")
+    return before + b"id: ", b"\r\n" + after
+
+
+class HttpFraming:
+    """Answers as responses."""
+
+    def reply(self, message: Message, request: Request) -> bytes:
+        """Give the response that says a message.
+
+        Raises:
+            UnsendableMessageError: HTTP cannot say it.
+        """
+        response = map_response(message)
+        try:
+            return encode_response(
+                response.status,
+                response.headers,
+                response.body,
+                keep_alive=keeps_alive(request),
+                head_only=request.method == HEAD,
+            )
+        except LocalProtocolError as error:
+            raise UnsendableMessageError("a header has a value that HTTP cannot carry") from error
+
+    def published(self, mq: str, request_id: str, request: Request) -> bytes:
+        """Give the response to `pub`."""
+        plain = request_id.isascii() and request_id.isprintable()
+        if plain and request.keep_alive and request.method != HEAD and request.version != "1.0":
+            before, after = _published(mq)
+            return b"%b%b%b" % (before, request_id.encode(), after)
+        return self.reply(text_reply(request_id, m.OK, m.published(mq)), request)
+
+    def join(self, replies: Sequence[bytes]) -> bytes:
+        """Give the responses, one behind the other."""
+        return b"".join(replies)
+
+
+RESPONSES = HttpFraming()
+
+
+class WebSession:
+    """The bytes of one connection. A connection that becomes a WebSocket keeps its id."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        close: Callable[[], None],
+        *,
+        address: str | None,
+        keys: Keys,
+        monitor: bool = False,
+    ) -> None:
+        self._hub = hub
+        self._outbox = outbox
+        self._close = close
+        self._address = address
+        self._keys = keys
+        self._monitor = monitor
+        self._decoder = RequestDecoder(body_bytes_max=hub.options.package_bytes_max)
+        self._waiting: deque[Request] = deque()
+        self._socket: SocketSession | None = None
+        self._last_word: RemoteProtocolError | PeerLeavesError | None = None
+        self._heard = False
+        self._active = True
+        self._idle_since: float | None = None
+        self.session: Session[Request] = Session(
+            hub, outbox, RESPONSES, receiver=None, address=address, monitor=monitor
+        )
+        hub.peers[self.session.id] = self
+
+    # -- bytes -------------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what one read brought, and do all that it asks for.
+
+        Raises:
+            RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
+            PeerLeavesError: it wants the connection closed, and has all its answers.
+        """
+        self._active = True
+        if self._socket is not None:
+            self._socket.receive_data(data)
+        elif self._last_word is None:  # else nothing that follows can be answered
+            self._decoder.receive_data(data)
+            self.resume()
+
+    def resume(self) -> None:
+        """Go on with what was put off while the outbox was full, then with what came.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: it is over, and everything is answered.
+        """
+        if self._socket is not None:
+            self._socket.resume()
+            return
+        if self._last_word is None:
+            self._work()
+        if self._last_word is not None and not self._outbox.waiting and not self._waiting:
+            raise self._last_word
+
+    def _work(self) -> None:
+        while True:
+            if not self._answer_waiting() or self._is_over:
+                return
+            try:
+                if self._decoder.error is not None:
+                    raise self._decoder.error
+                self._waiting += self._decoder.requests()
+            except HttpError as error:
+                self._end(error)
+                return
+            if not self._waiting:
+                break
+        if self._decoder.take_continue():
+            self._outbox.answer(lambda: CONTINUE, len(CONTINUE))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether no further request can come: it is a WebSocket now, or closes."""
+        return self._socket is not None or self._last_word is not None
+
+    def _answer_waiting(self) -> bool:
+        """Answer what waits, as far as the outbox has room; say whether all of it is."""
+        waiting = self._waiting
+        if waiting and self._outbox.full:
+            return False
+        while waiting:
+            request = waiting[0]
+            if not self._answer(request):
+                self.session.settle()
+                return False
+            waiting.popleft()
+            if self._socket is not None:
+                waiting.clear()
+                return True
+            if not keeps_alive(request):
+                waiting.clear()  # nothing behind it can be answered
+                self.session.settle()
+                self._last_word = PeerLeavesError("the client wants the connection closed")
+                # The outbox counts as full until the last answer is written: then `resume` ends the connection.
+                self._outbox.answer(bytes, self._outbox.bytes_max)
+                return True
+        self.session.settle()
+        return True
+
+    def _end(self, error: HttpError) -> None:
+        """Answer what is no request, behind all that were; the connection closes when that is sent."""
+        self._last_word = error
+        self._outbox.answer(lambda: encode_error(error), self._outbox.bytes_max)
+
+    # -- one request -------------------------------------------------------------------------------------------------
+
+    def _answer(self, request: Request) -> bool:
+        """Do what a request asks for; `False`: not before the outbox has room again."""
+        self._heard = True
+        if "upgrade" in request.headers and "websocket" in request.headers["upgrade"].lower():
+            self._upgrade(request)
+            return True
+        session = self.session
+        request_id = request.headers.get("id")
+        try:
+            message = decode_request(request)
+            command = message.headers.get("cmd")
+            if command == PING:
+                session.answer(Message({"content-type": m.TEXT_TYPE}, status=m.OK), request)
+                return True
+            if command is None and message.body is None and message.url == pages.FAVICON_URL:
+                session.answer(pages.icon(request_id), request)
+                return True
+            if self._keys:
+                verify_request(message, self._keys, partial=self._hub.options.partial_sign_fields)
+                self._hub.admit(message)
+        except RequestError as error:
+            session.refuse(error, request, request_id)
+            return True
+        return session.handle(message, request, target=None if command is not None else target_of(request))
+
+    def _upgrade(self, request: Request) -> None:
+        self.session.settle()
+        try:
+            upgrade = accept_upgrade(request)
+        except HttpError as error:
+            self._end(error)
+            return
+        self._outbox.answer(lambda: upgrade.response, len(upgrade.response))
+        self._socket = SocketSession(
+            self._hub,
+            self._outbox,
+            self._close,
+            address=self._address,
+            keys=self._keys,
+            session_id=self.session.id,
+            monitor=self._monitor,
+        )
+        unread = self._decoder.unread()
+        if unread:
+            self._socket.receive_data(unread)
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def take_reply(self, message: Message) -> bool:
+        """Send what a service answers; give whether somebody waits for it."""
+        session = self.session if self._socket is None else self._socket.session
+        return session.take_reply(message)
+
+    def release(self) -> None:
+        """The outbox may have room again for deliveries."""
+        if self._socket is not None:
+            self._socket.release()
+
+    def tick(self, now: float) -> None:
+        """Close the connection when nothing has come or gone for too long (2.5)."""
+        socket = self._socket
+        if socket is not None and socket.sent:
+            socket.sent = False
+            self._active = True
+        if self._active or self._idle_since is None:
+            self._active = False
+            self._idle_since = now
+        elif now - self._idle_since >= self._hub.options.idle_seconds:
+            self._close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are put off, or the end waits for the last answer."""
+        if self._socket is not None:
+            return self._socket.busy
+        return bool(self._waiting) or self._last_word is not None
+
+    @property
+    def established(self) -> bool:
+        """Whether a whole request has come."""
+        return self._heard
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._hub.peers.pop(self.session.id, None)
+        self.session.close()
+        if self._socket is not None:
+            self._socket.close()
+
+
+def keeps_alive(request: Request) -> bool:
+    """Say whether the connection stays; HTTP/1.0 is answered and closed."""
+    return request.keep_alive and request.version != "1.0"

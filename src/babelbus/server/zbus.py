@@ -1,0 +1,169 @@
+"""The zbus part of a server: hub and listeners, put together from the settings."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+
+from babelbus import __version__
+from babelbus.clock import Clock
+from babelbus.config import ZbusSettings
+from babelbus.core.broker import Broker
+from babelbus.errors import ConfigError
+from babelbus.metrics import Metrics
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.zbus.hub import PROTOCOL, Hub, Options
+from babelbus.protocols.zbus.signature import Keys
+from babelbus.protocols.zbus.web import WebSession
+from babelbus.server.connection import Connection
+from babelbus.storage.files import FileSystem
+
+HANDSHAKE_SECONDS = 10.0
+"""How long a client may take for its first request."""
+TICK_SECONDS = 1.0
+
+
+class ZbusConnection(Connection):
+    """A connection that also pushes: deliveries stop while it is full, and go on when it has room."""
+
+    _session: WebSession | None
+
+    def data_received(self, data: bytes) -> None:
+        """Handle one chunk as one batch."""
+        super().data_received(data)
+        self._release()
+
+    def room(self) -> None:
+        """The outbox may have room again."""
+        super().room()
+        self._release()
+
+    def _release(self) -> None:
+        if self._session is not None:
+            self._session.release()
+
+
+class ZbusService:
+    """zbus as a server of topics offers it. `addresses` are those of its listeners by kind."""
+
+    def __init__(
+        self,
+        settings: ZbusSettings,
+        broker: Broker,
+        files: FileSystem,
+        folder: str,
+        *,
+        metrics: Metrics,
+        clock: Clock,
+        connections: set[Connection],
+        outbox_bytes_max: int,
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._connections = connections
+        self._outbox_bytes_max = outbox_bytes_max
+        self._keys = read_keys(settings.auth_file)
+        self._tls = _make_tls(settings)
+        options = Options(
+            version=__version__,
+            package_bytes_max=settings.package_bytes_max,
+            rpc_timeout_seconds=settings.rpc_timeout_seconds,
+            rpc_keep_expired=settings.rpc_keep_expired,
+            idle_seconds=settings.idle_seconds,
+            replay_window_seconds=settings.replay_window_seconds or 0.0,
+            partial_sign_fields=settings.partial_sign_fields,
+        )
+        self.hub = Hub(
+            broker, files, folder, metrics=metrics, clock=clock, options=options, loop=asyncio.get_running_loop()
+        )
+        self.addresses: dict[str, str] = {}
+        self._listeners: list[asyncio.Server] = []
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: an address is taken.
+        """
+        settings = self._settings
+        await self._listen("zbus", settings.host, settings.port, monitor=False)
+        if settings.monitor_port is not None:
+            await self._listen("zbus-monitor", settings.host, settings.monitor_port, monitor=True)
+        self._metrics.connections_max.labels(PROTOCOL).set(settings.connections_max)
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def _listen(self, name: str, host: str, port: int, *, monitor: bool) -> None:
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(self._connect(monitor), host, port, backlog=1024, ssl=self._tls)
+        self._listeners.append(listener)
+        self.addresses[name] = "{}:{}".format(*listener.sockets[0].getsockname()[:2])
+
+    def _connect(self, monitor: bool) -> Callable[[], Connection]:
+        def make_session(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
+            return WebSession(self.hub, outbox, close, address=peer, keys=self._keys, monitor=monitor)
+
+        return lambda: ZbusConnection(
+            PROTOCOL,
+            make_session,
+            self._metrics,
+            self._connections,
+            bytes_max=self._outbox_bytes_max,
+            handshake_seconds=HANDSHAKE_SECONDS,
+            connections_max=self._settings.connections_max,
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.hub.tick()
+
+    async def stop_listening(self) -> None:
+        """Take no more clients."""
+        self.hub.stop()
+        for listener in self._listeners:
+            listener.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+
+
+def read_keys(path: str | None) -> Keys:
+    """Read a file of keys: a line is an apiKey, blanks and its secretKey; empty lines and those with `#` are none.
+
+    Raises:
+        ConfigError: it cannot be read, a line is wrong, or it has no key; the secret is not shown.
+    """
+    if path is None:
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"zbus.auth_file: {path}: {error}") from error
+    keys: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or words[0] in keys:
+            raise ConfigError(f"zbus.auth_file: {path}, line {number}: write an apiKey of its own and its secretKey")
+        keys[words[0]] = words[1]
+    if not keys:
+        raise ConfigError(f"zbus.auth_file: {path}: there is no key in it, so nobody could do anything")
+    return keys
+
+
+def _make_tls(settings: ZbusSettings) -> ssl.SSLContext | None:
+    if settings.tls_cert_file is None and settings.tls_key_file is None:
+        return None
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        raise ConfigError("zbus.tls_cert_file and zbus.tls_key_file go together")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"zbus.tls_cert_file, zbus.tls_key_file: {error}") from error
+    return context

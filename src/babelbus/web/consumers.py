@@ -1,0 +1,288 @@
+"""Consumers over the administration endpoint: a member of a group for as long as an answer is open.
+
+    GET /api/topics/TOPIC/groups/GROUP/consume       JSON lines: {"consumer": id, ...}, then {"deliveries": [...]}
+    POST /api/consumers/ID/ack   {"numbers": [...]}
+    POST /api/consumers/ID/nack  {"numbers": [...], "reason": "...", "delay_seconds": 5, "final": false}
+
+The answer is the membership: when it ends, however it ends, what was not acked is handed to others at once. A consumer
+gets a record more for each that it has answered (ack or nack), so it never has more than its window, also when leases
+end meanwhile. An empty line says that nothing has come for `HEARTBEAT_SECONDS`:
+each side notices when the other is gone.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from babelbus.core.group import Group
+from babelbus.core.group_flight import Delivery
+from babelbus.core.topic import SUBJECT_HEADER, event_of
+from babelbus.errors import BabelbusError
+from babelbus.storage.record import Record
+from babelbus.units import MIB
+from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number
+from babelbus.web.contract import UnknownConsumerError
+from babelbus.web.groups import GroupsAccess, names
+from babelbus.web.record_lines import RecordLine, line_of
+
+HEARTBEAT_SECONDS = 10.0
+CONSUMERS_MAX = 256
+"""Most open consumers: each may hold `QUEUE_BYTES_MAX`, and a turn of its group more."""
+WINDOW = 100
+WINDOW_MAX = 10_000
+QUEUE_BYTES_MAX = 8 * MIB
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The first line of a consumer's answer."""
+
+    consumer: str
+    ack: str
+    ack_seconds: float
+    paused: bool
+
+
+class DeliveryLine(msgspec.Struct, frozen=True, gc=False):
+    """One record. `number` is what an ack names."""
+
+    number: int
+    attempt: int
+    subject: str
+    record: RecordLine
+
+
+class ConsumeLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line behind the first: records, or why nothing comes any more (`idle`, or the words of an error)."""
+
+    deliveries: list[DeliveryLine] = []
+    end: str = ""
+
+
+class AckBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Numbers of deliveries that are done."""
+
+    numbers: list[int]
+
+
+class NackBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Numbers of deliveries that failed; `delay_seconds` is null for the group's back-off, `final` a dead letter."""
+
+    numbers: list[int]
+    reason: str = ""
+    delay_seconds: float | None = None
+    final: bool = False
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """What an ack or nack did; `stale` ones came too late: the records have been handed out again."""
+
+    done: int
+    stale: int
+
+
+IDLE = "idle"
+encode = msgspec.json.Encoder().encode
+
+
+class Consumer:
+    """The member of one answer. `deliver` comes from the group, `take` from the answer's task.
+
+    Raises:
+        GroupClosedError, GroupOwnedError, UnknownFilterError: it cannot join.
+    """
+
+    def __init__(self, group: Group, window: int, count_max: int | None) -> None:
+        self._explicit = group.settings.ack == "explicit"
+        self._topic = group.topic.name
+        first = window if count_max is None else min(window, count_max)
+        self._left = None if count_max is None else count_max - first
+        self._held: dict[int, Delivery] = {}
+        self._lines: list[DeliveryLine] = []
+        self._size_bytes = 0
+        self._number = 0
+        self._something = asyncio.Event()
+        self._end = ""
+        self._answered = False
+        self.member = group.join(self.deliver, credit=first, on_closed=self._closed, owner=self, held=True)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has something to answer."""
+        return bool(self._held)
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Take what a turn of the group brings."""
+        for delivery in deliveries:
+            self._number += 1
+            # The payload is not needed for an ack, and may be all that there is to hold.
+            self._held[self._number] = Delivery(
+                None,
+                offset=delivery.offset,
+                partition=delivery.partition,
+                attempt=delivery.attempt,
+                lease=delivery.lease,
+            )
+            self._lines.append(self._line(delivery))
+            self._size_bytes += 300 + len(delivery.payload or b"")
+        if self._size_bytes >= QUEUE_BYTES_MAX:
+            self.member.hold()
+        self._something.set()
+
+    def _line(self, delivery: Delivery) -> DeliveryLine:
+        event = event_of(self._topic, delivery)
+        subject = event.subject.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        shown = Record(
+            delivery.payload,
+            delivery.key,
+            tuple(pair for pair in delivery.headers if pair[0] != SUBJECT_HEADER),
+            delivery.timestamp,
+            delivery.attributes,
+            delivery.offset,
+        )
+        return DeliveryLine(self._number, delivery.attempt, subject, line_of(shown, delivery.partition))
+
+    async def take(self, seconds: float) -> ConsumeLine | None:
+        """Wait this long for records or the end; `None` when neither came."""
+        if not self._lines and not self._end:
+            self._something.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._something.wait()
+            except TimeoutError:
+                return None
+        if self._end:
+            return ConsumeLine(end=self._end)
+        lines, self._lines, self._size_bytes = self._lines, [], 0
+        self.member.resume()
+        return ConsumeLine(lines) if lines else None
+
+    def ack(self, numbers: Iterable[int]) -> Answered:
+        """Say that records are done, and take as many more.
+
+        Raises:
+            GroupClosedError: the group is gone.
+        """
+        found, unknown = self._pop(numbers)
+        done = self.member.ack(found) if self._explicit else len(found)
+        self._grant(len(found))
+        return Answered(done, len(found) - done + unknown)
+
+    def nack(self, body: NackBody) -> Answered:
+        """Give records back, and take as many more.
+
+        Raises:
+            GroupClosedError: the group is gone, or takes no acks.
+        """
+        if not self._explicit:
+            self.member.nack(())  # says that the group takes none
+        found, unknown = self._pop(body.numbers)
+        if body.final:
+            done = self.member.reject(found, reason=body.reason)
+        else:
+            done = self.member.nack(found, reason=body.reason, delay_seconds=body.delay_seconds)
+        self._grant(len(found))
+        return Answered(done, len(found) - done + unknown)
+
+    def answered(self) -> bool:
+        """Say whether it has answered something since this was last asked."""
+        answered, self._answered = self._answered, False
+        return answered
+
+    def _pop(self, numbers: Iterable[int]) -> tuple[list[Delivery], int]:
+        wanted = list(numbers)
+        found = [delivery for number in wanted if (delivery := self._held.pop(number, None)) is not None]
+        return found, len(wanted) - len(found)
+
+    def _grant(self, count: int) -> None:
+        if self._left is not None:
+            count = min(count, self._left)
+            self._left -= count
+        if count:
+            self.member.add_credit(count)
+        self._answered = True
+        self._something.set()
+
+    def _closed(self, error: BabelbusError) -> None:
+        self._end = str(error)
+        self._something.set()
+
+
+class ConsumerRoutes:
+    """The requests of consumers."""
+
+    def __init__(self, access: GroupsAccess) -> None:
+        self._access = access
+        self._consumers: dict[str, Consumer] = {}
+
+    @property
+    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+        """Method, path, and who answers."""
+        return (
+            ("GET", "/api/topics/{topic}/groups/{group}/consume", self._consume),
+            ("POST", "/api/consumers/{id}/ack", self._ack),
+            ("POST", "/api/consumers/{id}/nack", self._nack),
+        )
+
+    async def _consume(self, request: web.Request) -> web.StreamResponse:
+        """Hand records out for as long as the answer is open; `idle_ms` ends it when nothing comes for so long."""
+        window = min(read_number(request, "window", 1) or WINDOW, WINDOW_MAX)
+        count_max, idle_ms = read_number(request, "max", 1), read_number(request, "idle_ms", 1)
+        if len(self._consumers) >= CONSUMERS_MAX:
+            raise web.HTTPServiceUnavailable(text=f"{CONSUMERS_MAX} consumers are open already, which is the limit")
+        group = self._access.groups.get(*names(request))
+        consumer, name = Consumer(group, window, count_max), secrets.token_hex(16)
+        self._consumers[name] = consumer
+        try:
+            response = await begin_lines(request)
+            await _write(response, Head(name, group.settings.ack, group.settings.ack_seconds, group.paused))
+            consumer.member.resume()
+            await _pass_on(consumer, response, None if idle_ms is None else idle_ms / 1000)
+            return response
+        finally:
+            consumer.member.leave()
+            del self._consumers[name]
+
+    async def _ack(self, request: web.Request) -> web.Response:
+        consumer = self._consumer(request)
+        return answer(consumer.ack((await read_body(request, AckBody)).numbers))
+
+    async def _nack(self, request: web.Request) -> web.Response:
+        consumer = self._consumer(request)
+        return answer(consumer.nack(await read_body(request, NackBody)))
+
+    def _consumer(self, request: web.Request) -> Consumer:
+        found = self._consumers.get(request.match_info["id"])
+        if found is None:
+            raise UnknownConsumerError("this consumer is not connected any more; what it held goes to others")
+        return found
+
+
+async def _pass_on(consumer: Consumer, response: web.StreamResponse, idle_seconds: float | None) -> None:
+    """Write what comes until the group or the time to be idle ends."""
+    loop = asyncio.get_running_loop()
+    spoken = loop.time()
+    while True:
+        wait = HEARTBEAT_SECONDS
+        if idle_seconds is not None and not consumer.busy:
+            wait = min(wait, max(spoken + idle_seconds - loop.time(), 0.0))
+        line = await consumer.take(wait)
+        if line is not None:
+            await _write(response, line)
+            if line.end:
+                return
+            spoken = loop.time()
+        elif consumer.answered():
+            spoken = loop.time()
+        elif idle_seconds is not None and not consumer.busy and loop.time() >= spoken + idle_seconds:
+            await _write(response, ConsumeLine(end=IDLE))
+            return
+        elif wait == HEARTBEAT_SECONDS:
+            await response.write(b"\n")
+
+
+async def _write(response: web.StreamResponse, line: Any) -> None:
+    await response.write(encode(line) + b"\n")

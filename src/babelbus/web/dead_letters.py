@@ -1,0 +1,111 @@
+"""Dead letters over the administration endpoint: what there is, replay to where they came from, purge."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from babelbus.core.dead_letter_topics import DeadLetterTopics
+from babelbus.core.dead_letter_topics import Letter as StoredLetter
+from babelbus.core.dead_letters import OURS, DeadLetter
+from babelbus.storage.record import Record
+from babelbus.web.answers import Handler, answer, read_body, read_number
+from babelbus.web.record_lines import RecordLine, line_of
+
+COUNT = 100
+COUNT_MAX = 1_000
+"""Most letters of one answer."""
+
+
+class DeadLettersAccess(Protocol):
+    """What has the dead letters of the server; they are there once it has started."""
+
+    @property
+    def dead_letters(self) -> DeadLetterTopics:
+        """All topics of dead letters."""
+
+
+class LetterLine(msgspec.Struct, frozen=True):
+    """One letter: where it lies and what it was, without the headers that `origin` tells of (null: it is none)."""
+
+    record: RecordLine
+    origin: DeadLetter | None
+    replayed: bool
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """Some letters of a partition, and where to read on; `next_offset` is null behind the last one."""
+
+    letters: list[LetterLine]
+    next_offset: int | None
+
+
+class ReplayBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """At most `max` letters, or those at `places` (partition, offset)."""
+
+    max: int | None = None
+    places: list[tuple[int, int]] = []
+
+
+class PurgeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`all`: also letters that were not replayed."""
+
+    all: bool = False
+
+
+class DeadLetterRoutes:
+    """The requests about dead letters."""
+
+    def __init__(self, access: DeadLettersAccess) -> None:
+        self._access = access
+
+    @property
+    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+        """Method, path, and who answers."""
+        return (
+            ("GET", "/api/dead-letters", self._list),
+            ("GET", "/api/dead-letters/{name}", self._show),
+            ("GET", "/api/dead-letters/{name}/{partition}", self._letters),
+            ("POST", "/api/dead-letters/{name}/replay", self._replay),
+            ("POST", "/api/dead-letters/{name}/purge", self._purge),
+        )
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return answer({"dead_letters": self._access.dead_letters.all()})
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return answer(self._access.dead_letters.info(request.match_info["name"]))
+
+    async def _letters(self, request: web.Request) -> web.Response:
+        partition = request.match_info["partition"]
+        if not partition.isascii() or not partition.isdigit() or len(partition) > 9:
+            raise web.HTTPNotFound
+        count = min(read_number(request, "max", 1) or COUNT, COUNT_MAX)
+        offset = read_number(request, "offset") or 0
+        found = await self._access.dead_letters.read(request.match_info["name"], int(partition), offset, count)
+        more = found[-1].record.offset + 1 if len(found) == count else None
+        return answer(Letters([_line(letter) for letter in found], more))
+
+    async def _replay(self, request: web.Request) -> web.Response:
+        wanted = await read_body(request, ReplayBody)
+        if wanted.max is not None and wanted.max < 1:
+            raise web.HTTPBadRequest(text="max is at least 1")
+        name = request.match_info["name"]
+        return answer(await self._access.dead_letters.replay(name, count_max=wanted.max, places=wanted.places))
+
+    async def _purge(self, request: web.Request) -> web.Response:
+        wanted = await read_body(request, PurgeBody)
+        return answer(self._access.dead_letters.purge(request.match_info["name"], everything=wanted.all))
+
+
+def _line(letter: StoredLetter) -> LetterLine:
+    record, came = letter.record, letter.letter
+    if came is not None:
+        # Somebody else may have written the header: what is no UTF-8 must not spoil the answer.
+        came = msgspec.structs.replace(
+            came, topic=came.topic.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        )
+        kept = tuple(pair for pair in record.headers if pair[0] not in OURS)
+        record = Record(record.payload, record.key, kept, record.timestamp, record.attributes, record.offset)
+    return LetterLine(line_of(record, letter.partition), came, letter.replayed)

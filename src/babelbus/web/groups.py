@@ -1,0 +1,124 @@
+"""Consumer groups over the administration endpoint: what there is, make, change, seek, pause, remove."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+from aiohttp import web
+
+from babelbus.core.group import Group
+from babelbus.core.group_settings import Place, change_settings
+from babelbus.core.groups import Groups
+from babelbus.web.answers import Handler, answer, read_body
+
+
+class GroupsAccess(Protocol):
+    """What has the groups of the server; they are there once it has started."""
+
+    @property
+    def groups(self) -> Groups:
+        """All consumer groups."""
+
+
+class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to begin or to go on: `value` is the offset, or the time in ms since 1970."""
+
+    at: Literal["beginning", "end", "offset", "time"]
+    value: int = 0
+    partition: int | None = None
+
+    def place(self) -> Place:
+        """Give it as the groups understand it."""
+        return Place(self.at, self.value, self.partition)
+
+
+class CreateGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /api/groups. With `ensure`, a group that is there is left as it is."""
+
+    topic: str
+    name: str
+    settings: dict[str, Any] = {}
+    start: PlaceBody = PlaceBody("end")
+    ensure: bool = False
+
+
+class GroupRoutes:
+    """The requests about groups, but for the live one."""
+
+    def __init__(self, access: GroupsAccess) -> None:
+        self._access = access
+
+    @property
+    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+        """Method, path, and who answers."""
+        one = "/api/topics/{topic}/groups/{group}"
+        return (
+            ("GET", "/api/groups", self._list),
+            ("POST", "/api/groups", self._create),
+            ("GET", one, self._show),
+            ("PATCH", one, self._alter),
+            ("DELETE", one, self._remove),
+            ("POST", f"{one}/seek", self._seek),
+            ("POST", f"{one}/pause", self._pause),
+            ("POST", f"{one}/resume", self._resume),
+        )
+
+    async def _list(self, request: web.Request) -> web.Response:
+        groups, topic = self._access.groups, request.query.get("topic")
+        found = groups.all() if topic is None else groups.on_topic(topic)
+        return answer({"groups": [group.info() for group in found]})
+
+    async def _create(self, request: web.Request) -> web.Response:
+        """201 for a group that was made, 200 for one that was there."""
+        wanted = await read_body(request, CreateGroup)
+        groups = self._access.groups
+        found = groups.find(wanted.topic, wanted.name) if wanted.ensure else None
+        if found is not None:
+            return answer(found.info())
+        settings = change_settings(groups.defaults, wanted.settings)
+        made = groups.create(wanted.topic, wanted.name, settings, start=wanted.start.place())
+        return answer(made.info(), status=201)
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return answer(self._group(request).info())
+
+    async def _alter(self, request: web.Request) -> web.Response:
+        changes = await read_body(request, dict[str, Any])
+        topic, name = names(request)
+        return answer(self._access.groups.alter(topic, name, changes).info())
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        topic, name = names(request)
+        self._access.groups.remove(topic, name)
+        return answer({"removed": name, "topic": topic})
+
+    async def _seek(self, request: web.Request) -> web.Response:
+        """Answered once the new cursor is durable."""
+        place = (await read_body(request, PlaceBody)).place()
+        group = self._group(request)
+        group.seek(place)
+        await self._access.groups.commit()
+        return answer(group.info())
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        return await self._set_paused(request, paused=True)
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        return await self._set_paused(request, paused=False)
+
+    async def _set_paused(self, request: web.Request, *, paused: bool) -> web.Response:
+        group = self._group(request)
+        if paused:
+            group.pause()
+        else:
+            group.resume()
+        await self._access.groups.commit()
+        return answer(group.info())
+
+    def _group(self, request: web.Request) -> Group:
+        return self._access.groups.get(*names(request))
+
+
+def names(request: web.Request) -> tuple[str, str]:
+    """Give topic and group of a request's path."""
+    return request.match_info["topic"], request.match_info["group"]

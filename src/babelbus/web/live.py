@@ -1,0 +1,200 @@
+"""Live answers of the administration endpoint: events of all protocols, and changes of the state, as JSON lines.
+
+A line {"dropped": n} stands where n lines are missing because the reader did not take what waited for it. An empty line
+says that nothing has happened for `HEARTBEAT_SECONDS`: both sides notice when the other is gone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from babelbus.core.flow import Bound
+from babelbus.core.record import Event
+from babelbus.metrics import Metrics
+from babelbus.storage.record import Headers
+from babelbus.units import MIB
+from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_text, write_lines
+from babelbus.web.contract import InvalidEventError, LiveAccess, StateAccess, StateChange, Stop
+from babelbus.web.feed import Feed
+from babelbus.web.record_lines import UNSET, Unset, split_headers, text_or_bytes
+from babelbus.web.state import encode_entries, one_line
+
+PROTOCOL = "admin"
+HEARTBEAT_SECONDS = 10.0
+FEEDS_MAX = 64
+"""Most live answers at once: each may hold `Bound` of memory."""
+BODY_BYTES_MAX = 64 * MIB
+SOURCE = b"ce_source"
+NO_BOUND = Bound()
+
+encode = msgspec.json.Encoder().encode
+
+
+class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One event. What is no UTF-8 is under `..._base64` instead; `payload` is null where an event removes its key.
+
+    `source` is its `ce_source`: the protocol that it came through, and as whom. `timestamp` is milliseconds since 1970.
+    """
+
+    timestamp: int
+    subject: str | Unset = UNSET
+    subject_base64: bytes | Unset = UNSET
+    source: str | Unset = UNSET
+    key: str | Unset = UNSET
+    key_base64: bytes | Unset = UNSET
+    payload: str | Unset | None = UNSET
+    payload_base64: bytes | Unset = UNSET
+    headers: dict[str, str | None] | Unset = UNSET
+    headers_base64: list[tuple[bytes, bytes | None]] | Unset = UNSET
+
+
+class ChangeLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One change of the state: a value, or that it was deleted. `timestamp` is milliseconds since 1970."""
+
+    timestamp: int
+    source: str
+    key: str
+    value: msgspec.Raw | Unset = UNSET
+    version: int = 0
+    deleted: bool = False
+
+
+class SendBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /api/send; of two forms of one thing, that in base64 holds."""
+
+    subject: str = ""
+    subject_base64: bytes | None = None
+    payload: str = ""
+    payload_base64: bytes | None = None
+    key: str | None = None
+    key_base64: bytes | None = None
+    headers: dict[str, str | None] = {}
+    headers_base64: list[tuple[bytes, bytes | None]] = []
+
+
+class LiveRoutes:
+    """The live requests, and what is published by hand. `bound` is that of each reader's queue."""
+
+    def __init__(self, live: LiveAccess, state: StateAccess, metrics: Metrics, bound: Bound = NO_BOUND) -> None:
+        self._bus = live
+        self._state = state
+        self._bound = bound
+        self._delivered = metrics.live_delivered(PROTOCOL)
+        self._dropped = metrics.live_dropped_total.labels(PROTOCOL, "slow")
+        self._feeds: set[Feed] = set()
+
+    @property
+    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+        """Method, path, and who answers."""
+        return (
+            ("GET", "/api/listen", self._listen),
+            ("GET", "/api/state/watch", self._watch),
+            ("POST", "/api/send", self._send),
+        )
+
+    def close(self) -> None:
+        """End all live answers in good order."""
+        for feed in self._feeds:
+            feed.close()
+
+    async def _listen(self, request: web.Request) -> web.StreamResponse:
+        pattern = read_text(request, "pattern")
+
+        def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
+            stop = self._bus.listen(pattern, lambda events: feed.put(partial(encode_event, one) for one in events))
+            return iter(()), stop
+
+        return await self._follow(request, begin)
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        """What there is comes first, as lines of `StateLine`, unless the query says `new_only`."""
+        pattern, new_only = read_text(request, "pattern"), "new_only" in request.query
+
+        def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
+            entries, stop = self._state.watch(
+                pattern, lambda changes: feed.put(partial(encode_change, one) for one in changes)
+            )
+            return encode_entries([] if new_only else entries), stop
+
+        return await self._follow(request, begin)
+
+    async def _follow(
+        self, request: web.Request, begin: Callable[[Feed], tuple[Iterator[bytes], Stop]]
+    ) -> web.StreamResponse:
+        """Answer with what there is, and then with what comes, until one of both sides ends it."""
+        if len(self._feeds) >= FEEDS_MAX:
+            raise web.HTTPServiceUnavailable(text=f"{FEEDS_MAX} live answers are open already, which is the limit")
+        feed = Feed(self._bound, self._dropped.inc)
+        first, stop = begin(feed)
+        self._feeds.add(feed)
+        try:
+            response = await begin_lines(request)
+            await response.write(b"\n")  # the reader knows that what happens from now on is told
+            await write_lines(response, first)
+            await self._pass_on(feed, response)
+            return response
+        finally:
+            stop()
+            self._feeds.discard(feed)
+
+    async def _pass_on(self, feed: Feed, response: web.StreamResponse) -> None:
+        while True:
+            lines, dropped = await feed.take(HEARTBEAT_SECONDS)
+            if not lines and feed.closed:
+                return
+            if not lines:
+                await response.write(b"\n")
+                continue
+            await write_lines(response, lines)
+            self._delivered.inc(len(lines), sum(map(len, lines)))
+            if dropped:
+                await response.write(b'{"dropped":%d}\n' % dropped)
+
+    async def _send(self, request: web.Request) -> web.Response:
+        return answer(await self._bus.send(event_of(await read_body(request, SendBody, BODY_BYTES_MAX))))
+
+
+def event_of(body: SendBody) -> Event:
+    """Give the event that a body asks for."""
+    subject = body.subject
+    if body.subject_base64 is not None:
+        subject = body.subject_base64.decode("utf-8", "surrogateescape")
+    payload = body.payload.encode() if body.payload_base64 is None else body.payload_base64
+    key = body.key_base64 if body.key is None else body.key.encode()
+    headers: Headers = tuple(body.headers_base64) or tuple(
+        (name.encode(), None if value is None else value.encode()) for name, value in body.headers.items()
+    )
+    if any(name == SOURCE for name, _ in headers):
+        raise InvalidEventError("the header ce_source is the server's: it says who an event came from")
+    return Event(subject, payload, key, headers)
+
+
+def encode_event(event: Event) -> bytes:
+    """Give the line of an event."""
+    subject, subject_base64 = text_or_bytes(event.subject.encode("utf-8", "surrogateescape"))
+    payload, payload_base64 = (None, UNSET) if event.payload is None else text_or_bytes(event.payload)
+    key, key_base64 = (UNSET, UNSET) if event.key is None else text_or_bytes(event.key)
+    source = dict(event.headers).get(SOURCE)
+    headers, headers_base64 = split_headers(tuple(pair for pair in event.headers if pair[0] != SOURCE))
+    return encode(
+        EventLine(
+            event.timestamp,
+            subject,
+            subject_base64,
+            UNSET if source is None else source.decode("utf-8", "replace"),
+            key,
+            key_base64,
+            payload,
+            payload_base64,
+            headers,
+            headers_base64,
+        )
+    )
+
+
+def encode_change(change: StateChange) -> bytes:
+    """Give the line of a change of the state."""
+    value = UNSET if change.value is None else msgspec.Raw(one_line(change.value))
+    return encode(ChangeLine(change.timestamp, change.source, change.key, value, change.version, value is UNSET))

@@ -1,0 +1,90 @@
+"""A record as the administration endpoint writes it in JSON, and as the command line reads it back.
+
+What is no UTF-8 stands under `..._base64` instead; headers that an object cannot say (twice a name) too, as pairs.
+"""
+
+import msgspec
+
+from babelbus.storage.record import Headers, Record
+
+UNSET = msgspec.UNSET
+Unset = msgspec.UnsetType
+
+
+class RecordLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One record. `timestamp` is milliseconds since 1970; `payload` is null where it removes its key."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    attributes: int = 0
+    key: str | Unset = UNSET
+    key_base64: bytes | Unset = UNSET
+    payload: str | Unset | None = UNSET
+    payload_base64: bytes | Unset = UNSET
+    headers: dict[str, str | None] | Unset = UNSET
+    headers_base64: list[tuple[bytes, bytes | None]] | Unset = UNSET
+
+
+def line_of(record: Record, partition: int) -> RecordLine:
+    """Give the line of a record."""
+    key, key_base64 = (UNSET, UNSET) if record.key is None else text_or_bytes(record.key)
+    payload, payload_base64 = (None, UNSET) if record.payload is None else text_or_bytes(record.payload)
+    headers, headers_base64 = split_headers(record.headers)
+    return RecordLine(
+        partition,
+        record.offset,
+        record.timestamp,
+        record.attributes,
+        key,
+        key_base64,
+        payload,
+        payload_base64,
+        headers,
+        headers_base64,
+    )
+
+
+def record_of(line: RecordLine) -> Record:
+    """Give the record of a line."""
+    return Record(
+        _bytes_of(line.payload, line.payload_base64),
+        _bytes_of(line.key, line.key_base64),
+        _headers_of(line),
+        line.timestamp,
+        line.attributes,
+        line.offset,
+    )
+
+
+def text_or_bytes(data: bytes) -> tuple[str | Unset, bytes | Unset]:
+    """Give what stands under the plain name, and what under `..._base64`."""
+    try:
+        return data.decode(), UNSET
+    except UnicodeDecodeError:
+        return UNSET, data
+
+
+def split_headers(headers: Headers) -> tuple[dict[str, str | None] | Unset, list[tuple[bytes, bytes | None]] | Unset]:
+    """Give headers as an object; as pairs where an object cannot say them."""
+    if not headers:
+        return UNSET, UNSET
+    try:
+        as_text = {name.decode(): None if value is None else value.decode() for name, value in headers}
+    except UnicodeDecodeError:
+        as_text = {}
+    return (as_text, UNSET) if len(as_text) == len(headers) else (UNSET, list(headers))
+
+
+def _bytes_of(text: str | Unset | None, data: bytes | Unset) -> bytes | None:
+    if isinstance(data, bytes):
+        return data
+    return text.encode() if isinstance(text, str) else None
+
+
+def _headers_of(line: RecordLine) -> Headers:
+    if isinstance(line.headers_base64, list):
+        return tuple(line.headers_base64)
+    if not isinstance(line.headers, dict):
+        return ()
+    return tuple((name.encode(), None if value is None else value.encode()) for name, value in line.headers.items())

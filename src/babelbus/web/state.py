@@ -1,0 +1,143 @@
+"""The state over the administration endpoint: values now and as they were, changes, and the tree as JSON lines."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from aiohttp import web
+
+from babelbus.core.history import REVISIONS_MAX
+from babelbus.units import MIB
+from babelbus.web.answers import (
+    Handler,
+    answer,
+    begin_lines,
+    read_body,
+    read_bytes,
+    read_moment,
+    read_number,
+    read_text,
+    write_lines,
+)
+from babelbus.web.contract import Entry, StateAccess
+
+VALUE_BYTES_MAX = 64 * MIB
+"""A longer value, or batch of them, is refused before it is here."""
+
+
+class StateLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One value; `version` is left out for a plain one."""
+
+    key: str
+    value: msgspec.Raw
+    version: int = 0
+
+
+class RevisionLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One stored change of a key: a value, or that it was deleted. `timestamp` is milliseconds since 1970."""
+
+    offset: int
+    timestamp: int
+    source: str
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    version: int = 0
+    deleted: bool = False
+
+
+class PutBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /api/state/values."""
+
+    values: list[StateLine]
+
+
+encode = msgspec.json.Encoder().encode
+
+
+class StateRoutes:
+    """The requests below /api/state but for the live one."""
+
+    def __init__(self, state: StateAccess) -> None:
+        self._state = state
+
+    @property
+    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+        """Method, path, and who answers. Keys are in the query: no rule for paths can touch them there."""
+        return (
+            ("GET", "/api/state/value", self._get),
+            ("PUT", "/api/state/value", self._set),
+            ("DELETE", "/api/state/value", self._delete),
+            ("GET", "/api/state/values", self._match),
+            ("POST", "/api/state/values", self._put_all),
+            ("DELETE", "/api/state/values", self._delete_matching),
+            ("GET", "/api/state/tree", self._tree),
+            ("GET", "/api/state/revisions", self._revisions),
+        )
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return answer(line_of(await self._state.get(read_text(request, "key"), read_moment(request))))
+
+    async def _set(self, request: web.Request) -> web.Response:
+        """The body is the value; `version` in the query makes it a compare-and-set, 0 where nothing is expected."""
+        key, version = read_text(request, "key"), read_number(request, "version")
+        value = await read_bytes(request, VALUE_BYTES_MAX)
+        if version is None:
+            await self._state.set(key, value)
+            return answer({"key": key, "version": 0})
+        return answer({"key": key, "version": await self._state.compare_and_set(key, value, version)})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        return answer(line_of(await self._state.delete(read_text(request, "key"))))
+
+    async def _match(self, request: web.Request) -> web.StreamResponse:
+        return await _stream(request, await self._state.match(read_text(request, "pattern"), read_moment(request)))
+
+    async def _put_all(self, request: web.Request) -> web.Response:
+        body = await read_body(request, PutBody, VALUE_BYTES_MAX)
+        await self._state.put_all([(one.key, bytes(one.value), one.version) for one in body.values])
+        return answer({"stored": len(body.values)})
+
+    async def _delete_matching(self, request: web.Request) -> web.Response:
+        return answer({"deleted": len(await self._state.delete_matching(read_text(request, "pattern")))})
+
+    async def _tree(self, request: web.Request) -> web.StreamResponse:
+        return await _stream(request, await self._state.tree(read_moment(request)))
+
+    async def _revisions(self, request: web.Request) -> web.Response:
+        key, before = read_text(request, "key"), read_number(request, "before")
+        count_max = read_number(request, "max", 1)
+        found, complete_from = await self._state.revisions(
+            key, before, REVISIONS_MAX if count_max is None else count_max
+        )
+        lines = [
+            RevisionLine(
+                one.offset,
+                one.timestamp,
+                one.source,
+                msgspec.UNSET if one.value is None else msgspec.Raw(one_line(one.value)),
+                one.version,
+                one.value is None,
+            )
+            for one in found
+        ]
+        return answer({"key": key, "complete_from": complete_from, "revisions": lines})
+
+
+async def _stream(request: web.Request, entries: Sequence[Entry]) -> web.StreamResponse:
+    response = await begin_lines(request)
+    await write_lines(response, encode_entries(entries))
+    return response
+
+
+def encode_entries(entries: Sequence[Entry]) -> Iterator[bytes]:
+    """Give a line for each entry."""
+    for entry in entries:
+        yield encode(line_of(entry))
+
+
+def line_of(entry: Entry) -> StateLine:
+    """Give an entry as its line."""
+    return StateLine(entry[0], msgspec.Raw(one_line(entry[1])), entry[2])
+
+
+def one_line(value: bytes) -> bytes:
+    """Give a JSON text without raw line ends between its tokens: events of other protocols may have brought them."""
+    return msgspec.json.format(value, indent=-1) if b"\n" in value or b"\r" in value else value

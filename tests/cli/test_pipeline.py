@@ -1,0 +1,106 @@
+"""`babelbus pipeline` as a person meets it; what pipelines do is tested in tests/spark."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from tests.cli.shell import Served, Shell
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "pipelines"
+ONE = """
+name: one
+description: Payloads of a topic, longest first
+parameters: {topic: words}
+sources:
+  raw: {topic: "${topic}", options: {startingOffsets: earliest}}
+steps:
+  sized: {sql: "SELECT string(value) AS word, length(value) AS size FROM raw"}
+sinks:
+  files: {from: sized, parquet: out, trigger: 100ms}
+"""
+
+
+def test_list_names_the_pipelines_of_a_folder_and_what_they_do(shell: Shell) -> None:
+    rows = shell.rows("pipeline", "list", str(EXAMPLES), "--json")
+    told = {row["name"]: row["description"] for row in rows}
+    assert told["archive"] == "Topics to Parquet by topic and day, exactly once, small files merged"
+    assert set(told) >= {"archive", "replay", "rollup", "enrich", "deduplicate", "quality", "traffic"}
+    assert "rollup.yaml" in shell.run("pipeline", "list", str(EXAMPLES))
+
+
+def test_list_shows_a_broken_file_beside_the_others(shell: Shell) -> None:
+    (shell.folder / "one.yaml").write_text(ONE)
+    (shell.folder / "two.yaml").write_text("name: 3")
+    by_file = {row["file"]: row for row in shell.rows("pipeline", "list", ".", "--json")}
+    assert by_file["./one.yaml"]["error"] == ""
+    assert by_file["./two.yaml"]["error"].startswith("./two.yaml: ")
+
+
+def test_show_fills_parameters_in(shell: Shell) -> None:
+    (shell.folder / "one.yaml").write_text(ONE)
+    told = json.loads(shell.run("pipeline", "show", "one.yaml", "--set", "topic=news", "--json"))
+    assert told["sources"]["raw"]["topic"] == "news"
+    text = shell.run("pipeline", "show", "one.yaml")
+    assert text.startswith("one: Payloads of a topic, longest first")
+    assert "sink       files: from=sized  parquet=out" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "told"),
+    [
+        (("show", "missing.yaml"), 1, "missing.yaml: there is no such file"),
+        (("show", "one.yaml", "--set", "colour=red"), 1, "there is no parameter 'colour'"),
+        (("show", "one.yaml", "--set", "colour"), 2, "write NAME=VALUE"),
+        (("run", "one.yaml", "--once", "--trigger", "1s"), 2, "--once and --trigger do not go together"),
+        (("run", "one.yaml", "--trigger", "soon"), 2, "'soon' is no duration"),
+        (("run", "one.yaml", "--remote", "sc://a", "--master", "local[1]"), 2, "--master and --remote do not go"),
+        (("run", "one.yaml", "--read", "files"), 1, "there is no data folder"),
+        (("run", "one.yaml", "--read", "server"), 1, "no server runs on"),
+        (("list", "nowhere"), 1, "there is no file or folder nowhere"),
+        (("check", "."), 1, "there is no pipeline in ."),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(shell: Shell, args: tuple[str, ...], code: int, told: str) -> None:
+    if args != ("check", "."):
+        (shell.folder / "one.yaml").write_text(ONE)
+    assert told in shell.run("pipeline", *args, code=code)
+
+
+@pytest.mark.timeout(600)
+def test_a_pipeline_runs_until_ctrl_c_with_a_line_for_each_batch_and_metrics(served: Served) -> None:
+    (served.folder / "one.yaml").write_text(ONE)
+    served.run("topics", "create", "words")
+    served.run("publish", "words", "one", "three")
+    faults = served.rows("pipeline", "check", "one.yaml", "--json")
+    assert [(row["field"], row["ok"]) for row in faults] == [
+        ("sources.raw", True),
+        ("steps.sized", True),
+        ("sinks.files", True),
+    ]
+    process = served.start("pipeline", "run", "one.yaml", "--json", "--metrics-port", "0")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    words: list[str] = []
+    stderr = process.stderr
+    reader = threading.Thread(target=lambda: words.extend(stderr))
+    reader.start()
+    batch = json.loads(process.stdout.readline())
+    assert (batch["pipeline"], batch["sink"], batch["batch"], batch["rows_in"], batch["rows_out"], batch["lag"]) == (
+        "one", "files", 0, 2, 2, 0
+    )  # fmt: skip
+    address = next(word for line in words for word in line.split() if word.startswith("http://"))
+    with urlopen(address, timeout=30) as answer:
+        assert 'babelbus_pipeline_rows_in_total{pipeline="one",sink="files"} 2.0' in answer.read().decode()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=300) == 0
+    reader.join()
+    process.stdout.close()
+    process.stderr.close()
+    assert any("stopping after the batch under way" in line for line in words)
+    assert not any("Traceback" in line for line in words)
+    assert any(name.endswith(".parquet") for name in os.listdir(served.folder / "out"))
