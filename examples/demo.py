@@ -4,8 +4,8 @@ A `babelbus serve` process on an empty folder; a client publishes the flights of
 encrypted jebp protocol, every batch on disk (`flushed`) before it is acknowledged. In the middle the server gets
 SIGKILL and is started again; the client reconnects by itself and sends what was not acknowledged once more. At the end
 everything is read back by offset and by time and compared with the source. Airlines and aircraft are state that a
-Wörterbuch client sets before the crash and reads after it, and what jebp publishes is heard over sbus and Wörterbuch.
-Exit code 0 says that all of it was right.
+Wörterbuch client sets before the crash and reads after it, what jebp publishes is heard over sbus and Wörterbuch, zbus
+workers share it as a queue, and Spark computes a live table of it. Exit code 0 says that all of it was right.
 """
 
 import json
@@ -27,7 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from babelbus.client import BlockingClient, Identity, Record
 from examples.flights import FLIGHT_COUNT, FlightsMissingError, flights
+from examples.one_bus import TOPIC as LIVE_TOPIC
 from examples.one_bus import compare_state, hear, set_state
+from examples.worker_pool import share
 
 TOPIC = "flights"
 CALL_RECORDS = 20_000
@@ -180,6 +182,33 @@ def read_by_time(client: BlockingClient, records: list[Record]) -> None:
             raise SystemExit(f"demo: from time {asked} on comes offset {found.offset}, expected {expected}")
 
 
+def live_table(server: Server, client: BlockingClient, flight_count: int) -> None:
+    """Let Spark compute a table from the stream, and compare it with the source and with what Wörterbuch reads."""
+    from babelbus.spark.java import JavaMissingError
+    from examples import live_table as live
+
+    log = {"url": f"jebp://{server.address}", "identity": f"{server.folder}/conf/admin_key"}
+    with step("Publish the weather of the year") as results:
+        weather_count = live.publish_weather(client, server.folder)
+        results.append(f"{weather_count:,} events")
+    begun = time.perf_counter()
+    console.print("[dim]Spark joins flights, weather, airlines and aircraft[/dim]")
+    try:
+        with live.session() as spark:
+            totals = live.run(spark, log, weather_count, flight_count, console)
+    except JavaMissingError as error:
+        console.print(f"[yellow]No live table:[/yellow] {error}")
+        return
+    if totals != live.expected():
+        raise SystemExit("demo: what Spark computed is not what the source gives")
+    if live.read_back(server.addresses["worterbuch-tcp"]) != totals:
+        raise SystemExit("demo: what Wörterbuch reads is not what Spark computed")
+    console.print(
+        f"[green]✓[/green] The table equals that of the source, and a Wörterbuch client reads the same from the state: "
+        f"{len(totals)} carriers and hours [dim]({time.perf_counter() - begun:.1f} s)[/dim]"
+    )
+
+
 def main() -> None:
     """Run the demo."""
     console.print("[bold]Babelbus[/bold]: one durable log, real events, and a crash in the middle\n")
@@ -221,6 +250,12 @@ def main() -> None:
                         client, server.addresses["worterbuch-tcp"], server.addresses["sbus"], records[-LIVE_COUNT:]
                     )
                     results.append(f"{by_sbus:,} flights heard over sbus, {by_worterbuch:,} over Wörterbuch, all equal")
+                with step("zbus workers share the queue of those flights") as results:
+                    counts = share(server.addresses["zbus"], LIVE_TOPIC, records[-LIVE_COUNT:])
+                    results.append(
+                        f"each flight done once, {', '.join(f'{count:,}' for count in counts)} by each worker"
+                    )
+                live_table(server, client, len(records))
         finally:
             server.stop()
     table = Table(title="The last flights of the year, as they came back", title_justify="left")

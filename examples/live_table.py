@@ -119,7 +119,6 @@ def enriched(spark: SparkSession, bus: dict[str, str], weather_per_batch: int) -
 
 def run(
     spark: SparkSession,
-    log: dict[str, str],
     bus: dict[str, str],
     weather_count: int,
     flight_count: int,
@@ -127,7 +126,7 @@ def run(
 ) -> Totals:
     """Run the stream through all that is there, writing the totals of each micro-batch to the state.
 
-    `log` says where the records are read, `bus` where they are written: options of the source and of the sink.
+    `bus` is how it is reached: options of the source and of the sink.
     """
     totals: Totals = defaultdict(lambda: [0, 0, 0, 0])
     names: dict[str, str] = {}
@@ -161,7 +160,7 @@ def run(
 
     with tempfile.TemporaryDirectory(prefix="babelbus-demo-spark-") as folder:
         query = (
-            enriched(spark, log, weather_per_batch)
+            enriched(spark, bus, weather_per_batch)
             .writeStream.foreachBatch(add)
             .option("checkpointLocation", folder)
             .trigger(availableNow=True)

@@ -3,8 +3,8 @@
     babelbus topics create traffic
     babelbus pipeline run examples/pipelines/traffic.py --set topics='flights|plant.*'
 
-- `traffic` (a topic): per window, topic, protocol and source: records, bytes, rate, largest payload. Protocol and source
-  are of the header ce_source, which the bus gives to what comes through it; '-' where a record has none.
+- `traffic` (a topic): per window, topic, protocol and source: records, bytes, rate, largest payload. Protocol and
+  source are of the header ce_source, which the bus gives to what comes through it; '-' where a record has none.
 - `gaps` (a topic): per window, topic and partition, how many offsets between the first and the last record are missing:
   compaction removed them, or a publisher's transaction was given up.
 - `talkers` (the terminal): the ten sources with the most bytes since the start.
