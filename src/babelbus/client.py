@@ -25,13 +25,15 @@ from babelbus.protocols.jebp.client_errors import (
     RequestError,
     RequestTimeoutError,
     TopicExistsError,
+    UnknownPartitionError,
     UnknownTopicError,
     UnsupportedByServerError,
     UntrustedServerError,
 )
 from babelbus.protocols.jebp.identity import Identity, IdentityError
+from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions
 from babelbus.protocols.jebp.producer import Published
-from babelbus.protocols.jebp.reader import Fetched, FetchedBatch
+from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.storage.columns import Columns
 from babelbus.storage.format import CorruptRecordError, InvalidRecordError
 from babelbus.storage.record import Headers, Record
@@ -47,6 +49,7 @@ __all__ = [
     "CorruptRecordError",
     "Fetched",
     "FetchedBatch",
+    "FetchedPartition",
     "Flushed",
     "Headers",
     "Identity",
@@ -58,6 +61,7 @@ __all__ = [
     "OffsetOutOfRangeError",
     "OutcomeUnknownError",
     "PartitionOutOfReachError",
+    "PartitionPositions",
     "Position",
     "Published",
     "Record",
@@ -65,6 +69,8 @@ __all__ = [
     "RequestError",
     "RequestTimeoutError",
     "TopicExistsError",
+    "TopicPositions",
+    "UnknownPartitionError",
     "UnknownTopicError",
     "UnsupportedByServerError",
     "UntrustedServerError",

@@ -1,8 +1,9 @@
 """Pipelines as files, without Spark: what is read of them, what is refused, and what a batch tells."""
 
+import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.request import urlopen
 
 import pyarrow as pa
@@ -11,12 +12,16 @@ import pytest
 
 from babelbus.spark.pipelines import progress
 from babelbus.spark.pipelines.bus import Bus
+from babelbus.spark.pipelines.delta import DeltaFolder, DeltaMissingError, need_delta
 from babelbus.spark.pipelines.errors import CheckpointInUseError, PipelineError
 from babelbus.spark.pipelines.load import Loaded, find, load
 from babelbus.spark.pipelines.metrics import PipelineMetrics
 from babelbus.spark.pipelines.parquet import JOURNAL, MERGED, DamagedArchiveError, finish_merge, merge
 from babelbus.spark.pipelines.run import lock
 from babelbus.spark.pipelines.session import cause
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pipelines"
 GOOD = """
@@ -60,7 +65,7 @@ def test_parameters_are_put_in_wherever_they_are_named_and_numbers_stay_numbers(
         ("name: good", "name: a/b", "name: 'a/b' is no name"),
         ("name: good", "", "object missing required field `name`"),
         ("name: good", "name: good\nspeed: 1", "object contains unknown field `speed`"),
-        ("sinks:", "sink:", "missing required field `sinks`"),
+        ("sinks:", "sink:", "object contains unknown field `sink`"),
         ("topic: \"${topic}\",", "topic: \"${topik}\",", "sources.raw.topic: there is no parameter 'topik'"),
         ("topic: \"${topic}\",", "topic: {a: 1},", "sources.raw.topic: expected"),
         ("topic: \"${topic}\",", "", "sources.raw: exactly one of topic, pattern, state, parquet, format says where"),
@@ -74,7 +79,7 @@ def test_parameters_are_put_in_wherever_they_are_named_and_numbers_stay_numbers(
         ("from: long", "from: long, mode: often", "sinks.out.mode: invalid enum value 'often'"),
         ("from: long", "from: long, console: true", "sinks.out: exactly one of topic, state"),
         ("from: long", "from: long, trigger: soon", "sinks.out.trigger: 'soon' is no duration"),
-        ("from: long", "from: long, partition_by: [a]", "sinks.out.partition_by: goes with parquet and delta and format"),
+        ("from: long", "from: long, partition_by: [a]", "sinks.out.partition_by: goes with parquet and delta"),
         ('topic: "long_${topic}"', "parquet: a, mode: update", "sinks.out.mode: parquet files take append only"),
         ('topic: "long_${topic}"', "parquet: a, compact_files: 1", "sinks.out.compact_files: 1 is too few"),
         ('topic: "long_${topic}"', "parquet: a, key: b", "sinks.out.key: goes with topic and state, not with parquet"),
@@ -193,9 +198,8 @@ def test_metrics_are_served_for_prometheus() -> None:
     with urlopen(f"http://127.0.0.1:{metrics.serve(0)}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     metrics.close()
-    for line in ("rows_in_total{pipeline=\"p\",sink=\"s\"} 20.0", "lag_records{pipeline=\"p\",sink=\"s\"} 4.0",
-                 "running{pipeline=\"p\",sink=\"s\"} 1.0", "batch_seconds_count{pipeline=\"p\",sink=\"s\"} 2.0"):  # fmt: skip
-        assert f"babelbus_pipeline_{line}" in text
+    for name, value in (("rows_in_total", 20), ("lag_records", 4), ("running", 1), ("batch_seconds_count", 2)):
+        assert f'babelbus_pipeline_{name}{{pipeline="p",sink="s"}} {value}.0' in text
 
 
 def test_two_runs_do_not_share_a_checkpoint(tmp_path: Path) -> None:
@@ -206,9 +210,42 @@ def test_two_runs_do_not_share_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_cause_of_a_failure_is_what_python_said() -> None:
-    text = 'Query x terminated: Traceback (most recent call last):\n File "a"\nbabelbus.spark.errors.OptionError: option x\n'
+    text = 'Query x: Traceback (most recent call last):\n File "a"\nbabelbus.spark.errors.OptionError: option x\n'
     assert cause(Exception(text + "\tat org.apache.spark.Foo")) == "option x"
+    java = "An error occurred while calling o1.load.\n: org.apache.spark.X: [NOT_FOUND] no nope\n\tat org"
+    assert cause(Exception(java)) == "org.apache.spark.X: [NOT_FOUND] no nope"
     assert cause(Exception("[A_B] This is it.\n\tat org...")) == "[A_B] This is it."
+
+
+class Rows:
+    """A frame of Spark's, as far as a Delta table asks for one."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
+        return pa.table({"n": list(self.numbers)})
+
+
+def test_a_delta_table_takes_each_batch_of_a_query_once(tmp_path: Path) -> None:
+    delta = pytest.importorskip("deltalake")
+    path = str(tmp_path / "table")
+
+    def write_batch(batch: int, *numbers: int, query: str = "q") -> None:
+        DeltaFolder(path, [], query, {})(cast("DataFrame", Rows(*numbers)), batch)
+
+    write_batch(0, 1, 2)
+    write_batch(0, 1, 2)
+    write_batch(1, 3)
+    write_batch(1, 3)
+    write_batch(0, 4, query="other")
+    assert sorted(delta.DeltaTable(path).to_pyarrow_table().column("n").to_pylist()) == [1, 2, 3, 4]
+
+
+def test_without_the_package_a_delta_sink_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DeltaMissingError, match="pip install deltalake"):
+        need_delta()
 
 
 def put(folder: Path, name: str, *numbers: int) -> None:

@@ -225,7 +225,7 @@ def test_quality_sends_bad_records_away_with_the_reason(place: Place) -> None:
     assert found[b"b"].payload == bad[1].payload
 
 
-def test_traffic_tells_who_publishes_what(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+def test_traffic_tells_who_publishes_what(place: Place) -> None:
     place.create("flights", "other", "traffic", "gaps")
     sent = departures(300)
     place.publish("flights", sent)
@@ -241,7 +241,6 @@ def test_traffic_tells_who_publishes_what(place: Place, capfd: pytest.CaptureFix
     assert sum(one["bytes"] for one in found) == 4 + sum(len(one.payload or b"") for one in sent)
     assert place.rows("gaps") == []
     assert told.rows("talkers")[1] == 3
-    assert "jebp:demo" in capfd.readouterr().out
 
 
 ONE = """
@@ -262,7 +261,7 @@ def test_a_pipeline_runs_until_it_is_told_to_stop_and_goes_on_where_it_was(place
     place.publish("flights", departures(50))
     for expected in (50, 70):
         watched, stop = Watched(), threading.Event()
-        waiter = threading.Thread(target=lambda w=watched, s=stop: (w.seen.wait(300), s.set()))  # type: ignore[misc]
+        waiter = threading.Thread(target=lambda w=watched, s=stop: (w.seen.wait(300), s.set()))
         waiter.start()
         policy = Policy(str(place.folder / "checkpoint"), "100ms")
         Runner(place.spark, load(str(file)), place.bus, policy, watched, stop=stop).run()
@@ -276,7 +275,7 @@ def test_a_pipeline_runs_until_it_is_told_to_stop_and_goes_on_where_it_was(place
 def test_a_query_that_fails_is_started_again_so_many_times_and_no_more(place: Place) -> None:
     place.create("flights")
     file = place.folder / "failing.yaml"
-    file.write_text(ONE.replace("SELECT key,", "SELECT raise_error('too bad') AS key,"))
+    file.write_text(ONE.replace("SELECT key,", "SELECT CAST(raise_error('too bad') AS STRING) AS key,"))
     place.publish("flights", departures(3))
     watched = Watched()
     policy = Policy(str(place.folder / "checkpoint"), "once", restarts_max=1, backoff_seconds=0.01)
@@ -303,6 +302,8 @@ def test_check_finds_what_is_wrong_without_running(place: Place) -> None:
     assert "watermark" in faults(grouped.replace("topic: out", "console: true"))["sinks.out"]
     number = ONE.replace("SELECT key, value", "SELECT key, 1 AS value")
     assert "column 'value' is int" in faults(number)["sinks.out"]
+    unknown = ONE.replace("topic: flights, options: {startingOffsets: earliest}", "format: nope")
+    assert "nope" in faults(unknown)["sources.raw"]
     place.create("out")
     assert faults(ONE) == {}
     assert place.read("out") == []

@@ -8,12 +8,16 @@ import pytest
 from babelbus.client import BlockingClient, ConnectionLostError
 from babelbus.config import JebpSettings
 from babelbus.spark.errors import PartitionUnreachableError, UnknownTopicError
-from babelbus.spark.options import Place
+from babelbus.spark.options import Place, parse
+from babelbus.spark.reader import BatchReader
+from babelbus.spark.schema import full_schema
 from babelbus.spark.server import ServerReach
 from babelbus.storage.columns import iterate
 from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.log import Log
 from babelbus.storage.record import Record
 from tests.spark.support import NOW, numbered
+from tests.support.jebp import make_older
 from tests.support.server import LiveServer, configure
 
 
@@ -23,11 +27,17 @@ def live(tmp_path: Path) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture
-def reach(live: LiveServer) -> Iterator[ServerReach]:
-    made = ServerReach(Place(address=live.address, identity=str(live.conf / "admin_key"), timeout_seconds=20))
+@pytest.fixture(params=["a server of today", "an older one"])
+def reach(live: LiveServer, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerReach]:
+    if request.param == "an older one":
+        make_older(monkeypatch)
+    made = reach_of(live)
     yield made
     made.close()
+
+
+def reach_of(live: LiveServer) -> ServerReach:
+    return ServerReach(Place(address=live.address, identity=str(live.conf / "admin_key"), timeout_seconds=20))
 
 
 def make(live: LiveServer, topic: str = "news", partitions: int = 1, **settings: object) -> None:
@@ -44,8 +54,8 @@ def edges(reach: ServerReach, topic: str = "news") -> tuple[int, int]:
     return bounds.first, bounds.end
 
 
-def payloads(reach: ServerReach, start: int, end: int) -> list[bytes | None]:
-    found = [record for columns in reach.read("news", 0, start, end) for record in iterate(columns)]
+def payloads(reach: ServerReach, start: int, end: int, partition: int = 0) -> list[bytes | None]:
+    found = [record for columns in reach.read("news", partition, start, end) for record in iterate(columns)]
     return [record.payload for record in found if start <= record.offset < end]
 
 
@@ -89,9 +99,109 @@ def test_the_first_partition_is_read_beside_longer_and_shorter_ones(live: LiveSe
     publish(live, numbered(5), partition=2)
     assert edges(reach) == (0, 50)
     assert payloads(reach, 0, 50) == [b"%d" % n for n in range(50)]
+
+
+def test_an_older_server_is_read_only_where_it_can_be_for_certain(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_older(monkeypatch)
+    make(live, partitions=2)
+    reach = reach_of(live)
     for wanted in (None, (1,), (0, 1)):
         with pytest.raises(PartitionUnreachableError, match=r"write assign=\{\"news\": \[0\]\}"):
             reach.bounds("news", wanted)
+    with pytest.raises(PartitionUnreachableError, match="does not list its topics"):
+        reach.topics()
+    with pytest.raises(PartitionUnreachableError, match="partition 1 cannot be read"):
+        payloads(reach, 0, 1, partition=1)
+    reach.close()
+
+
+def test_every_partition_of_every_topic_is_reached(live: LiveServer) -> None:
+    make(live, partitions=3)
+    make(live, "olds", engine="memory")
+    publish(live, numbered(50))
+    publish(live, numbered(7000), partition=2)
+    reach = reach_of(live)
+    assert reach.topics() == ["$state", "news", "olds"]
+    bounds = reach.bounds("news", None)
+    assert {number: (one.first, one.end) for number, one in bounds.items()} == {0: (0, 50), 1: (0, 0), 2: (0, 7000)}
+    assert bounds[2].size_bytes > 100 * bounds[0].size_bytes
+    assert list(reach.bounds("news", (2, 9))) == [2]
+    assert payloads(reach, 6000, 6003, partition=2) == [b"6000", b"6001", b"6002"]
+    assert reach.find_time("news", 2, NOW + 6999) == 6999
+    assert reach.find_time("news", 1, NOW) is None
+    with pytest.raises(UnknownTopicError, match="'news' with a partition 3 on the server at"):
+        payloads(reach, 0, 1, partition=3)
+    reach.close()
+
+
+def test_a_range_that_compaction_emptied_is_read_without_a_loss(live: LiveServer) -> None:
+    make(live, cleanup="compact")
+    publish(live, [Record(b"%d" % n, b"key", (), NOW + n) for n in range(1000)])
+
+    def compact() -> None:
+        log = live.server.broker.topics["news"].partitions[0].log
+        assert isinstance(log, Log)
+        log.roll()
+        log.clean(NOW)
+
+    live.call(compact)
+    publish(live, numbered(2, first=1000))
+    reach = reach_of(live)
+    assert edges(reach) == (0, 1002)
+    assert payloads(reach, 0, 500) == []
+    assert payloads(reach, 0, 1002) == [b"999", b"1000", b"1001"]
+    reach.close()
+
+
+ASKED = [
+    {"subscribe": "news"},
+    {"subscribe": "olds,news", "minPartitions": "7"},
+    {"subscribePattern": "new.*"},
+    {"subscribePattern": "none"},
+    {"assign": '{"news": [0]}'},
+    {"assign": '{"news": [1, 2], "olds": [0]}'},
+    {
+        "subscribe": "news",
+        "startingOffsets": '{"news": {"0": 10, "1": -2, "2": -1}}',
+        "endingOffsets": '{"news": {"0": 20, "1": 300, "2": -1}}',
+    },
+    {"subscribe": "news,olds", "startingTimestamp": str(NOW + 3), "startingOffsetsByTimestampStrategy": "latest"},
+    {"assign": '{"news": [1]}', "startingTimestamp": str(NOW + 3), "endingTimestamp": str(NOW + 9)},
+]
+
+
+def test_a_server_and_its_folder_give_the_same_rows_whatever_is_asked(live: LiveServer) -> None:
+    make(live, partitions=3)
+    make(live, "olds", 2)
+    publish(live, [Record(b"%d" % n, b"key", ((b"h", b"%d" % n),), NOW + n) for n in range(50)])
+    publish(live, numbered(4000), partition=1)
+    publish(live, numbered(5), "olds")
+    schema = full_schema(include_headers=True)
+
+    def rows(options: dict[str, str]) -> list[dict[str, object]]:
+        reader = BatchReader(parse(options, "batch"), schema)
+        found = [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+        return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"]))
+
+    counts = []
+    for asked in ASKED:
+        by_url = rows(asked | {"url": live.address, "identity": str(live.conf / "admin_key")})
+        assert by_url == rows(asked | {"path": live.server.config.data.folder}), asked
+        counts.append(len(by_url))
+    assert counts == [4050, 4055, 4050, 0, 50, 4005, 310, 47 + 3997 + 2, 6]
+
+
+def test_a_topic_that_was_made_again_is_seen_to_be_another_one(live: LiveServer) -> None:
+    reach = reach_of(live)
+    identities = []
+    for _ in range(2):
+        make(live)
+        identities.append(reach.bounds("news", None)[0].identity)
+        live.call(lambda: live.server.broker.remove_topic("news"))
+    assert identities[0] != identities[1]
+    reach.close()
 
 
 def test_what_retention_removed_is_out_of_range(live: LiveServer, reach: ServerReach) -> None:

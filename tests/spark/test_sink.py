@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +24,8 @@ from babelbus.spark.connection import connection
 from babelbus.spark.encode import DEAD_REASON, DEAD_TIME, DEAD_TOPIC
 from babelbus.spark.errors import OptionError, SchemaError
 from babelbus.spark.options import Place
-from babelbus.spark.sink_errors import OutputModeError
+from babelbus.spark.sink import Staged, Target, abort, commit, stage
+from babelbus.spark.sink_errors import OutputModeError, SinkOwnerError
 from babelbus.spark.sink_options import parse_sink
 from babelbus.spark.source import BabelbusDataSource
 from babelbus.storage.record import Record
@@ -356,3 +358,29 @@ def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
         ask()
     with pytest.raises(ConnectionLostError), connection(msgspec.structs.replace(place, timeout_seconds=0.05)):
         pass
+
+
+def staged(live: LiveServer, target: Target, *values: bytes) -> Staged:
+    """Do what one attempt of a task does."""
+    given = {**place(live), "topic": "attempts", "txnId": target.transaction}
+    return stage(iter([pa.record_batch([pa.array(values)], ["value"])]), parse_sink(given, "stream"), target)
+
+
+def test_what_a_killed_attempt_has_staged_is_not_published(live: LiveServer, client: BlockingClient) -> None:
+    make(live, "attempts")
+    options = parse_sink({**place(live), "topic": "attempts", "txnId": "task"}, "stream")
+    lost = staged(live, Target("task", 0, "query", 0, 0), b"a", b"b")
+    again = staged(live, Target("task", 0, "query", 0, 0), b"a", b"b")  # after a crash, numbers begin anew
+    other = staged(live, Target("task", 0, "query", 1, 3), b"c")
+    assert len({lost.part, again.part, other.part}) == 3
+    empty = stage(iter(()), options, Target("task", 0, "query", 2, 0))
+    for _ in range(2):
+        commit(options, "task", 0, [again, other, empty, None])
+    assert payloads(client, "attempts") == [b"a", b"b", b"c"]
+    late = staged(live, Target("task", 0, "query", 0, 9), b"a", b"b")
+    assert late.records == 0  # the batch is there: nothing is sent
+    abort(options, [staged(live, Target("task", 1, "query"), b"d"), None])
+    assert live.call(lambda: live.server.broker.staging.staged_bytes) == 0  # type: ignore[union-attr]
+    with pytest.raises(SinkOwnerError, match="belongs to the query query, this one is another"):
+        staged(live, Target("task", 1, "another"), b"e")
+    assert payloads(client, "attempts") == [b"a", b"b", b"c"]

@@ -1,5 +1,6 @@
 """What only a real Spark can tell: that it finds the source, hands over options and filters, and reads rows."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from babelbus.spark.schema import COLUMNS
 from babelbus.storage.log import Log
 from babelbus.storage.record import Record
 from tests.spark.support import NOW, Folder, numbered
+from tests.support.jebp import make_older
 from tests.support.server import LiveServer, configure
 
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
@@ -134,7 +136,7 @@ def test_filters_choose_what_is_read_when_spark_hands_them_over(spark: SparkSess
 
 
 def test_a_folder_and_its_server_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
-    config = configure(tmp_path / "data", topics=TopicDefaults(cleanup="compact"))
+    config = configure(tmp_path / "data", topics=TopicDefaults(cleanup="compact", partitions=3))
     with LiveServer(config) as live:
         caller = {"identity": str(live.conf / "admin_key"), "url": f"jebp://{live.address}"}
         records = [
@@ -146,6 +148,7 @@ def test_a_folder_and_its_server_give_the_same_rows(spark: SparkSession, tmp_pat
             Record(bytes(range(256)), None, ((b"ce_subject", b"elsewhere"),), NOW),
         ]  # fmt: skip
         publish(live, records)
+        publish(live, numbered(700), partition=1)
 
         def compact() -> None:
             log = live.server.broker.topics["news"].partitions[0].log
@@ -155,27 +158,32 @@ def test_a_folder_and_its_server_give_the_same_rows(spark: SparkSession, tmp_pat
 
         live.call(compact)
         publish(live, [Record(b"tail %d" % n, timestamp=NOW) for n in range(100)])
-        common = {"assign": '{"news": [0]}', "includeHeaders": "true", "maxRecordsPerPartition": "1000"}
+        publish(live, numbered(5), topic="newer", partition=2)
+        common = {"subscribePattern": "new.*", "includeHeaders": "true", "maxRecordsPerPartition": "3000"}
 
         def rows(place: dict[str, str]) -> list[Row]:
-            return spark.read.format("babelbus").options(**common, **place).load().orderBy("offset").collect()
+            frame = spark.read.format("babelbus").options(**common, **place).load()
+            return frame.orderBy("topic", "partition", "offset").collect()
 
-        by_url, by_path = rows(caller), rows({"path": config.data.folder})
-        assert by_path == by_url
-        assert 1000 < len(by_path) < 1300  # compaction has done its work
-        assert {row.subject for row in by_path} == {"news", "news/Größe"}
-        assert by_path[-1].offset == 3103
-    assert rows({"path": config.data.folder}) == by_url  # and when the server is down
+        by_url = rows(caller)
+        assert {row.subject for row in by_url} == {"newer", "news", "news/Größe"}
+        counts = Counter((row.topic, row.partition) for row in by_url)
+        assert 1000 < counts.pop(("news", 0)) < 1300  # compaction has done its work
+        assert counts == {("news", 1): 700, ("newer", 2): 5}
+        assert max(row.offset for row in by_url) == 3103
+    assert rows({"path": config.data.folder}) == by_url  # when the server is down; tests of both at once need no Spark
 
 
-def publish(live: LiveServer, records: list[Record]) -> None:
+def publish(live: LiveServer, records: list[Record], topic: str = "news", partition: int = 0) -> None:
     with BlockingClient(live.address, identity=live.admin) as client:
-        if "news" not in live.call(lambda: set(live.server.broker.topics)):
-            client.create_topic("news")
-        client.publish_many("news", records)
+        if topic not in live.call(lambda: set(live.server.broker.topics)):
+            client.create_topic(topic)
+        client.publish_many(topic, records, partition=partition)
 
 
-def test_a_server_says_what_it_cannot_give(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_server_says_what_it_cannot_give(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LiveServer(configure(tmp_path / "data")) as live:
         publish(live, numbered(3))
         place = {"identity": str(live.conf / "admin_key"), "url": f"jebp://{live.address}"}
@@ -183,10 +191,16 @@ def test_a_server_says_what_it_cannot_give(spark: SparkSession, tmp_path: Path) 
         def rows(**options: str) -> list[Row]:
             return spark.read.format("babelbus").options(**place, **options).load().collect()
 
+        with pytest.raises(AnalysisException, match="there is no topic 'olds' on the server"):
+            rows(subscribe="olds")
+        with pytest.raises(AnalysisException, match="topic 'news' has no partition 1"):
+            rows(assign='{"news": [1]}')
+        assert len(rows(subscribe="news", startingOffsets='{"news": {"0": 1}}')) == 2
+    make_older(monkeypatch)
+    with LiveServer(configure(tmp_path / "data")) as live:
+        place["url"] = f"jebp://{live.address}"
         with pytest.raises(AnalysisException, match=r'write assign=\{"news": \[0\]\}'):
             rows(subscribe="news")
-        with pytest.raises(AnalysisException, match="there is no topic 'olds' on the server"):
-            rows(assign='{"olds": [0]}')
         assert len(rows(assign='{"news": [0]}', startingOffsets='{"news": {"0": 1}}')) == 2
 
 
@@ -221,21 +235,26 @@ def test_a_stream_goes_on_where_its_checkpoint_says(spark: SparkSession, folder:
     assert values(rows) == told(*range(260), *range(50), *range(5))
 
 
-def test_a_stream_follows_a_server(spark: SparkSession, tmp_path: Path) -> None:
-    with LiveServer(configure(tmp_path / "data")) as live:
+def test_a_stream_follows_a_server_and_its_new_topics(spark: SparkSession, tmp_path: Path) -> None:
+    config = configure(tmp_path / "data", topics=TopicDefaults(partitions=2))
+    with LiveServer(config) as live:
         publish(live, numbered(10))
         place = {"identity": str(live.conf / "admin_key"), "url": f"jebp://{live.address}"}
         source = spark.readStream.format("babelbus").options(
-            **place, assign='{"news": [0]}', startingOffsets="earliest"
+            **place, subscribePattern="news.*", startingOffsets="earliest"
         )
         query = source.load().writeStream.format("memory").queryName("followed").start()
         try:
             query.processAllAvailable()
             publish(live, numbered(2000, first=10))
+            publish(live, numbered(7), partition=1)
             query.processAllAvailable()
+            publish(live, numbered(3), topic="newsflash", partition=1)
             publish(live, numbered(1, first=2010))
             query.processAllAvailable()
-            assert values(spark.table("followed")) == told(*range(2011))
+            rows = spark.table("followed").orderBy("topic", "partition", "offset")
+            assert values(rows.where("topic = 'news'")) == told(*range(2011), *range(7))
+            assert values(rows.where("topic = 'newsflash'")) == told(*range(3))
         finally:
             query.stop()
 

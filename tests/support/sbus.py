@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.config import AdminSettings, Config, DataSettings, JebpSettings, SbusSettings, WorterbuchSettings
+from babelbus.config import (
+    AdminSettings,
+    Config,
+    DataSettings,
+    JebpSettings,
+    SbusSettings,
+    WorterbuchSettings,
+    ZbusSettings,
+)
 from babelbus.protocols.sbus.client import Client
 from babelbus.protocols.sbus.messages import Control, Publish
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -19,6 +27,7 @@ def configured(folder: Path, **sbus: object) -> Config:
         jebp=JebpSettings(port=0),
         admin=AdminSettings(enabled=False, port=0),
         worterbuch=WorterbuchSettings(port=0, tcp_port=0),
+        zbus=ZbusSettings(port=0),
         sbus=SbusSettings(**sbus),  # type: ignore[arg-type]  # as the test gives them
     )
 

@@ -303,9 +303,10 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM ask for an end, for a `with`; PySpark's own handler would cancel the running batch."""
 
     def ask(*_: Any) -> None:
-        if not stop.is_set():
-            note("stopping after the batch under way")
+        if stop.is_set():
+            raise KeyboardInterrupt  # asked twice: at once
         stop.set()
+        note("stopping after the batch under way; once more: at once")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -364,6 +364,8 @@ class Server:
                 await self._cleaner
         for connection in self._connections:
             connection.stop_reading()
+        for session in self._sessions:
+            session.end_waits()
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
         while self._has_unsent() and self.clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_STEP_SECONDS)

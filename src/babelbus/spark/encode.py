@@ -27,7 +27,7 @@ from babelbus.storage.format import (
 from babelbus.storage.record import Headers, Record, RecordBatch
 
 I64 = npt.NDArray[np.int64]
-BATCH_BYTES = 2**20
+BATCH_BYTES = 2 * 2**20
 BATCH_RECORDS = 2**15
 ANY_PARTITION = -1
 DEAD_REASON, DEAD_TOPIC, DEAD_TIME, DEAD_BYTES = b"dead-reason", b"dead-topic", b"dead-time", b"dead-bytes"

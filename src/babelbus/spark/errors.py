@@ -40,4 +40,4 @@ class DataLossError(SparkError):
 
 
 class PartitionUnreachableError(SparkError):
-    """The protocol has no way to the partition's records."""
+    """The server is an older one, whose protocol has no way to the partition's records."""

@@ -1,15 +1,24 @@
 """Reading from a server over the bus: jebp ships the stored bytes, which are decoded where they arrive.
 
-jebp's fetch names no partition: it gives those of a topic in order, each from the same offset. So what can be read for
-certain is the first partition of a topic, and the query has to say that it means that one (`assign`): to read a topic
-with `subscribe` one would have to know that it has no other, which jebp does not tell.
+A server that knows partitions by number is asked for them. An older one's fetch names no partition: it gives those of a
+topic in order, each from the same offset. So what can be read there for certain is the first partition of a topic, and
+the query has to say that it means that one (`assign`).
 """
 
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from babelbus.client import BlockingClient, ClientClosedError, FetchedBatch, Identity, RecordTooLargeError
+from babelbus.client import (
+    BlockingClient,
+    ClientClosedError,
+    FetchedBatch,
+    Identity,
+    RecordTooLargeError,
+    TopicPositions,
+    UnknownPartitionError,
+    UnsupportedByServerError,
+)
 from babelbus.client import OffsetOutOfRangeError as NoOffsetError
 from babelbus.client import UnknownTopicError as NoTopicError
 from babelbus.spark.errors import PartitionUnreachableError, UnknownTopicError
@@ -33,32 +42,47 @@ class ServerReach:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._client: BlockingClient | None = None
+        self._by_number = True
         self._ends: dict[str, int] = {}
         self._record_bytes: dict[str, float] = {}
 
     def topics(self) -> list[str]:
-        """Refuse: jebp has no list of topics.
+        """Give the names of the topics that we may read, sorted.
 
         Raises:
-            PartitionUnreachableError: always.
+            PartitionUnreachableError: the server is an older one, which has no list of them.
+            ClientError: the server is not to be reached.
         """
-        raise PartitionUnreachableError(
-            "option subscribePattern needs path: a server does not list its topics over jebp; name them with assign"
-        )
+        found = self._positions(None)
+        if found is None:
+            raise PartitionUnreachableError(
+                f"option subscribePattern: the server at {self._place.address} is an older one that does not list its"
+                " topics over jebp; name them with assign, or read the data folder by path"
+            )
+        return [one.topic for one in found]
 
     def bounds(self, topic: str, wanted: tuple[int, ...] | None) -> dict[int, Bounds]:
-        """Give what the first partition of a topic holds, which must be the one that is wanted.
+        """Give what the wanted partitions of a topic hold (`None`: all).
 
         Raises:
             UnknownTopicError: there is no such topic, or we may not read it.
-            PartitionUnreachableError: another partition is wanted, or the query does not say which.
+            PartitionUnreachableError: the server is an older one, and what is wanted is not the first partition alone.
             ClientError: the server is not to be reached.
         """
+        found = self._positions(topic)
+        if found is not None:
+            (told,) = found
+            return {
+                number: Bounds(one.first_offset, one.high_watermark, one.size_bytes, told.id)
+                for number, one in enumerate(told.partitions)
+                if wanted is None or number in wanted
+            }
         if wanted != (0,):
             what = "all partitions" if wanted is None else f"partitions {', '.join(map(str, wanted))}"
             raise PartitionUnreachableError(
-                f"topic {topic!r}: {what} cannot be read by url, for jebp reaches the first one for certain and does"
-                f' not tell whether there are others; write assign={{"{topic}": [0]}}, or read the data folder by path'
+                f"topic {topic!r}: {what} cannot be read by url from the older server at {self._place.address}, for it"
+                " gives the first one for certain and does not tell whether there are others; write"
+                f' assign={{"{topic}": [0]}}, or read the data folder by path'
             )
         first = self._first(topic)
         end = self._find_end(topic, first)
@@ -66,7 +90,7 @@ class ServerReach:
 
     def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:
         """Give the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
-        batch = self._fetch(topic, timestamp=timestamp, bytes_max=PROBE_BYTES)
+        batch, _ = self._fetch(topic, partition, timestamp=timestamp, bytes_max=PROBE_BYTES)
         return batch.base_offset if batch is not None else None
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:
@@ -80,29 +104,30 @@ class ServerReach:
             ClientError: the server was not to be reached for `requestTimeoutMs`, or refused.
         """
         with ThreadPoolExecutor(1, "fetch") as pool:
-            ahead: Future[FetchedBatch | None] | None = None
+            ahead: Future[tuple[FetchedBatch | None, int]] | None = None
             size = FETCH_BYTES
             try:
                 while start < end:
-                    asked = ahead or pool.submit(self._fetch, topic, offset=start, bytes_max=size)
+                    asked = ahead or pool.submit(self._fetch, topic, partition, offset=start, end=end, bytes_max=size)
                     ahead = None
                     try:
-                        batch = asked.result()
+                        batch, following = asked.result()
                     except NoOffsetError:
-                        batch = None
+                        batch, following = None, start
+                    if batch is None and following > start:  # compaction removed what was asked for
+                        start = following
+                        continue
                     if batch is None:
-                        self._ends.pop(topic, None)
-                        first = self._first(topic)
-                        raise OffsetOutOfRangeError(start, first, self._find_end(topic, first))
+                        raise self._out_of_range(topic, partition, start)
                     data = batch.data
                     positions, after = find_positions(data, 0, len(data))
                     if after != len(data) or not len(positions):
                         raise CorruptRecordError(after, f"what the server sent of topic {topic!r} ends inside a record")
-                    start = int(INT64.unpack_from(data, int(positions[-1]))[0]) + 1
+                    start = max(following, int(INT64.unpack_from(data, int(positions[-1]))[0]) + 1)
                     if start < end:
                         room = int((end - start) * len(data) / len(positions)) + PROBE_BYTES
                         size = max(min(FETCH_BYTES, room), PROBE_BYTES)
-                        ahead = pool.submit(self._fetch, topic, offset=start, bytes_max=size)
+                        ahead = pool.submit(self._fetch, topic, partition, offset=start, end=end, bytes_max=size)
                     yield decode_columns(data, positions)
             finally:
                 if ahead is not None:
@@ -127,36 +152,84 @@ class ServerReach:
             self._client = client.__enter__()
         return self._client
 
+    def _no_topic(self, topic: str, what: str = "") -> UnknownTopicError:
+        return UnknownTopicError(topic, f"{what}on the server at {self._place.address}, or no right to read it")
+
+    def _positions(self, topic: str | None) -> list[TopicPositions] | None:
+        """Ask for the partitions of a topic or of all; `None`: the server is an older one."""
+        if not self._by_number:
+            return None
+        client = self._connected()
+        try:
+            return client.positions(None if topic is None else [topic])
+        except UnsupportedByServerError:
+            self._by_number = False
+            return None
+        except NoTopicError:
+            raise self._no_topic(topic or "") from None
+        except ClientClosedError:
+            self._client = None
+            raise
+
+    def _out_of_range(self, topic: str, partition: int, start: int) -> OffsetOutOfRangeError:
+        self._ends.pop(topic, None)
+        there = self.bounds(topic, (partition,)).get(partition, Bounds(0, 0, 0))
+        return OffsetOutOfRangeError(start, there.first, there.end)
+
     def _fetch(
-        self, topic: str, *, offset: int | None = None, timestamp: int | None = None, bytes_max: int
-    ) -> FetchedBatch | None:
-        """Give records of the first partition from an offset or a time on, `None` when it has none there.
+        self,
+        topic: str,
+        partition: int = 0,
+        *,
+        offset: int | None = None,
+        timestamp: int | None = None,
+        end: int | None = None,
+        bytes_max: int,
+    ) -> tuple[FetchedBatch | None, int]:
+        """Give records from an offset or a time on, `None` when there are none, and the offset to go on at.
 
         Raises:
-            NoOffsetError: no partition has the offset.
-            UnknownTopicError, ClientError: see `bounds`.
+            NoOffsetError: there is no such offset.
+            UnknownTopicError, PartitionUnreachableError, ClientError: see `bounds`.
         """
         while True:
             client = self._connected()
             try:
+                if self._by_number:
+                    found = client.fetch_partition(
+                        topic, partition, offset=offset, timestamp=timestamp, end_offset=end, bytes_max=bytes_max
+                    )
+                    return found.batch, found.next_offset
+                if partition:
+                    raise PartitionUnreachableError(
+                        f"topic {topic!r}: partition {partition} cannot be read from the older server at"
+                        f" {self._place.address}"
+                    )
                 batches = client.fetch(topic, offset=offset, timestamp=timestamp, bytes_max=bytes_max).batches
+            except UnsupportedByServerError:
+                self._by_number = False
+                continue
             except RecordTooLargeError:
                 if bytes_max >= FETCH_BYTES_MAX:
                     raise
                 bytes_max = min(16 * bytes_max, FETCH_BYTES_MAX)
                 continue
             except NoTopicError:
-                raise UnknownTopicError(
-                    topic, f"on the server at {self._place.address}, or no right to read it"
-                ) from None
+                raise self._no_topic(topic) from None
+            except UnknownPartitionError:
+                raise self._no_topic(topic, f"with a partition {partition} ") from None
             except ClientClosedError:
                 self._client = None
                 raise
-            return batches[0] if batches and batches[0].partition == 0 else None
+            if batches and batches[0].partition == 0:
+                return batches[0], batches[0].next_offset
+            return None, offset or 0
+
+    # -- an older server's first partition ---------------------------------------------------------------------------
 
     def _first(self, topic: str) -> int:
         """Give the offset of the oldest record; where the topic ends, as far as is known, when retention left none."""
-        batch = self._fetch(topic, timestamp=0, bytes_max=PROBE_BYTES)
+        batch, _ = self._fetch(topic, timestamp=0, bytes_max=PROBE_BYTES)
         if batch is not None:
             return batch.base_offset
         known = self._ends.get(topic, 0)
@@ -165,8 +238,8 @@ class ServerReach:
     def _find_end(self, topic: str, first: int) -> int:
         """Give the offset after the last record that readers may see.
 
-        jebp has no request for it, but a fetch tells on which side of it an offset is. So the search gallops from where
-        the end was last time: one request when nothing came, some 40 for a million new records.
+        jebp itself has no request for it, but a fetch tells on which side of it an offset is. So the search gallops
+        from where the end was last time: one request when nothing came, some 40 for a million new records.
         """
         low = max(self._ends.get(topic, first), first)
         if low > first and self._side(topic, low) >= 0 and self._side(topic, low - 1) >= 0:
@@ -186,7 +259,7 @@ class ServerReach:
         May be, since a longer partition that has this offset has been answered for too.
         """
         try:
-            return -1 if self._fetch(topic, offset=offset, bytes_max=PROBE_BYTES) is not None else 0
+            return -1 if self._fetch(topic, offset=offset, bytes_max=PROBE_BYTES)[0] is not None else 0
         except NoOffsetError:
             return 1
 
@@ -194,7 +267,7 @@ class ServerReach:
         """Give about how many bytes a record takes, from some of the first ones."""
         known = self._record_bytes.get(topic)
         if known is None and end > first:
-            batch = self._fetch(topic, offset=first, bytes_max=SAMPLE_BYTES)
+            batch, _ = self._fetch(topic, offset=first, bytes_max=SAMPLE_BYTES)
             if batch is not None:
                 known = self._record_bytes[topic] = len(batch.data) / (batch.next_offset - batch.base_offset)
         return known or 1.0

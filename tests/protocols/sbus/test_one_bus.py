@@ -91,7 +91,6 @@ def test_a_topic_that_comes_or_goes_later_counts_at_once(tmp_path: Path) -> None
 def test_secrets_and_the_servers_own_names_stay_on_the_bus(tmp_path: Path) -> None:
     heard: list[str] = []
     with LiveServer(configured(tmp_path)) as live, join(live, b"") as client:
-        live.call(lambda: live.server.broker.create_topic("$state"))
         live.call(
             lambda: live.server.broker.subscribe(
                 EVERYTHING, lambda events: heard.extend(event.subject for event in events)

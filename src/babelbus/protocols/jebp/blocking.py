@@ -13,9 +13,9 @@ from babelbus.protocols.jebp.blocking_transactions import BlockingTransaction
 from babelbus.protocols.jebp.client import Client, Position
 from babelbus.protocols.jebp.client_errors import ClientClosedError
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.protocols.jebp.messages import ANY_PARTITION
+from babelbus.protocols.jebp.messages import ANY_PARTITION, TopicPositions
 from babelbus.protocols.jebp.producer import Published
-from babelbus.protocols.jebp.reader import Fetched, FetchedBatch
+from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.storage.format import InvalidRecordError
 from babelbus.storage.record import Headers, Record
 
@@ -266,6 +266,34 @@ class BlockingClient:
     ) -> Fetched:
         """Fetch stored records from an offset or a time (ms) on; see `Client.fetch`."""
         return self._run(self._client.fetch(topic, offset=offset, timestamp=timestamp, bytes_max=bytes_max))
+
+    def positions(self, topics: Sequence[str] | None = None, timestamp: int | None = None) -> list[TopicPositions]:
+        """Give what partitions topics have and where those begin and end; see `Client.positions`."""
+        return self._run(self._client.positions(topics, timestamp))
+
+    def fetch_partition(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: int | None = None,
+        timestamp: int | None = None,
+        end_offset: int | None = None,
+        bytes_max: int = 2**20,
+        wait_seconds: float = 0.0,
+    ) -> FetchedPartition:
+        """Fetch stored records of one partition; see `Client.fetch_partition`."""
+        return self._run(
+            self._client.fetch_partition(
+                topic,
+                partition,
+                offset=offset,
+                timestamp=timestamp,
+                end_offset=end_offset,
+                bytes_max=bytes_max,
+                wait_seconds=wait_seconds,
+            )
+        )
 
     def first_offset(self, topic: str) -> int:
         """Give the offset of the oldest record; see `Client.first_offset`."""

@@ -33,10 +33,10 @@ from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.handshake import MINOR_WITH_CREATE_RECORDS
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.keeper import Keeper
-from babelbus.protocols.jebp.messages import ANY_PARTITION, CreateTopic, RemoveTopic, Response
+from babelbus.protocols.jebp.messages import ANY_PARTITION, CreateTopic, RemoveTopic, Response, TopicPositions
 from babelbus.protocols.jebp.plain import PlainRun
 from babelbus.protocols.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
-from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, Reader, start_of
+from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, FetchedPartition, Reader, start_of
 from babelbus.protocols.jebp.status import is_success
 from babelbus.protocols.jebp.transactions import Asker, Transaction
 from babelbus.storage.record import Headers, Record
@@ -394,6 +394,49 @@ class Client:
         start_type, start = start_of(offset, timestamp)
         return Fetched(await self._reader.fetch(topic, start_type, start, bytes_max))
 
+    async def positions(
+        self, topics: Sequence[str] | None = None, timestamp: int | None = None
+    ) -> list[TopicPositions]:
+        """Give what partitions topics have and where those begin and end, sorted by name; without names, of all topics.
+
+        With `timestamp` (ms) also where each partition has its first record at or after that time. A topic's `id` is
+        another one when it was removed and made again.
+
+        Raises:
+            UnknownTopicError: one of those that are named is not there, or we may not read it.
+            UnsupportedByServerError: the server is an older one.
+            RequestError, ClientError: as `fetch`.
+        """
+        return await self._reader.partitions.positions(topics, timestamp)
+
+    async def fetch_partition(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: int | None = None,
+        timestamp: int | None = None,
+        end_offset: int | None = None,
+        bytes_max: int = 2**20,
+        wait_seconds: float = 0.0,
+    ) -> FetchedPartition:
+        """Fetch stored records of one partition, up to `end_offset` (excluded) if it is given.
+
+        Start as in `fetch`. When there is nothing yet the server waits for `wait_seconds`, 60 at the most and half the
+        request timeout; meanwhile it answers nothing else of this client, for answers keep the order of requests.
+
+        Raises:
+            OffsetOutOfRangeError: the partition does not have the offset; the error says which ones it has.
+            RecordTooLargeError: the first record alone is over `bytes_max` bytes.
+            UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
+            UnsupportedByServerError: the server is an older one.
+            RequestError, ClientError: as `fetch`; a damaged record is a `RequestError`.
+        """
+        start_type, start = start_of(offset, timestamp)
+        return await self._reader.fetch_partition(
+            topic, partition, start_type, start, end_offset, bytes_max, wait_seconds
+        )
+
     async def first_offset(self, topic: str) -> int:
         """Give the offset of the oldest record that there is (0 if there is none), of the first partition with one."""
         return await self._reader.find_first(topic)
@@ -422,8 +465,8 @@ class Client:
         It asks again when there is nothing: after 5 ms at first, then after `poll_seconds_max` seconds at the most, for
         jebp has no push. A lost connection is waited for, as long as it takes. Costs about 1.5 us a record.
 
-        A topic of several partitions: jebp gives the records of all of them from the same start, and this throws away
-        those of the others, so it is for topics with few partitions.
+        A server that does not know partitions by number gives the records of all of them from the same start, and this
+        throws away those of the others: it is for topics with few partitions then.
 
         Args:
             topic: an existing topic.
@@ -435,7 +478,8 @@ class Client:
 
         Raises:
             OffsetOutOfRangeError, UnknownTopicError, RequestError, ClientError: as `fetch`.
-            PartitionOutOfReachError: the partitions in front leave no room for this one in an answer.
+            UnknownPartitionError: the topic has no such partition.
+            PartitionOutOfReachError: an older server's: the partitions in front leave no room for this one.
             CorruptRecordError: a record is not what was written.
         """
         start = self.follow_chunks(topic, offset, timestamp, partition, until_end, poll_seconds_max, 2**20)

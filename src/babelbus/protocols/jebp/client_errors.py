@@ -47,7 +47,7 @@ class UntrustedServerError(ClientError):
 
 
 class UnsupportedByServerError(ClientError):
-    """The server speaks jebp/1.0, which has no words for this."""
+    """The server speaks jebp/1.0, or an earlier state of our extensions, which has no words for this."""
 
 
 class RequestError(ClientError):
@@ -69,16 +69,24 @@ class UnknownTopicError(RequestError):
     """There is no topic of this name, or this client may not read it."""
 
 
+class UnknownPartitionError(RequestError):
+    """The topic has no partition of this number."""
+
+
 class NoRightsError(RequestError):
     """The client has no administrative rights."""
 
 
 class OffsetOutOfRangeError(RequestError):
-    """Retention removed the records at this offset, or nobody has written so far."""
+    """Retention removed the records at this offset, or nobody has written so far.
 
-    def __init__(self, offset: int, status: int) -> None:
-        super().__init__(f"offset {offset} does not exist", status, repeat=False)
-        self.offset = offset
+    `first` to `end` (excluded) are the offsets that there are; -1 where the server does not say.
+    """
+
+    def __init__(self, offset: int, status: int, first: int = -1, end: int = -1) -> None:
+        there = f": there are {first} to {end}" if first >= 0 else ""
+        super().__init__(f"offset {offset} does not exist{there}", status, repeat=False)
+        self.offset, self.first, self.end = offset, first, end
 
 
 class RecordTooLargeError(RequestError):
@@ -96,5 +104,6 @@ class RecordTooLargeError(RequestError):
 class PartitionOutOfReachError(ClientError):
     """The partitions in front fill a fetch of the greatest size, so that none of this one's records is in it.
 
-    jebp's fetch names no partition and begins with the first (DECISION 26).
+    jebp's own fetch names no partition and begins with the first (DECISION 26); servers that know the extension with
+    partitions by number never cause this.
     """

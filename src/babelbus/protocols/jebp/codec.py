@@ -21,6 +21,7 @@ from babelbus.protocols.jebp.messages import (
     CREATE_RECORDS,
     CREATE_TOPIC,
     FETCH,
+    FETCH_PARTITION,
     FROM_OFFSET,
     FROM_TIMESTAMP,
     NO_PRODUCER,
@@ -28,6 +29,7 @@ from babelbus.protocols.jebp.messages import (
     REMOVE_TOPIC,
     STAGE_RECORDS,
     SUBSCRIBE,
+    TELL_POSITIONS,
     AbortBatch,
     AskTransaction,
     Batch,
@@ -37,6 +39,7 @@ from babelbus.protocols.jebp.messages import (
     CreateTopic,
     Data,
     Fetch,
+    FetchPartition,
     Malformed,
     RecordsCreated,
     RemoveTopic,
@@ -44,6 +47,7 @@ from babelbus.protocols.jebp.messages import (
     Response,
     StageRecords,
     Subscribe,
+    TellPositions,
 )
 from babelbus.protocols.jebp.names import (
     NAME_BYTES_MAX,
@@ -52,6 +56,7 @@ from babelbus.protocols.jebp.names import (
     find_name_field,
     read_name,
 )
+from babelbus.protocols.jebp.partition_codec import decode_partition_request, encode_partition_request
 from babelbus.protocols.jebp.staging_codec import decode_staging, encode_staging
 from babelbus.protocols.jebp.status import REPEAT_NO, REPEAT_YES, Outcome
 
@@ -99,6 +104,8 @@ def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Re
         return _read_subscribe(content)
     if command in _STAGING:
         return decode_staging(content)
+    if command in (TELL_POSITIONS, FETCH_PARTITION):
+        return decode_partition_request(content)
     if command in (CREATE_TOPIC, REMOVE_TOPIC):
         topic = read_name(content[1:])
         if topic is None:
@@ -211,6 +218,8 @@ def encode_request(request: Request, *, bare_records: bool = False) -> bytes:
             return b"\x31" + encode_name(topic)
         case StageRecords() | CommitBatch() | AbortBatch() | AskTransaction():
             return encode_staging(request)
+        case TellPositions() | FetchPartition():
+            return encode_partition_request(request)
         case Malformed():
             raise LocalProtocolError("a malformed request is for reading only")
         case _:

@@ -18,6 +18,8 @@ ABORT_BATCH: Final = 0x16
 SUBSCRIBE: Final = 0x21
 FETCH: Final = 0x22
 ASK_TRANSACTION: Final = 0x23
+TELL_POSITIONS: Final = 0x24  # this and the next one: extension of ours, partitions by number
+FETCH_PARTITION: Final = 0x25
 REMOVE_TOPIC: Final = 0x31
 
 FROM_TIMESTAMP: Final = 0xC0
@@ -26,6 +28,8 @@ FROM_OFFSET: Final = 0xC1
 ANY_PARTITION: Final = -1
 NO_PRODUCER: Final = -1
 NO_SEQUENCE: Final = -1
+NO_TIMESTAMP: Final = -1
+NO_OFFSET: Final = -1
 
 Data = bytes | bytearray | memoryview
 
@@ -128,6 +132,36 @@ class AskTransaction(msgspec.Struct, frozen=True, gc=False):
     transaction: str
 
 
+class TellPositions(msgspec.Struct, frozen=True):
+    """`24`: which partitions do topics have, and where do those begin and end?
+
+    Without `topics` all are meant that the client may read. The answer begins behind the name `after`. With a
+    `timestamp` (-1: none) it also says where each partition has its first record at or after that time.
+    """
+
+    topics: tuple[str, ...] = ()
+    timestamp: int = NO_TIMESTAMP
+    after: str = ""
+
+
+class FetchPartition(msgspec.Struct, frozen=True, gc=False):
+    """`25`: read records of one partition, up to the offset `end` (excluded; -1: as far as there are any).
+
+    Start and `bytes_max` are those of `Fetch`. When there is nothing yet the server waits for `wait_ms` at the most.
+    """
+
+    topic: str
+    partition: int
+    start_type: int
+    start: int
+    end: int
+    bytes_max: int
+    wait_ms: int = 0
+
+
+PartitionRequest = TellPositions | FetchPartition
+
+
 StagingRequest = StageRecords | CommitBatch | AbortBatch | AskTransaction
 
 
@@ -142,7 +176,17 @@ class Malformed(msgspec.Struct, frozen=True, gc=False):
     outcome: Outcome
 
 
-Request = CreateTopic | CreateRecord | CreateRecords | StagingRequest | Subscribe | Fetch | RemoveTopic | Malformed
+Request = (
+    CreateTopic
+    | CreateRecord
+    | CreateRecords
+    | StagingRequest
+    | PartitionRequest
+    | Subscribe
+    | Fetch
+    | RemoveTopic
+    | Malformed
+)
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
@@ -193,3 +237,53 @@ class TransactionTold(msgspec.Struct, frozen=True, gc=False):
     pending_batch_id: int
     staged_bytes: int
     owner: str
+
+
+class PartitionPositions(msgspec.Struct, frozen=True, gc=False):
+    """Where a partition begins and where readers stop, and its size (bytes of the stored records).
+
+    `time_offset` is where its first record at or after the wanted time is; -1: there is none, or no time was given.
+    """
+
+    first_offset: int
+    high_watermark: int
+    size_bytes: int
+    time_offset: int = NO_OFFSET
+
+
+class TopicPositions(msgspec.Struct, frozen=True):
+    """One topic of the answer to `TellPositions`; the partitions are in the order of their numbers, from 0 on.
+
+    `id` is another one when the topic was removed and made again, or its records went with a restart.
+    """
+
+    topic: str
+    id: str
+    engine: str
+    partitions: tuple[PartitionPositions, ...]
+
+
+class PositionsTold(msgspec.Struct, frozen=True):
+    """The content of a successful answer to `TellPositions`; `more` says that topics behind the last one are left."""
+
+    topics: tuple[TopicPositions, ...]
+    more: bool
+
+
+class PartitionFetched(msgspec.Struct, frozen=True, gc=False):
+    """The content of a successful answer to `FetchPartition`: whole stored records in order, perhaps none.
+
+    `next_offset` is where to go on: behind the last record, or behind offsets that compaction left empty.
+    """
+
+    next_offset: int
+    first_offset: int
+    high_watermark: int
+    records: bytes | memoryview
+
+
+class OffsetBounds(msgspec.Struct, frozen=True, gc=False):
+    """The content of `b2` to `FetchPartition`: which offsets there are instead."""
+
+    first_offset: int
+    high_watermark: int

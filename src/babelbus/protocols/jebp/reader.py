@@ -3,6 +3,8 @@
 jebp has no push (DECISION 24) and its fetch names no topic: it reads what the connection is subscribed to. So each
 fetch goes out behind its own subscribe, both in one write. That costs the server some microseconds, and no caller can
 ever read what another one subscribed to, or be left without a topic that was made again under the same name.
+
+Following reads its partition by number (`partition_reader`), and does with fetches only where the server is older.
 """
 
 import asyncio
@@ -19,12 +21,15 @@ from babelbus.protocols.jebp.client_errors import (
     RecordTooLargeError,
     RequestError,
     RequestTimeoutError,
+    UnknownPartitionError,
     UnknownTopicError,
+    UnsupportedByServerError,
 )
 from babelbus.protocols.jebp.codec import decode_batches, encode_request
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.protocols.jebp.link import Link
 from babelbus.protocols.jebp.messages import FROM_OFFSET, FROM_TIMESTAMP, Fetch, Response, Subscribe
+from babelbus.protocols.jebp.partition_reader import PartitionReader
 from babelbus.protocols.jebp.status import is_success
 from babelbus.storage.columns import I64, Columns, decode_columns, find_positions, iterate, verify
 from babelbus.storage.format import INT64, INT64_MAX, CorruptRecordError
@@ -105,6 +110,19 @@ class Fetched(msgspec.Struct, frozen=True):
     batches: list[FetchedBatch]
 
 
+class FetchedPartition(msgspec.Struct, frozen=True):
+    """What one fetch of one partition brought; no batch when there is nothing.
+
+    `next_offset` is where to go on; `first_offset` and `high_watermark` are where the partition begins and where
+    readers stop, when the server answered.
+    """
+
+    batch: FetchedBatch | None
+    next_offset: int
+    first_offset: int
+    high_watermark: int
+
+
 GetLink = Callable[[float | None], Awaitable[Link]]
 """Gives the connection, waiting for a new one this many seconds at the most; `None` is for as long as it takes."""
 
@@ -116,26 +134,52 @@ class Reader:
         self._get_link = get_link
         self._timeout_seconds = timeout_seconds
         self._resend = resend
+        self.partitions = PartitionReader(self.call, timeout_seconds=timeout_seconds)
 
     async def fetch(
         self, topic: str, start_type: int, start: int, bytes_max: int, *, patient: bool = False
     ) -> list[FetchedBatch]:
         """Fetch once; again on a new connection if this one is lost. See `Client.fetch`."""
         contents = fetch_contents(topic, start_type, start, bytes_max)
+        responses = await self.call(*contents, what="a fetch", patient=patient)
+        return read_answer(topic, start, bytes_max, *responses)
+
+    async def fetch_partition(
+        self,
+        topic: str,
+        partition: int,
+        start_type: int,
+        start: int,
+        end: int | None,
+        bytes_max: int,
+        wait_seconds: float,
+    ) -> FetchedPartition:
+        """Fetch from one partition once; see `Client.fetch_partition`."""
+        found = await self.partitions.fetch(
+            topic, partition, start_type, start, end=end, bytes_max=bytes_max, wait_seconds=wait_seconds
+        )
+        batch = FetchedBatch(topic, partition, found.records) if len(found.records) else None
+        return FetchedPartition(batch, found.next_offset, found.first_offset, found.high_watermark)
+
+    async def call(self, *contents: bytes, what: str, patient: bool = False) -> list[Response]:
+        """Send requests together and give their answers; again on a new connection if this one is lost.
+
+        Raises:
+            RequestTimeoutError: no answer within the time limit, unless it is `patient`.
+            ClientError: the connection was lost, and is not made again.
+        """
         deadline = None if patient else asyncio.get_running_loop().time() + self._timeout_seconds
         while True:
             left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
             link = await self._get_link(left)
             try:
                 async with asyncio.timeout_at(deadline):
-                    responses = await link.call(*contents)
+                    return await link.call(*contents)
             except TimeoutError:
-                raise RequestTimeoutError(f"no answer to a fetch for {self._timeout_seconds:g} s") from None
+                raise RequestTimeoutError(f"no answer to {what} for {self._timeout_seconds:g} s") from None
             except (ConnectionLostError, RequestTimeoutError):
                 if not self._resend:
                     raise
-                continue
-            return read_answer(topic, start, bytes_max, *responses)
 
     async def follow(
         self,
@@ -152,26 +196,32 @@ class Reader:
         start_type, start = start_of(offset, timestamp)
         pause = 0.0
         end: int | None = None
+        by_number = True
         if until_end and start_type == FROM_OFFSET:
-            end = await self.find_end(topic, start)
-        asked = self._ask(topic, start_type, start, bytes_max)
+            end, by_number = await self._end_of(topic, partition, start)
+        number = partition if by_number else None
+        asked = self._ask(topic, number, start_type, start, bytes_max)
         try:
             while end is None or start < end:
                 try:
                     batches = await asked
+                except UnsupportedByServerError:  # an older server, perhaps since a moment ago
+                    number = None
+                    asked = self._ask(topic, number, start_type, start, bytes_max)
+                    continue
                 except RecordTooLargeError:
                     if bytes_max >= BYTES_MAX_MAX:
                         raise
                     bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
-                    asked = self._ask(topic, start_type, start, bytes_max)
+                    asked = self._ask(topic, number, start_type, start, bytes_max)
                     continue
                 mine = next((batch for batch in batches if batch.partition == partition), None)
                 if mine is not None:
                     start_type, start, pause = FROM_OFFSET, mine.next_offset, 0.0
                     if until_end and end is None:
-                        end = await self.find_end(topic, start)
+                        end, _ = await self._end_of(topic, partition, start)
                     # The next chunk is on its way while the caller decodes this one.
-                    asked = self._ask(topic, start_type, start, bytes_max)
+                    asked = self._ask(topic, number, start_type, start, bytes_max)
                     # One turn of the loop for the request to be made, one for uvloop to write it: only then may the
                     # caller keep the loop busy.
                     await asyncio.sleep(0)
@@ -190,14 +240,53 @@ class Reader:
                 else:
                     pause = min(max(2 * pause, POLL_SECONDS_MIN), poll_seconds_max)
                     await asyncio.sleep(pause)
-                asked = self._ask(topic, start_type, start, bytes_max)
+                asked = self._ask(topic, number, start_type, start, bytes_max)
         finally:
             asked.cancel()
 
-    def _ask(self, topic: str, start_type: int, start: int, bytes_max: int) -> "asyncio.Task[list[FetchedBatch]]":
-        task = asyncio.get_running_loop().create_task(self.fetch(topic, start_type, start, bytes_max, patient=True))
+    def _ask(
+        self, topic: str, partition: int | None, start_type: int, start: int, bytes_max: int
+    ) -> "asyncio.Task[list[FetchedBatch]]":
+        """Begin to fetch, from one partition or (`None`: the server does not know them) from all."""
+        if partition is None:
+            answer = self.fetch(topic, start_type, start, bytes_max, patient=True)
+        else:
+            answer = self._fetch_one(topic, partition, start_type, start, bytes_max)
+        task = asyncio.get_running_loop().create_task(answer)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a follower may stop before it reads
         return task
+
+    async def _fetch_one(
+        self, topic: str, partition: int, start_type: int, start: int, bytes_max: int
+    ) -> list[FetchedBatch]:
+        """Give the next batch of one partition, behind whatever compaction left empty; none when there is nothing."""
+        while True:
+            found = await self.partitions.fetch(topic, partition, start_type, start, bytes_max=bytes_max, patient=True)
+            if len(found.records):
+                return [FetchedBatch(topic, partition, found.records)]
+            if found.next_offset >= found.high_watermark or found.next_offset <= start:
+                return []
+            start_type, start = FROM_OFFSET, found.next_offset
+
+    async def _end_of(self, topic: str, partition: int, known: int) -> tuple[int, bool]:
+        """Give the offset after a partition's last record, and whether the server knows partitions by number.
+
+        Raises:
+            OffsetOutOfRangeError: `known` lies behind it.
+            UnknownPartitionError: there is none of this number.
+        """
+        try:
+            (told,) = await self.partitions.positions([topic], None)
+        except UnsupportedByServerError:
+            return await self.find_end(topic, known), False
+        if partition >= len(told.partitions):
+            raise UnknownPartitionError(
+                f"topic {topic!r} has partitions 0 to {len(told.partitions) - 1}, not {partition}", 0xB6, False
+            )
+        there = told.partitions[partition]
+        if known > there.high_watermark:
+            raise OffsetOutOfRangeError(known, 0xB2, there.first_offset, there.high_watermark)
+        return there.high_watermark, True
 
     async def find_end(self, topic: str, known: int) -> int:
         """Give the offset after the last record that can be read; `known` is an offset that exists or is that one.

@@ -1,5 +1,6 @@
 """What the messages of one jebp connection mean (docs/protocols/jebp.md): requests in, broker calls out."""
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,10 +11,16 @@ from babelbus.core.access import Action
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker, TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
-from babelbus.core.record import Receipt
+from babelbus.core.record import Headers, Receipt
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import InvalidTopicNameError
-from babelbus.core.topic import SequenceGapError, SequenceTooOldError, Topic, UnknownPartitionError
+from babelbus.core.topic import (
+    SOURCE_HEADER,
+    SequenceGapError,
+    SequenceTooOldError,
+    Topic,
+    UnknownPartitionError,
+)
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
@@ -39,14 +46,18 @@ from babelbus.protocols.jebp.messages import (
     CreateTopic,
     Data,
     Fetch,
+    FetchPartition,
     Malformed,
+    PartitionRequest,
     RecordsCreated,
     RemoveTopic,
     Request,
     StageRecords,
     StagingRequest,
     Subscribe,
+    TellPositions,
 )
+from babelbus.protocols.jebp.partition_session import awaited, fetch_partition, tell_positions
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, Reading, answers
 from babelbus.storage.disk import InvalidTopicNameError as InvalidFolderError
@@ -106,6 +117,8 @@ class Session:
         self._fingerprint = ""
         self._topics: dict[str, Topic] = {}
         self._backlog: deque[Request] = deque()
+        self._waits: set[Receipt] = set()
+        self._source: Headers = ()
         self.on_close: Callable[[], None] = lambda: None
         hello = self._handshake.begin()
         outbox.answer(lambda: hello)
@@ -147,6 +160,7 @@ class Session:
             raise UntrustedPeerError(established.fingerprint)
         log.info("jebp: %s (%s) connected", client.name, established.fingerprint[:16])
         self._client, self._fingerprint = client, established.fingerprint
+        self._source = ((SOURCE_HEADER, client.source.encode()),)
         self._sealer = established.sealer
         bare = self._broker.topics.__contains__ if self._options.bare_records else None
         self._decoder = ServerDecoder(
@@ -181,8 +195,9 @@ class Session:
 
     def close(self) -> None:
         """The client is gone: records of requests that came whole are still stored (specification, section 6)."""
-        requests = [request for request in self._backlog if not isinstance(request, Fetch)]
+        requests = [request for request in self._backlog if not isinstance(request, Fetch | FetchPartition)]
         self._backlog.clear()
+        self.end_waits()
         try:
             self._handle(requests)
         finally:
@@ -221,6 +236,8 @@ class Session:
                     self._say(self._remove_topic(request))
                 case StageRecords() | CommitBatch() | AbortBatch() | AskTransaction():
                     self._carry_out_staging(request)
+                case TellPositions() | FetchPartition():
+                    self._read_partitions(request)
                 case Malformed():
                     self._say(self._refuse(request))
 
@@ -268,7 +285,7 @@ class Session:
                 refused.update(dict.fromkeys(numbers, Outcome.CREATE_RECORD_REFUSED))
                 continue
             payloads = [run[number].payload for number in numbers]
-            made = topic.publish_payloads(payloads, [run[number].timestamp for number in numbers])
+            made = topic.publish_payloads(payloads, [run[number].timestamp for number in numbers], self._source)
             stored = sum(map(len, payloads))
             size += stored
             self._metrics.topic_published(PROTOCOL, name).inc(len(numbers), stored)
@@ -288,7 +305,7 @@ class Session:
         if topic is None or not self._may(Action.PUBLISH, record.topic):
             return False
         size = len(record.payload)
-        receipts = topic.publish_payloads((record.payload,), [record.timestamp])
+        receipts = topic.publish_payloads((record.payload,), [record.timestamp], self._source)
         self._metrics.topic_published(PROTOCOL, record.topic).inc(1, size)
         receipt = receipts[0]
         self._outbox.answer_when(receipts, lambda: self._answer_alike(1, receipt), size)
@@ -335,6 +352,7 @@ class Session:
                 partition=request.partition,
                 producer_id=request.producer_id,
                 first_sequence=request.first_sequence,
+                source=self._source,
             )
         except BabelbusError as error:
             self._count_error(error)
@@ -430,6 +448,49 @@ class Session:
         if not known:
             raise _NoOffsetError
         return parts
+
+    # -- 24 and 25: partitions by number -----------------------------------------------------------------------------
+
+    def _read_partitions(self, request: PartitionRequest) -> None:
+        client, topics = self._client, self._broker.topics
+        assert client is not None  # nobody else's requests are read
+        bytes_max = self._options.frame_bytes_max - RESPONSE_OVERHEAD_BYTES
+
+        def read() -> list[Data]:
+            if isinstance(request, TellPositions):
+                outcome, parts = tell_positions(request, topics, client, bytes_max)
+            else:
+                outcome, parts = fetch_partition(request, topics, client, self._metrics, bytes_max)
+            return [self._content(outcome), *parts]
+
+        waiting = awaited(request, topics, client) if isinstance(request, FetchPartition) else None
+        if isinstance(request, FetchPartition) and waiting is not None:
+            receipt = self._wait(*waiting, request.wait_ms / 1000)
+            weight = min(request.bytes_max, bytes_max)
+            self._outbox.answer_when([receipt], lambda: self._sealer.seal_parts(read()), weight)
+            return
+        content = read()
+        self._outbox.answer(lambda: self._sealer.seal_parts(content), sum(map(len, content)))
+
+    def _wait(self, partition: Partition, offset: int, seconds: float) -> Receipt:
+        """Give what is done when a record can be read, its topic goes away, the time is over or the client is gone."""
+        receipt = Receipt(partition.number, offset, 0)
+        self._waits.add(receipt)
+        cancel = partition.watch(offset, receipt.resolve)
+        timer = asyncio.get_running_loop().call_later(seconds, receipt.resolve)
+
+        def forget(_: Receipt) -> None:
+            cancel()
+            timer.cancel()
+            self._waits.discard(receipt)
+
+        receipt.when_done(forget)
+        return receipt
+
+    def end_waits(self) -> None:
+        """Answer the fetches that wait for records with what there is: the server stops, or nobody is there."""
+        for receipt in list(self._waits):
+            receipt.resolve()
 
     # -- 11 and 31: topics -------------------------------------------------------------------------------------------
 

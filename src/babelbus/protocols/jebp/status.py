@@ -43,6 +43,14 @@ class Outcome(Enum):
     TRANSACTION_TOLD = auto()
     STAGING_REFUSED = auto()  # asking again does not help; why stands in the content
     STAGING_REPEAT = auto()  # disk error, commit under way, records in front missing
+    POSITIONS_TOLD = auto()
+    PARTITION_FETCHED = auto()
+    PARTITION_NO_TOPIC = auto()  # names stand in the content
+    PARTITION_MISSING = auto()  # the topic has fewer
+    PARTITION_NO_OFFSET = auto()
+    PARTITION_RECORD_TOO_LARGE = auto()
+    PARTITION_REFUSED = auto()  # asking again does not help; why stands in the content
+    PARTITION_DISK = auto()
     SUBSCRIBED = auto()
     SUBSCRIBE_MISSING = auto()
     SUBSCRIBE_REFUSED = auto()
@@ -88,6 +96,14 @@ _ROWS: dict[Outcome, tuple[int, int, bool]] = {
     Outcome.TRANSACTION_TOLD: (0xA0, 0xA0, False),
     Outcome.STAGING_REFUSED: (0xB3, 0xB3, False),
     Outcome.STAGING_REPEAT: (0xB3, 0xB3, True),
+    Outcome.POSITIONS_TOLD: (0xA0, 0xA0, False),
+    Outcome.PARTITION_FETCHED: (0xA0, 0xA0, False),
+    Outcome.PARTITION_NO_TOPIC: (0xB1, 0xB1, False),
+    Outcome.PARTITION_MISSING: (0xB6, 0xB6, False),
+    Outcome.PARTITION_NO_OFFSET: (0xB2, 0xB2, False),
+    Outcome.PARTITION_RECORD_TOO_LARGE: (0xB4, 0xB4, False),
+    Outcome.PARTITION_REFUSED: (0xB3, 0xB3, False),  # not b0, which an older server says
+    Outcome.PARTITION_DISK: (0xB3, 0xB3, True),
     Outcome.SUBSCRIBED: (0xA0, 0xA0, False),  # DECISION 17: not a2
     Outcome.SUBSCRIBE_MISSING: (0xB1, 0xB1, False),
     Outcome.SUBSCRIBE_REFUSED: (0xB0, 0xB0, False),

@@ -4,7 +4,6 @@ import os
 import tempfile
 
 import msgspec
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from babelbus.errors import BabelbusError
@@ -15,7 +14,7 @@ from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.frames import build, open_source, text_options, where
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Source
-from babelbus.spark.pipelines.session import cause
+from babelbus.spark.pipelines.session import REFUSALS, cause
 from babelbus.spark.pipelines.sinks import Target, bus_options, shape
 from babelbus.spark.reach import open_reach
 from babelbus.spark.schema import full_schema
@@ -74,7 +73,7 @@ def _source(spark: SparkSession, loaded: Loaded, bus: Bus, name: str, source: So
         if source.state:
             return Finding(field, True, columns(open_source(spark, source, bus)))
         return Finding(field, True, _reach(parse(options, "stream" if source.stream else "batch")))
-    except (PySparkException, BabelbusError, OSError) as error:
+    except (*REFUSALS, BabelbusError, OSError) as error:
         return Finding(field, False, cause(error))
 
 
@@ -99,7 +98,7 @@ def _sink(frame: DataFrame, target: Target) -> Finding:
             parsed = parse_sink(options | {"checkpointLocation": "any"}, "stream")
             check_columns(shaped.schema, parsed)
             if target.bus.url and sink.topic is not True:
-                _reach(parse(target.bus.options({}, writing=True) | {"subscribe": parsed.topic}, "batch"))
+                _reach(parse(target.bus.options({}, writing=True) | {"assign": f'{{"{parsed.topic}": [0]}}'}, "batch"))
         if sink.delta is not None:
             need_delta()
         if not frame.isStreaming:
@@ -115,7 +114,7 @@ def _sink(frame: DataFrame, target: Target) -> Finding:
         return Finding(field, True, columns(shaped))
     except PipelineError as error:
         return Finding(error.field, False, error.problem)
-    except (PySparkException, BabelbusError, OSError) as error:
+    except (*REFUSALS, BabelbusError, OSError) as error:
         return Finding(field, False, cause(error))
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -13,7 +12,7 @@ from babelbus.spark.pipelines.bus import Bus
 from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Function, Scalar, Source
-from babelbus.spark.pipelines.session import cause
+from babelbus.spark.pipelines.session import REFUSALS, cause
 
 Opener = Callable[[SparkSession, Source, Bus], DataFrame]
 
@@ -101,5 +100,5 @@ def _naming(loaded: Loaded, field: str) -> Iterator[None]:
     """Say which part of the file Spark refused."""
     try:
         yield
-    except PySparkException as error:
+    except REFUSALS as error:
         raise PipelineError(loaded.file, field, cause(error)) from error

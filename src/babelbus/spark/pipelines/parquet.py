@@ -1,9 +1,9 @@
 """A folder of Parquet in which each row stands once for every reader, and small files are merged.
 
 Spark's own file sink is exactly once for Spark alone: it keeps a list of the files that count, and whoever does not
-know it also reads what an interrupted batch left. Its files cannot be merged either. So here each batch is written aside
-and moved into place under a name that has its number; a batch that is done again first takes away what it had moved. Files
-are merged once their batch cannot come again. Needs a folder of a file system, which all executors share.
+know it also reads what an interrupted batch left. Its files cannot be merged either. So here each batch is written
+aside and moved into place under a name that has its number; a batch that is done again first takes away what it had
+moved. Files are merged once their batch cannot come again. Needs a folder of a file system, which all executors share.
 """
 
 import json
@@ -43,6 +43,8 @@ class ParquetFolder:
         """Write a batch, and merge what earlier ones wrote. May be called again with the same batch."""
         if not self._begun:
             self._begin(batch)
+        # Spark's own default has no meaning outside of Spark, and a merge could not keep it.
+        frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         aside = os.path.join(self._folder, ASIDE)
         frame.write.partitionBy(*self._partition_by).mode("overwrite").parquet(aside)
         touched: dict[str, int] = {}

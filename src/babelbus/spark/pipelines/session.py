@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from babelbus.spark.errors import SparkError
@@ -23,6 +25,8 @@ SETTINGS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
+    # 15 s by default, and on a busy machine a Python process may need longer for its first word.
+    "spark.python.authenticate.socketTimeout": "120s",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -32,6 +36,8 @@ SETTINGS: dict[str, str] = {
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
+REFUSALS = (PySparkException, Py4JError)
+"""What Spark raises where it refuses something: some of the JVM's errors come as they are."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS = """rootLogger.level = {level}
 rootLogger.appenderRef.console.ref = console
@@ -81,18 +87,23 @@ def session(
             if is_local(checkpoint):
                 defaults["spark.sql.streaming.checkpointFileManagerClass"] = FAST_CHECKPOINTS
             wanted = defaults | wanted
+        archive = _pack(folder) if place.ship else ""
+        if archive and not place.remote:
+            # What runs on the driver beside it (readers of streams, commits) gets no files that are sent to executors.
+            paths = [archive, *filter(None, [os.environ.get("PYTHONPATH")])]
+            os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         for key, value in wanted.items():
             builder = builder.config(key, value)
         try:
             spark = builder.getOrCreate()
         except Exception as error:
             where = place.remote or place.master
-            raise SparkError(f"Spark did not start on {where}: {first_line(error)}") from error
+            raise SparkError(f"Spark did not start on {where}: {cause(error)}") from error
         try:
             if not place.remote:
                 spark.sparkContext.setLogLevel(log_level)
-            if place.ship:
-                _ship(spark, folder, remote=bool(place.remote))
+            if archive:
+                _ship(spark, archive, remote=bool(place.remote))
             yield spark
         finally:
             spark.stop()
@@ -103,9 +114,9 @@ def is_local(path: str) -> bool:
     return "://" not in path
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(text: str) -> str:
     """Give what an error of Spark's says, without the traces of two languages that follow."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 _OURS = re.compile(r"(?:babelbus|pyspark)[\w.]*(?:Error|Exception): (.+)|^(\w*(?:Error|Exception): .+)", re.MULTILINE)
@@ -114,10 +125,12 @@ _OURS = re.compile(r"(?:babelbus|pyspark)[\w.]*(?:Error|Exception): (.+)|^(\w*(?
 def cause(error: BaseException) -> str:
     """Give the reason of a failure that Spark passed on: what Python raised in a worker, else what Spark says."""
     text = str(error)
+    # What the JVM says by way of py4j begins with whom was called.
+    text = text.partition("\n: ")[2] if text.startswith("An error occurred while calling") else text
     found = list(_OURS.finditer(text))
     if found:
         return (found[-1][1] or found[-1][2]).strip()
-    return first_line(error)
+    return _first_line(text) or type(error).__name__
 
 
 def _text(value: Scalar) -> str:
@@ -132,10 +145,8 @@ def _log_settings(folder: str, level: str) -> str:
     return path
 
 
-def _ship(spark: SparkSession, folder: str, *, remote: bool) -> None:
-    """Send our packages as one zip to the executors. Spark finds a format by its name only where it is installed."""
-    from babelbus.spark.source import BabelbusDataSource
-
+def _pack(folder: str) -> str:
+    """Put our package into a zip, and give its path."""
     path = os.path.join(folder, "babelbus.zip")
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -144,6 +155,13 @@ def _ship(spark: SparkSession, folder: str, *, remote: bool) -> None:
             for file in files:
                 full = os.path.join(parent, file)
                 archive.write(full, os.path.relpath(full, root))
+    return path
+
+
+def _ship(spark: SparkSession, path: str, *, remote: bool) -> None:
+    """Send our package to the executors. Spark finds a format by its name only where it is installed."""
+    from babelbus.spark.source import BabelbusDataSource
+
     if remote:
         spark.addArtifacts(path, pyfile=True)
     else:

@@ -5,7 +5,6 @@ import os
 from typing import Any
 
 import msgspec
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
@@ -16,7 +15,7 @@ from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.frames import text_options
 from babelbus.spark.pipelines.model import Sink
 from babelbus.spark.pipelines.parquet import ParquetFolder
-from babelbus.spark.pipelines.session import cause, is_local
+from babelbus.spark.pipelines.session import REFUSALS, cause, is_local
 
 OBSERVED = "out"
 """The name under which the rows that reach a sink are counted: Spark counts those of some sinks only."""
@@ -56,7 +55,7 @@ def start(frame: DataFrame, target: Target) -> StreamingQuery:
         if sink.partition_by and sink.compact_files is None and sink.delta is None:
             writer = writer.partitionBy(*sink.partition_by)
         return _ending(writer, target).start()  # type: ignore[no-any-return]
-    except PySparkException as error:
+    except REFUSALS as error:
         raise PipelineError(target.file, field, cause(error)) from error
 
 
@@ -86,7 +85,7 @@ def save(frame: DataFrame, target: Target) -> int:
             writer = rows.write.mode("append").partitionBy(*sink.partition_by).options(**text_options(sink.options))
             writer.format(sink.format or "parquet").save(sink.parquet)
         return int(counted.get["rows"])
-    except PySparkException as error:
+    except REFUSALS as error:
         raise PipelineError(target.file, field, cause(error)) from error
 
 

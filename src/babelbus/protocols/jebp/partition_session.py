@@ -1,0 +1,157 @@
+"""What the commands that name partitions mean (docs/protocols/jebp.md, extension: partitions by number)."""
+
+import logging
+from collections.abc import Mapping
+
+from babelbus.core.access import Action, Identity
+from babelbus.core.partition import Partition
+from babelbus.core.topic import Topic, UnknownPartitionError
+from babelbus.errors import StorageError
+from babelbus.metrics import Metrics
+from babelbus.protocols.jebp.codec import encode_missing_topics
+from babelbus.protocols.jebp.messages import (
+    FROM_OFFSET,
+    NO_OFFSET,
+    NO_TIMESTAMP,
+    Data,
+    FetchPartition,
+    OffsetBounds,
+    PartitionPositions,
+    TellPositions,
+    TopicPositions,
+)
+from babelbus.protocols.jebp.partition_codec import (
+    FETCHED_HEAD_BYTES,
+    encode_offset_bounds,
+    encode_topic_positions,
+    fetched_head,
+    positions_head,
+)
+from babelbus.protocols.jebp.status import Outcome
+from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.format import CorruptRecordError
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "jebp"
+PARTITIONS_AT_ONCE = 1024
+"""An answer ends behind the topic that brings it to so many: each may cost a look at the disk, and the others wait."""
+
+Topics = Mapping[str, Topic]
+Said = tuple[Outcome, list[Data]]
+
+
+def _may_read(client: Identity, topics: Topics, name: str) -> bool:
+    return name in topics and client.may(Action.SUBSCRIBE, name)
+
+
+def tell_positions(request: TellPositions, topics: Topics, client: Identity, bytes_max: int) -> Said:
+    """Say where the partitions of topics begin and end, in the order of their names, in `bytes_max` at the most."""
+    missing = [name for name in request.topics if not _may_read(client, topics, name)]
+    if missing:
+        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics(missing)]
+    names = sorted(name for name in request.topics or topics if name > request.after)
+    told: list[Data] = []
+    left, partitions = bytes_max - len(positions_head(more=False)), 0
+    for name in names:
+        if not request.topics and not _may_read(client, topics, name):
+            continue
+        if partitions >= PARTITIONS_AT_ONCE:
+            return Outcome.POSITIONS_TOLD, [positions_head(more=True), *told]
+        try:
+            content = encode_topic_positions(_positions_of(topics[name], request.timestamp))
+        except StorageError as error:
+            log.error("jebp: positions of topic %r: %s", name, error)
+            return Outcome.PARTITION_DISK, [b"the server could not read the topic"]
+        if len(content) > left:
+            if not told:
+                return Outcome.PARTITION_REFUSED, [b"the answer for one topic is over the server's frame limit"]
+            return Outcome.POSITIONS_TOLD, [positions_head(more=True), *told]
+        told.append(content)
+        left -= len(content)
+        partitions += len(topics[name].partitions)
+    return Outcome.POSITIONS_TOLD, [positions_head(more=False), *told]
+
+
+def _positions_of(topic: Topic, timestamp: int) -> TopicPositions:
+    topic.commit()
+    rows = []
+    for partition in topic.partitions:
+        first, high_watermark = _bounds(partition)
+        found = None if timestamp == NO_TIMESTAMP else partition.find_time(timestamp)
+        rows.append(
+            PartitionPositions(
+                first, high_watermark, partition.log.size_bytes, NO_OFFSET if found is None else max(found, first)
+            )
+        )
+    return TopicPositions(topic.name, topic.id, topic.settings.engine, tuple(rows))
+
+
+def _bounds(partition: Partition) -> tuple[int, int]:
+    first = partition.log.first_offset
+    return first, max(partition.high_watermark, first)
+
+
+def awaited(request: FetchPartition, topics: Topics, client: Identity) -> tuple[Partition, int] | None:
+    """Give the partition and the offset that a fetch has to wait for; `None` when it can be answered now."""
+    if not request.wait_ms or not _may_read(client, topics, request.topic):
+        return None
+    topic = topics[request.topic]
+    topic.commit()
+    if request.partition >= len(topic.partitions):
+        return None
+    partition = topic.partitions[request.partition]
+    end = partition.high_watermark
+    if request.end != NO_OFFSET and request.end <= end:
+        return None
+    if request.start_type == FROM_OFFSET:
+        return (partition, end) if request.start == end else None
+    try:
+        return (partition, end) if partition.find_time(request.start) is None else None
+    except StorageError:
+        return None  # the answer says so
+
+
+def fetch_partition(
+    request: FetchPartition, topics: Topics, client: Identity, metrics: Metrics, bytes_max: int
+) -> Said:
+    """Read one partition; the answer's content has `bytes_max` bytes at the most."""
+    if not _may_read(client, topics, request.topic):
+        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
+    topic = topics[request.topic]
+    topic.commit()
+    try:
+        partition = topic.partition(request.partition)
+    except UnknownPartitionError as error:
+        return Outcome.PARTITION_MISSING, [str(error).encode()]
+    try:
+        return _read(request, partition, metrics, bytes_max)
+    except OffsetOutOfRangeError:
+        return Outcome.PARTITION_NO_OFFSET, [encode_offset_bounds(OffsetBounds(*_bounds(partition)))]
+    except CorruptRecordError as error:  # its text names files of the server
+        metrics.corrupt_records_total.inc()
+        log.error("jebp: fetch partition: %s", error)
+        return Outcome.PARTITION_REFUSED, [b"the record there is damaged; the server's log says where"]
+    except StorageError as error:
+        log.error("jebp: fetch partition: %s", error)
+        return Outcome.PARTITION_DISK, [b"the server could not read the records"]
+
+
+def _read(request: FetchPartition, partition: Partition, metrics: Metrics, bytes_max: int) -> Said:
+    first, high_watermark = _bounds(partition)
+    start: int | None = request.start
+    if request.start_type != FROM_OFFSET:
+        start = partition.find_time(request.start)
+    elif not first <= request.start <= high_watermark:
+        raise OffsetOutOfRangeError(request.start, first, high_watermark)
+    if start is None:
+        start = high_watermark
+    stop = high_watermark if request.end == NO_OFFSET else min(request.end, high_watermark)
+    if start >= stop:
+        return Outcome.PARTITION_FETCHED, [fetched_head(start, first, high_watermark)]
+    chunk = partition.read(start, max(min(request.bytes_max, bytes_max - FETCHED_HEAD_BYTES), 0), stop)
+    if not chunk.data and chunk.next_offset <= start:
+        return Outcome.PARTITION_RECORD_TOO_LARGE, []
+    if chunk.data:
+        metrics.topic_fetched(PROTOCOL, request.topic).inc(chunk.next_offset - chunk.base_offset, len(chunk.data))
+    return Outcome.PARTITION_FETCHED, [fetched_head(chunk.next_offset, first, high_watermark), chunk.data]
