@@ -24,7 +24,7 @@ from bench.frame import Reading, figure
 from bench.workload import PAYLOAD, SECONDS, scratch_folder
 from bench.worterbuch import READ_BYTES, pipelined
 
-REQUESTS = 100_000
+REQUESTS = 200_000
 CONNECTIONS = 32
 CONSUMERS = 4
 WINDOW = 100
@@ -88,7 +88,7 @@ def command(cmd: str, **headers: object) -> dict[str, object]:
 
 
 def publishes(count: int, *, ack: bool = True) -> bytes:
-    unacked = {} if ack else {"ack": False}
+    unacked = {} if ack else {"ack": "false"}
     return frames([{**command("pub", id=str(number), **unacked), "body": TEXT} for number in range(count)])
 
 
@@ -191,7 +191,7 @@ def _consume(started: Started) -> float:
         by_number = {made.fileno(): made for made in consumers}
         for number in by_number:
             poller.register(number, select.EPOLLIN)
-        refill = frames([command("sub", channel="c", window=WINDOW, ack=False)])
+        refill = frames([command("sub", channel="c", window=WINDOW, ack="false")])
         marks = [b'"window":"%d"' % left for left in (WINDOW // 2, 0)]
         left, begun = REQUESTS, time.perf_counter()
         for made in consumers:

@@ -99,7 +99,7 @@ class Peer:
         finally:
             self.outbox.release()
             self.session.release()
-        self._house.hub.commit()  # as the end of the turn does
+        self._house.hub.gatherer.commit()  # as the end of the turn does
 
     def leave(self) -> None:
         self.outbox.close()

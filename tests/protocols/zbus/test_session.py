@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from babelbus.core.record import Event
+from babelbus.core.subject import exactly
 from tests.protocols.zbus.peer import Client, House, command
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Gate, in_loop, turns
@@ -471,3 +473,46 @@ async def test_a_connection_without_traffic_for_180_seconds_is_closed() -> None:
     house.clock.advance(1)
     house.hub.tick()
     assert (client.closed, other.closed) == (False, True)
+
+
+@in_loop
+async def test_what_another_protocol_published_is_a_message_and_what_zbus_published_an_event() -> None:
+    house = House()
+    client, broker = Client(house), house.bus.broker
+    client.do("create", mq="Q", channel="C")
+    heard: list[Event] = []
+    broker.subscribe(exactly("Q"), heard.extend)
+    json_type = (b"content-type", b"application/json")
+    broker.publish([Event("Q", b'{"a":1}', b"k", (json_type, (b"ce_id", b"i"))), Event("Q/below", b"\xff")])
+    client.do("pub", "text", mq="Q", tag="t", id="z")
+    first, second, third = client.do("take", mq="Q", channel="C", window=9)["body"]
+    assert (first["body"], first["headers"]["id"], first["headers"]["key"]) == ({"a": 1}, "i", "k")
+    assert (second["body"], second["headers"]["content-encoding"]) == ("/w==", "base64")
+    assert third["body"] == "text"
+    assert [(event.payload, event.key) for event in heard] == [(b'{"a":1}', b"k"), (b"text", b"t")]
+    assert (b"ce_id", b"z") in heard[1].headers
+
+
+@in_loop
+async def test_two_exclusive_subscribers_of_a_removed_channel_do_not_keep_it_from_being_made_again() -> None:
+    house = House()
+    first, second = Client(house), Client(house)
+    first.do("create", mq="Q", channel="C")
+    for client in (first, second):
+        client.do("sub", mq="Q", channel="C")
+    first.do("remove", mq="Q", channel="C")
+    assert first.do("create", mq="Q", channel="C", channelMask=2)["status"] == 200
+    first.say(command("pub", 1, mq="Q", ack=False))
+    assert len(await first.pushed() + await second.pushed()) == 1
+
+
+@in_loop
+async def test_messages_to_a_topic_of_several_partitions_go_where_their_keys_lead() -> None:
+    house = House()
+    client = Client(house)
+    house.bus.topic("wide", 3)
+    client.do("create", mq="wide", channel="C")
+    client.say(*(command("pub", number, mq="wide", tag=str(number % 5)) for number in range(30)))
+    assert {answer["status"] for answer in client.messages()} == {200}
+    taken = client.do("take", mq="wide", channel="C", window=99)["body"]
+    assert sorted(bodies(taken)) == list(range(30))

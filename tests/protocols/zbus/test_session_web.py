@@ -12,7 +12,8 @@ from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.signature import sign_frame, sign_request
 from babelbus.wire.websocket import Close, encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
-from tests.support.bus import in_loop, turns
+from tests.storage.faults import FaultyFiles
+from tests.support.bus import Gate, in_loop
 
 KEYS = {"k": "secret"}
 
@@ -279,7 +280,7 @@ async def test_bound_urls_win_over_names_and_the_names_of_both_releases_work() -
     assert caller.messages()[0]["status"] == 404
 
 
-# -- who may do it (section 7) -------------------------------------------------------------------------------------------
+# -- who may do it (section 7) ----------------------------------------------------------------------------------------
 
 
 def signed(message: dict[str, Any]) -> bytes:
@@ -313,9 +314,10 @@ async def test_over_http_the_signature_names_what_it_covers() -> None:
     fields = "url,method,body,h.cmd,h.mq"
     message = Message({"cmd": "create", "mq": "Q"}, "/", "POST")
     made = sign_request(message, "k", "secret", fields)
-    assert web.ask(**made.headers).status == 200
-    assert web.ask(**{**made.headers, "mq": "R"}).status == 403
-    assert web.ask(**{**made.headers, "mqType": "disk"}).status == 403
+    proof: dict[str, Any] = dict(made.headers)
+    assert web.ask(**proof).status == 200
+    assert web.ask(**{**proof, "mq": "R"}).status == 403
+    assert web.ask(**{**proof, "mqType": "disk"}).status == 403
 
 
 @in_loop
@@ -330,4 +332,21 @@ async def test_a_replayed_message_is_refused_within_the_window_if_it_has_an_id()
     house.clock.advance(60)
     client.send(frame)
     assert [one["status"] for one in client.messages()] == [200]
-    await turns()
+
+
+@in_loop
+async def test_a_message_that_had_to_wait_is_no_replay_of_itself() -> None:
+    files = FaultyFiles()
+    gate = Gate(files)
+    house = House(files, ack="flushed", replay_window_seconds=60.0)
+    client = Client(house, keys=KEYS)
+    client.send(signed(command("create", mq="D", channel="C", mqType="disk", id="c")))
+    client.messages()
+    gate.shut()
+    client.send(signed(command("pub", 1, mq="D", id="p")) + signed(command("take", mq="D", channel="C", id="t")))
+    await gate.reached()
+    gate.open()
+    answers: list[dict[str, Any]] = []
+    while len(answers) < 2:
+        answers += await client.pushed()
+    assert [(one["headers"]["id"], one["status"]) for one in answers] == [("p", 200), ("t", 200)]

@@ -4,8 +4,7 @@ An MQ is a topic of the same name, a channel the consumer group of that name on 
 """
 
 import asyncio
-import os
-from collections.abc import Sequence
+import contextlib
 from typing import Any, Protocol
 
 import msgspec
@@ -14,23 +13,21 @@ from babelbus.clock import Clock
 from babelbus.core.broker import Broker
 from babelbus.core.group import Group
 from babelbus.core.group_member import Member
-from babelbus.core.group_settings import BEGINNING, END, GroupSettings, RecordFilter, at_offset
-from babelbus.core.record import Receipt, Record
-from babelbus.core.settings import InvalidSettingError
+from babelbus.core.group_settings import BEGINNING, END, GroupOwnedError, GroupSettings, at_offset
 from babelbus.core.topic import Topic
-from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import ring
 from babelbus.protocols.zbus.book import Book, Entry
 from babelbus.protocols.zbus.calls import Calls
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
-from babelbus.protocols.zbus.filters import compile_filter
+from babelbus.protocols.zbus.gather import Gatherer
 from babelbus.protocols.zbus.heads import Heads
+from babelbus.protocols.zbus.ids import IdMaker
 from babelbus.protocols.zbus.messages import Mask, Message
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.signature import ReplayGuard
-from babelbus.protocols.zbus.stored import encode_batch
+from babelbus.protocols.zbus.tags import record_filter
 from babelbus.storage.columns import decode_chunk, iterate
 from babelbus.storage.files import FileSystem, OffsetOutOfRangeError
 from babelbus.storage.format import CorruptRecordError
@@ -43,8 +40,6 @@ ENGINES = (m.MEMORY, m.DISK, m.DATABASE)
 REPLAYS_MAX = 100_000
 """So many signatures are remembered."""
 READ_BYTES = 64 * 2**10
-GATHER_MAX = 64
-"""So many records at once are a batch by themselves."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -94,17 +89,6 @@ class Subscriber(Protocol):
         """Become a member of the group that the channel is."""
 
 
-class _Gathered:
-    """Records of one topic that one turn of the event loop brought, from many connections."""
-
-    __slots__ = ("bodies", "receipt", "timestamps")
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes] = []
-        self.timestamps: list[int] = []
-        self.receipt = Receipt(-1, -1, 0)
-
-
 class _Activity:
     """When something last happened to an MQ, in ms since the epoch; 0 for never."""
 
@@ -145,10 +129,8 @@ class Hub:
         self._book = Book(files, folder)
         self._activity: dict[str, _Activity] = {}
         self._heads: dict[str, Heads] = {}
-        self._gathered: dict[Topic, _Gathered] = {}
-        self._loop = loop
-        self._ids = IdMaker()
-        self.new_id = self._ids.make
+        self.new_id = IdMaker().make
+        self.gatherer = Gatherer(loop)
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self.exists)
 
@@ -219,33 +201,6 @@ class Hub:
         """Give the mask of an MQ."""
         return self._book.get(mq).mask
 
-    def append(self, topic: Topic, bodies: Sequence[bytes], timestamp: int) -> Receipt:
-        """Append records that a `Recorder` made to a topic of one partition.
-
-        Few of them wait for the end of this turn of the event loop, so that what many connections publish at once is
-        one write; `commit` is for who cannot wait.
-        """
-        if len(bodies) >= GATHER_MAX:
-            if topic in self._gathered:
-                self.commit()
-            return _append(topic, bodies, [timestamp] * len(bodies))
-        gathered = self._gathered.get(topic)
-        if gathered is None:
-            if not self._gathered:
-                self._loop.call_soon(self.commit)
-            gathered = self._gathered[topic] = _Gathered()
-        gathered.bodies += bodies
-        gathered.timestamps += [timestamp] * len(bodies)
-        return gathered.receipt
-
-    def commit(self) -> None:
-        """Append what was gathered."""
-        if self._gathered:
-            waiting, self._gathered = self._gathered, {}
-            for topic, gathered in waiting.items():
-                made = _append(topic, gathered.bodies, gathered.timestamps)
-                made.when_done(lambda made, receipt=gathered.receipt: receipt.resolve(made.error))  # type: ignore[misc]
-
     def published(self, topic: Topic, count: int, size_bytes: int) -> None:
         """Take note of messages that were appended."""
         mq = topic.name
@@ -311,8 +266,9 @@ class Hub:
                 start = at_offset(max(offset, 0))
             group = self.groups.create(topic.name, channel, settings, start=start)
             for subscriber in self.subscribers.get((topic.name, channel), {}):
-                if subscriber.member is None:
-                    subscriber.join(group)  # it was there when the channel was removed (4.5)
+                if subscriber.member is None:  # it was there when the channel was removed (4.5)
+                    with contextlib.suppress(GroupOwnedError):  # another one was first
+                        subscriber.join(group)
             return
         changes: dict[str, Any] = {}
         if wanted is not None:
@@ -456,50 +412,3 @@ class Hub:
         """The server stops."""
         self.stopping = True
         self.calls.close()
-
-
-def _append(topic: Topic, bodies: Sequence[bytes], timestamps: list[int]) -> Receipt:
-    try:
-        return topic.publish_batch(encode_batch(bodies, timestamps))
-    except StorageError as error:
-        return Receipt.refused(error)
-
-
-class IdMaker:
-    """Makes UUIDs of version 4, many at a time: asking the system for randomness costs more than the rest."""
-
-    MANY = 256
-
-    def __init__(self) -> None:
-        self._made: list[str] = []
-
-    def make(self) -> str:
-        """Give a new one."""
-        if not self._made:
-            digits = os.urandom(16 * self.MANY).hex()
-            for at in range(0, len(digits), 32):
-                one = digits[at : at + 32]
-                variant = "89ab"[int(one[16], 16) & 3]
-                self._made.append(f"{one[:8]}-{one[8:12]}-4{one[13:16]}-{variant}{one[17:20]}-{one[20:]}")
-        return self._made.pop()
-
-
-def record_filter(text: str) -> RecordFilter:
-    """Give the filter of a channel for records, by their tag.
-
-    Raises:
-        InvalidSettingError: it is none.
-    """
-    try:
-        matches = compile_filter(text)
-    except MalformedMessageError as error:
-        raise InvalidSettingError(error.text) from error
-    return lambda record: matches(tag_of(record))
-
-
-def tag_of(record: Record) -> str | None:
-    """Give the tag of a message as it is stored, whoever published it."""
-    for name, value in record.headers:
-        if (name == b"zbus_tag" or name == b"tag") and value is not None:
-            return value.decode("utf-8", "backslashreplace")
-    return None

@@ -247,7 +247,7 @@ class Session(Generic[Asked]):
         for publication in publications.values():
             topic, events, bodies = publication.topic, publication.events, publication.bodies
             if bodies:
-                publication.receipts.append(self._hub.append(topic, bodies, publication.timestamp))
+                publication.receipts.append(self._hub.gatherer.append(topic, bodies, publication.timestamp))
             if events:
                 publication.receipts += topic.publish(events)
             self._receipts += publication.receipts
@@ -262,7 +262,7 @@ class Session(Generic[Asked]):
         if self._outbox.full:
             return False
         self._publish_all()
-        self._hub.commit()
+        self._hub.gatherer.commit()
         receipts = [receipt for receipt in self._receipts if not receipt.done]
         if not receipts:
             return True
@@ -298,7 +298,7 @@ class Session(Generic[Asked]):
             if receipt.error is not None:
                 call.answer(text_reply(request_id, m.FAILED, str(receipt.error)))
 
-        self._hub.commit()  # what was published before it comes first
+        self._hub.gatherer.commit()  # what was published before it comes first
         for receipt in topic.publish([event]):
             receipt.when_done(stored)
         self._hub.published(topic, 1, len(event.payload or b""))

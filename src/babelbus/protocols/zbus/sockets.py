@@ -81,6 +81,8 @@ class SocketSession:
         self._keys = keys
         self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.package_bytes_max)
         self._waiting: deque[Frame] = deque()
+        self._put_off: Message | None = None
+        """What the first frame of `_waiting` says, if it was looked at and could not be done yet."""
         self._last_word: RemoteProtocolError | PeerLeavesError | None = None
         self._close_code = NORMAL
         self.held = False
@@ -154,6 +156,15 @@ class SocketSession:
         return done
 
     def _handle(self, text: bytes) -> bool:
+        message = self._put_off or self._admit(text)
+        if message is None:
+            return True
+        done = self.session.handle(message, None)
+        self._put_off = None if done else message  # a second look would take it for a replay
+        return done
+
+    def _admit(self, text: bytes) -> Message | None:
+        """Give the message of a frame that proves who sent it; `None` if it is answered already."""
         session = self.session
         request_id = None
         try:
@@ -161,18 +172,18 @@ class SocketSession:
             headers = message.headers
             command, request_id = headers.get("cmd"), headers.get("id")
             if command == PING:
-                return True
+                return None
             if self._keys or command is None:
                 if command is None and message.body is None and message.url == pages.FAVICON_URL:
                     session.answer(pages.icon(request_id), None)
-                    return True
+                    return None
                 if self._keys:
                     verify_frame(message, text, self._keys, partial=self._hub.options.partial_sign_fields)
                     self._hub.admit(message)
         except RequestError as error:
             session.refuse(error, None, request_id)
-            return True
-        return session.handle(message, None)
+            return None
+        return message
 
     def _end(self, error: RemoteProtocolError | PeerLeavesError) -> None:
         """Say the last word.

@@ -10,8 +10,9 @@ from babelbus.core.record import Record
 from babelbus.errors import BabelbusError
 from babelbus.protocols.zbus.codec import delivery, delivery_tail
 from babelbus.protocols.zbus.filters import Matches
-from babelbus.protocols.zbus.hub import Hub, tag_of
+from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Mask, Message
+from babelbus.protocols.zbus.tags import tag_of
 
 SourceAndId = tuple[str, str]
 

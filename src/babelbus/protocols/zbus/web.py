@@ -92,6 +92,8 @@ class WebSession:
         self._monitor = monitor
         self._decoder = RequestDecoder(body_bytes_max=hub.options.package_bytes_max)
         self._waiting: deque[Request] = deque()
+        self._put_off: Message | None = None
+        """What the first of `_waiting` says, if it was looked at and could not be done yet."""
         self._socket: SocketSession | None = None
         self._last_word: RemoteProtocolError | PeerLeavesError | None = None
         self._heard = False
@@ -190,6 +192,16 @@ class WebSession:
         if "upgrade" in request.headers and "websocket" in request.headers["upgrade"].lower():
             self._upgrade(request)
             return True
+        message = self._put_off or self._admit(request)
+        if message is None:
+            return True
+        target = None if "cmd" in message.headers else target_of(request)
+        done = self.session.handle(message, request, target=target)
+        self._put_off = None if done else message  # a second look would take it for a replay
+        return done
+
+    def _admit(self, request: Request) -> Message | None:
+        """Give the message of a request that proves who sent it; `None` if it is answered already."""
         session = self.session
         request_id = request.headers.get("id")
         try:
@@ -197,17 +209,17 @@ class WebSession:
             command = message.headers.get("cmd")
             if command == PING:
                 session.answer(Message({"content-type": m.TEXT_TYPE}, status=m.OK), request)
-                return True
+                return None
             if command is None and message.body is None and message.url == pages.FAVICON_URL:
                 session.answer(pages.icon(request_id), request)
-                return True
+                return None
             if self._keys:
                 verify_request(message, self._keys, partial=self._hub.options.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:
             session.refuse(error, request, request_id)
-            return True
-        return session.handle(message, request, target=None if command is not None else target_of(request))
+            return None
+        return message
 
     def _upgrade(self, request: Request) -> None:
         self.session.settle()
@@ -234,8 +246,9 @@ class WebSession:
 
     def take_reply(self, message: Message) -> bool:
         """Send what a service answers; give whether somebody waits for it."""
-        session = self.session if self._socket is None else self._socket.session
-        return session.take_reply(message)
+        if self.session.take_reply(message):
+            return True
+        return self._socket is not None and self._socket.session.take_reply(message)
 
     def release(self) -> None:
         """The outbox may have room again for deliveries."""
