@@ -1,4 +1,4 @@
-"""The released npm client of Wörterbuch, unmodified, against our server. Run by `make interop`; skipped without Node."""
+"""The released npm client of Wörterbuch, unmodified, against our server (`make interop`; skipped without Node)."""
 
 import os
 import shutil
