@@ -31,6 +31,7 @@ def spark() -> Iterator[SparkSession]:
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.memory", "1g")
+            .config("spark.python.authenticate.socketTimeout", "120s")
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.streaming.checkpointFileManagerClass", FAST_CHECKPOINTS)
             .getOrCreate()

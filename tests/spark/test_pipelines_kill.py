@@ -15,8 +15,8 @@ from babelbus.client import BlockingClient, Record
 from tests.spark.support import NOW
 from tests.support.server import LiveServer, configure
 
-COUNT = 3000
-KILLS = 3
+COUNT = 1500
+KILLS = 2
 PIPELINE = """
 name: killed
 sources:
@@ -60,7 +60,7 @@ def test_output_equals_input_once_after_kills_at_any_moment(tmp_path: Path) -> N
             command(live, "--once"), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        assert all(json.loads(line)["lag"] is not None for line in done.stdout.splitlines())
+        assert all(json.loads(line)["rows_out"] <= 100 for line in done.stdout.splitlines())
         with BlockingClient(live.address, identity=live.admin) as client:
             copied = [int(record.payload or b"") for record in client.follow("sink", until_end=True)]
     archived = ds.dataset(str(tmp_path / "archive"), format="parquet").to_table(columns=["value"])

@@ -16,7 +16,8 @@ class Batch(msgspec.Struct, frozen=True):
     rows_late: int
     """Dropped because they came behind the watermark."""
     lag: int | None
-    """Records of the bus that were there and not read yet; `None` when no source is on the bus."""
+    """Records of the bus that were there and not read yet; `None` when no source is on the bus, and for a batch that is
+    done again after a crash: Spark does not ask then."""
     state_rows: int
     state_bytes: int
     seconds: float
