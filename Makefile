@@ -35,7 +35,7 @@ demo: $(VENV)/.ready-spark $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python tests/run.py $(ARGS)
 
 # The clients' packages are kept in the environment's folder, so that only the first run installs them.
 interop: $(VENV)/.ready-dev
