@@ -2,18 +2,18 @@
 
 import pytest
 
-from babelbus.core.settings import InvalidSettingError, TopicSettings, make_settings
+from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 
 DEFAULTS = TopicSettings()
 
 
 def test_what_is_not_said_comes_from_the_defaults() -> None:
-    made = make_settings(TopicSettings(ack="written", retention_bytes=5), {"cleanup": "compact"})
+    made = change_settings(TopicSettings(ack="written", retention_bytes=5), {"cleanup": "compact"})
     assert made == TopicSettings(ack="written", retention_bytes=5, cleanup="compact")
 
 
 def test_none_takes_a_bound_away() -> None:
-    assert make_settings(TopicSettings(retention_seconds=3.0), {"retention_seconds": None}).retention_seconds is None
+    assert change_settings(TopicSettings(retention_seconds=3.0), {"retention_seconds": None}).retention_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_none_takes_a_bound_away() -> None:
 )
 def test_a_wrong_setting_is_refused_by_name(changes: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidSettingError, match=named):
-        make_settings(DEFAULTS, changes)
+        change_settings(DEFAULTS, changes)
 
 
 @pytest.mark.parametrize("size", [1024, 2**40])
 def test_the_limits_of_a_segment_belong_to_it(size: int) -> None:
-    assert make_settings(DEFAULTS, {"segment_bytes": size}).segment_bytes == size
+    assert change_settings(DEFAULTS, {"segment_bytes": size}).segment_bytes == size
 
 
 def test_the_log_is_told_its_part() -> None:

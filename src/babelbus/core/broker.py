@@ -16,7 +16,7 @@ from babelbus.core.json_text import CONTENT_TYPE, JSON_TYPE, json_text
 from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Receiver, Router, Subscription
-from babelbus.core.settings import InvalidSettingError, TopicSettings, make_settings
+from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.staging import Staging
 from babelbus.core.staging_model import StagingSettings
 from babelbus.core.state import Commit, State
@@ -244,7 +244,7 @@ class Broker:
             partitions = self._default_partitions
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidSettingError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
-        return self._make_topic(name, partitions, make_settings(self._defaults, settings or {}))
+        return self._make_topic(name, partitions, change_settings(self._defaults, settings or {}))
 
     def _make_topic(self, name: str, partitions: int, settings: TopicSettings) -> Topic:
         store = self._stores[settings.engine]
@@ -286,7 +286,7 @@ class Broker:
             raise InvalidSettingError(
                 f"partitions can grow from {len(topic.partitions)} up to {PARTITIONS_MAX}, not become {partitions}"
             )
-        made = make_settings(topic.settings, changes)
+        made = change_settings(topic.settings, changes)
         if made.engine != topic.settings.engine:
             raise InvalidSettingError("engine is fixed when a topic is made")
         self._apply_settings(topic, partitions, made)

@@ -1,7 +1,7 @@
 """What a consumer group is told: its settings, where it begins, which records it wants; and its errors."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -80,22 +80,6 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def retry_delay(self, attempt: int) -> float:
         """Give how long a record waits after the delivery number `attempt` failed."""
         return float(min(self.retry_seconds * 2.0 ** min(attempt - 1, 62), self.retry_seconds_max))
-
-
-def change_settings(settings: GroupSettings, changes: dict[str, Any]) -> GroupSettings:
-    """Give `settings` with some values in the place of others.
-
-    Raises:
-        InvalidSettingError: a name is unknown or a value is not of its type.
-    """
-    unknown = set(changes) - set(GroupSettings.__struct_fields__)
-    if unknown:
-        names = ", ".join(GroupSettings.__struct_fields__)
-        raise InvalidSettingError(f"unknown setting {sorted(unknown)[0]!r}; a group has {names}")
-    try:
-        return msgspec.convert({**msgspec.to_builtins(settings), **changes}, GroupSettings)
-    except msgspec.ValidationError as error:
-        raise InvalidSettingError(str(error)) from error
 
 
 class Place(msgspec.Struct, frozen=True):

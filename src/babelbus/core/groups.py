@@ -30,11 +30,10 @@ from babelbus.core.group_settings import (
     RecordFilter,
     UnknownFilterError,
     UnknownGroupError,
-    change_settings,
     check_group_name,
     header_filter,
 )
-from babelbus.core.settings import InvalidSettingError
+from babelbus.core.settings import InvalidSettingError, change_settings
 from babelbus.core.subject import InvalidTopicNameError, check_topic_name
 from babelbus.core.topic import Topic
 from babelbus.errors import StorageError
@@ -143,7 +142,7 @@ class Groups:
             StorageError: the disk refused; nothing was changed.
         """
         group = self.get(topic, name)
-        made = change_settings(group.settings, changes)
+        made = change_settings(group.settings, changes, of="a group")
         if made.ack != group.settings.ack:
             raise InvalidSettingError("ack is fixed when a group is made")
         if made == group.settings:

@@ -1,6 +1,6 @@
 """How a topic is kept: the settings that each topic has and that may change while it is used."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -62,17 +62,21 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         )
 
 
-def make_settings(defaults: TopicSettings, changes: dict[str, Any]) -> TopicSettings:
-    """Give `defaults` with some values in the place of others.
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def change_settings(settings: S, changes: dict[str, Any], *, of: str = "a topic") -> S:
+    """Give `settings` with some values in the place of others.
 
     Raises:
         InvalidSettingError: a name is unknown or a value is not of its type.
     """
-    unknown = set(changes) - set(TopicSettings.__struct_fields__)
+    kind = type(settings)
+    unknown = set(changes) - set(kind.__struct_fields__)
     if unknown:
-        names = ", ".join(TopicSettings.__struct_fields__)
-        raise InvalidSettingError(f"unknown setting {sorted(unknown)[0]!r}; a topic has {names}")
+        names = ", ".join(kind.__struct_fields__)
+        raise InvalidSettingError(f"unknown setting {sorted(unknown)[0]!r}; {of} has {names}")
     try:
-        return msgspec.convert({**msgspec.to_builtins(defaults), **changes}, TopicSettings)
+        return msgspec.convert({**msgspec.to_builtins(settings), **changes}, kind)
     except msgspec.ValidationError as error:
         raise InvalidSettingError(str(error)) from error

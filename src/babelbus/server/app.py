@@ -29,6 +29,7 @@ from babelbus.protocols.worterbuch.hub import SYS
 from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.server.administration import Administrator
 from babelbus.server.connection import Connection
+from babelbus.server.listeners import Listeners
 from babelbus.server.sbus import SbusService
 from babelbus.server.worterbuch import WorterbuchService
 from babelbus.server.zbus import ZbusService
@@ -67,9 +68,8 @@ class Server:
         self.stopping = False
         self._files = LocalFiles()
         self._lists = AccessLists(self._files, os.path.join(self.folder, CONF_NAME))
-        self._connections: set[Connection] = set()
         self._sessions: set[JebpSession] = set()
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listeners] = []
         self._lock: File | None = None
         self._admin: AdminServer | None = None
         self._sbus: SbusService | None = None
@@ -233,11 +233,7 @@ class Server:
             )
 
     async def _listen(self, identity: Identity) -> None:
-        loop = asyncio.get_running_loop()
         jebp, server = self.config.jebp, self.config.server
-        self.metrics.connections_max.labels(JEBP).set(jebp.connections_max)
-        self.metrics.outbox_bytes_max.labels(JEBP).set(server.outbox_bytes_max)
-        self.metrics.outbox_bytes.labels(JEBP).set_function(lambda: sum(one.outbox_bytes for one in self._connections))
         if jebp.bare_certificates:
             log.warning("jebp.bare_certificates is on: who saw a certificate once can show it again")
         options = JebpOptions(jebp.status, jebp.bare_records, jebp.bare_certificates, jebp.frame_bytes_max)
@@ -257,24 +253,17 @@ class Server:
             return session
 
         if jebp.enabled:
-            listener = await loop.create_server(
-                lambda: Connection(
-                    JEBP,
-                    make_session,
-                    self.metrics,
-                    self._connections,
-                    bytes_max=server.outbox_bytes_max,
-                    handshake_seconds=jebp.handshake_seconds,
-                    connections_max=jebp.connections_max,
-                ),
-                jebp.host,
-                jebp.port,
-                backlog=1024,
+            listeners = Listeners(
+                JEBP,
+                self.metrics,
+                bytes_max=server.outbox_bytes_max,
+                handshake_seconds=jebp.handshake_seconds,
+                connections_max=jebp.connections_max,
             )
-            self._listeners.append(listener)
-            host, port = listener.sockets[0].getsockname()[:2]
-            self.addresses[JEBP] = f"{host}:{port}"
-            log.info("jebp listens on %s:%d, certificate %s", host, port, identity.fingerprint)
+            self._listeners.append(listeners)
+            await listeners.listen(JEBP, jebp.host, jebp.port, make_session)
+            self.addresses |= listeners.addresses
+            log.info("the certificate of jebp is %s", identity.fingerprint)
         if self.config.sbus.enabled and sys.platform == "linux":
             self._sbus = SbusService(self.config.sbus, self.broker, self.metrics, self.folder)
             self.addresses["sbus"] = self._sbus.addresses[0]
@@ -285,13 +274,11 @@ class Server:
                 self.broker,
                 self.metrics,
                 self.clock,
-                self._connections,
                 outbox_bytes_max=server.outbox_bytes_max,
             )
+            self._listeners.append(self._worterbuch.listeners)
             await self._worterbuch.start()
-            self.addresses |= self._worterbuch.addresses
-            for name, address in self._worterbuch.addresses.items():
-                log.info("%s listens on %s", name, address)
+            self.addresses |= self._worterbuch.listeners.addresses
         if self.config.zbus.enabled:
             self._zbus = ZbusService(
                 self.config.zbus,
@@ -300,13 +287,11 @@ class Server:
                 self.folder,
                 metrics=self.metrics,
                 clock=self.clock,
-                connections=self._connections,
                 outbox_bytes_max=server.outbox_bytes_max,
             )
+            self._listeners.append(self._zbus.listeners)
             await self._zbus.start()
-            self.addresses |= self._zbus.addresses
-            for name, address in self._zbus.addresses.items():
-                log.info("%s listens on %s", name, address)
+            self.addresses |= self._zbus.listeners.addresses
         if self.config.admin.enabled:
             self._admin = AdminServer(
                 Administrator(self),
@@ -350,14 +335,12 @@ class Server:
     async def stop(self) -> None:
         """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
         self.stopping = True
-        for listener in self._listeners:
-            listener.close()
+        for listeners in self._listeners:
+            await listeners.stop()
         if self._sbus is not None:
             self._sbus.stop_reading()
-        if self._worterbuch is not None:
-            await self._worterbuch.stop_listening()
         if self._zbus is not None:
-            await self._zbus.stop_listening()
+            self._zbus.hub.stop()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -369,19 +352,24 @@ class Server:
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
         while self._has_unsent() and self.clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_STEP_SECONDS)
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.close()
         if self._sbus is not None:
             self._sbus.close()
         if hasattr(self, "broker"):
             await self.broker.close()
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.abort()
         if self._admin is not None:
             await self._admin.stop()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    @property
+    def _connections(self) -> list[Connection]:
+        """The connections of all stream protocols."""
+        return [connection for listeners in self._listeners for connection in listeners.connections]
 
     def _has_unsent(self) -> bool:
         return any(one.unsent for one in self._connections) or (self._sbus is not None and self._sbus.waiting_bytes > 0)

@@ -1,10 +1,7 @@
 """The Wörterbuch part of a server: hub and listeners, put together from the settings."""
 
-import asyncio
-import contextlib
 import os
 import re
-import socket
 from collections.abc import Callable
 
 from babelbus import __version__
@@ -21,7 +18,8 @@ from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
 from babelbus.protocols.worterbuch.static import Files
 from babelbus.protocols.worterbuch.symbols import Symbols
 from babelbus.protocols.worterbuch.web import Endpoint, WebOptions, WebSession
-from babelbus.server.connection import Connection, MakeSession
+from babelbus.server.connection import MakeSession
+from babelbus.server.listeners import Listeners
 
 MAIN_ENDPOINT = Endpoint(MAIN)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -29,7 +27,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 class WorterbuchService:
-    """Wörterbuch as a server of topics offers it. `addresses` are those of its listeners by kind."""
+    """Wörterbuch as a server of topics offers it. Made in the event loop, then `start`."""
 
     def __init__(
         self,
@@ -37,14 +35,10 @@ class WorterbuchService:
         broker: Broker,
         metrics: Metrics,
         clock: Clock,
-        connections: set[Connection],
         *,
         outbox_bytes_max: int,
     ) -> None:
         self._settings = settings
-        self._metrics = metrics
-        self._connections = connections
-        self._outbox_bytes_max = outbox_bytes_max
         key = _read_key(settings.auth_key_file)
         options = Options(
             version=__version__,
@@ -59,10 +53,13 @@ class WorterbuchService:
             sse_double_encoding=settings.sse_double_encoding,
         )
         self.hub = Hub(broker, metrics, clock, options)
-        self.addresses: dict[str, str] = {}
-        self._listeners: list[asyncio.Server] = []
-        self._ticker: asyncio.Task[None] | None = None
-        self._unix: tuple[str, int | None] | None = None
+        self.listeners = Listeners(
+            PROTOCOL,
+            metrics,
+            bytes_max=outbox_bytes_max,
+            handshake_seconds=settings.handshake_seconds,
+            connections_max=settings.connections_max,
+        )
 
     async def start(self) -> None:
         """Listen.
@@ -70,8 +67,7 @@ class WorterbuchService:
         Raises:
             OSError: an address is taken.
         """
-        settings = self._settings
-        loop = asyncio.get_running_loop()
+        settings, listeners = self._settings, self.listeners
         paths = {"/ws": MAIN_ENDPOINT}
         ports = {}
         for place, endpoint in map(read_endpoint, (settings.more_endpoints or "").split()):
@@ -79,39 +75,16 @@ class WorterbuchService:
                 paths[place] = endpoint
             else:
                 ports[place] = endpoint
-        await self._listen_tcp("worterbuch", settings.port, self._make_web(paths))
-        await self._listen_tcp("worterbuch-tcp", settings.tcp_port, self._make_lines(MAIN_ENDPOINT, "TCP"))
+        await listeners.listen("worterbuch", settings.host, settings.port, self._make_web(paths))
+        lines = self._make_lines(MAIN_ENDPOINT, "TCP")
+        await listeners.listen("worterbuch-tcp", settings.host, settings.tcp_port, lines)
         for port, endpoint in ports.items():
             name = f"worterbuch-tcp-{endpoint.profile.name}"
-            await self._listen_tcp(name, port, self._make_lines(endpoint, "TCP"))
+            await listeners.listen(name, settings.host, port, self._make_lines(endpoint, "TCP"))
         if settings.unix_path is not None:
-            path = _prepare_path(settings.unix_path)
-            connect = self._connect(self._make_lines(MAIN_ENDPOINT, "UNIX"))
-            self._listeners.append(await loop.create_unix_server(connect, path, backlog=1024))
-            self._unix = (path, _number_of(path))
-            self.addresses["worterbuch-unix"] = path
-        self._ticker = loop.create_task(self._tick())
-
-    async def _listen_tcp(self, name: str, port: int, make_session: MakeSession) -> None:
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(self._connect(make_session), self._settings.host, port, backlog=1024)
-        for bound in listener.sockets:
-            # Each connection takes it over: a client that vanished without a word is noticed in the end (section 3).
-            with socket.socket(fileno=os.dup(bound.fileno())) as own:
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._listeners.append(listener)
-        self.addresses[name] = "{}:{}".format(*listener.sockets[0].getsockname()[:2])
-
-    def _connect(self, make_session: MakeSession) -> Callable[[], Connection]:
-        return lambda: Connection(
-            PROTOCOL,
-            make_session,
-            self._metrics,
-            self._connections,
-            bytes_max=self._outbox_bytes_max,
-            handshake_seconds=self._settings.handshake_seconds,
-            connections_max=self._settings.connections_max,
-        )
+            lines = self._make_lines(MAIN_ENDPOINT, "UNIX")
+            await listeners.listen_unix("worterbuch-unix", settings.unix_path, lines)
+        listeners.tick(TICK_SECONDS, self.hub.tick)
 
     def _make_lines(self, endpoint: Endpoint, transport_name: str) -> MakeSession:
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
@@ -141,24 +114,6 @@ class WorterbuchService:
             return WebSession(self.hub, outbox, close, address=peer, options=options)
 
         return make
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            self.hub.tick()
-
-    async def stop_listening(self) -> None:
-        """Take no more clients."""
-        for listener in self._listeners:
-            listener.close()
-        if self._ticker is not None:
-            self._ticker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticker
-        if self._unix is not None:
-            path, number = self._unix
-            if _number_of(path) == number:
-                os.unlink(path)
 
 
 def read_endpoint(text: str) -> tuple[str | int, Endpoint]:
@@ -220,21 +175,6 @@ def _open_root(path: str | None, bytes_max: int) -> Files | None:
     if not os.path.isdir(path):
         raise ConfigError(f"worterbuch.web_root: {path}: no such folder")
     return Files(path, bytes_max=bytes_max)
-
-
-def _prepare_path(path: str) -> str:
-    """Make the folder of a socket; asyncio itself removes a stale one."""
-    path = os.path.abspath(path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    return path
-
-
-def _number_of(path: str) -> int | None:
-    """Say which file is at a path now."""
-    try:
-        return os.stat(path).st_ino
-    except FileNotFoundError:
-        return None
 
 
 def _read_key(path: str | None) -> str | None:

@@ -1,7 +1,6 @@
 """The zbus part of a server: hub and listeners, put together from the settings."""
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import Callable
 
@@ -15,7 +14,8 @@ from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus.hub import PROTOCOL, Hub, Options
 from babelbus.protocols.zbus.signature import Keys
 from babelbus.protocols.zbus.web import WebSession
-from babelbus.server.connection import Connection
+from babelbus.server.connection import Connection, MakeSession
+from babelbus.server.listeners import Listeners
 from babelbus.storage.files import FileSystem
 
 HANDSHAKE_SECONDS = 10.0
@@ -44,7 +44,7 @@ class ZbusConnection(Connection):
 
 
 class ZbusService:
-    """zbus as a server of topics offers it. `addresses` are those of its listeners by kind."""
+    """zbus as a server of topics offers it. Made in the event loop, then `start`."""
 
     def __init__(
         self,
@@ -55,13 +55,9 @@ class ZbusService:
         *,
         metrics: Metrics,
         clock: Clock,
-        connections: set[Connection],
         outbox_bytes_max: int,
     ) -> None:
         self._settings = settings
-        self._metrics = metrics
-        self._connections = connections
-        self._outbox_bytes_max = outbox_bytes_max
         self._keys = read_keys(settings.auth_file)
         self._tls = _make_tls(settings)
         options = Options(
@@ -76,9 +72,14 @@ class ZbusService:
         self.hub = Hub(
             broker, files, folder, metrics=metrics, clock=clock, options=options, loop=asyncio.get_running_loop()
         )
-        self.addresses: dict[str, str] = {}
-        self._listeners: list[asyncio.Server] = []
-        self._ticker: asyncio.Task[None] | None = None
+        self.listeners = Listeners(
+            PROTOCOL,
+            metrics,
+            bytes_max=outbox_bytes_max,
+            handshake_seconds=HANDSHAKE_SECONDS,
+            connections_max=settings.connections_max,
+            kind=ZbusConnection,
+        )
 
     async def start(self) -> None:
         """Listen.
@@ -87,46 +88,17 @@ class ZbusService:
             OSError: an address is taken.
         """
         settings = self._settings
-        await self._listen("zbus", settings.host, settings.port, monitor=False)
+        await self.listeners.listen("zbus", settings.host, settings.port, self._maker(monitor=False), tls=self._tls)
         if settings.monitor_port is not None:
-            await self._listen("zbus-monitor", settings.host, settings.monitor_port, monitor=True)
-        self._metrics.connections_max.labels(PROTOCOL).set(settings.connections_max)
-        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+            maker = self._maker(monitor=True)
+            await self.listeners.listen("zbus-monitor", settings.host, settings.monitor_port, maker, tls=self._tls)
+        self.listeners.tick(TICK_SECONDS, self.hub.tick)
 
-    async def _listen(self, name: str, host: str, port: int, *, monitor: bool) -> None:
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(self._connect(monitor), host, port, backlog=1024, ssl=self._tls)
-        self._listeners.append(listener)
-        self.addresses[name] = "{}:{}".format(*listener.sockets[0].getsockname()[:2])
-
-    def _connect(self, monitor: bool) -> Callable[[], Connection]:
-        def make_session(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
+    def _maker(self, *, monitor: bool) -> MakeSession:
+        def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
             return WebSession(self.hub, outbox, close, address=peer, keys=self._keys, monitor=monitor)
 
-        return lambda: ZbusConnection(
-            PROTOCOL,
-            make_session,
-            self._metrics,
-            self._connections,
-            bytes_max=self._outbox_bytes_max,
-            handshake_seconds=HANDSHAKE_SECONDS,
-            connections_max=self._settings.connections_max,
-        )
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            self.hub.tick()
-
-    async def stop_listening(self) -> None:
-        """Take no more clients."""
-        self.hub.stop()
-        for listener in self._listeners:
-            listener.close()
-        if self._ticker is not None:
-            self._ticker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticker
+        return make
 
 
 def read_keys(path: str | None) -> Keys:

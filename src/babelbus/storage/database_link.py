@@ -9,6 +9,7 @@ began (group commit): it runs in the flusher's thread and holds up no writer. Ho
 import logging
 import sqlite3
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,7 +28,7 @@ SECRET_OPTIONS = ("password", "sslpassword", "passfile", "sslkey")
 DISK_FULL_STATE = "53100"
 
 
-class Database:
+class Database(ABC):
     """One database. All calls may come from any thread.
 
     `name` is the URL without user, password and options, for logs and errors. `failures` grows whenever it is unknown
@@ -53,32 +54,33 @@ class Database:
 
     # -- what SQLite and PostgreSQL do in their own ways -------------------------------------------------------------
 
+    @abstractmethod
     def _make_engine(self) -> Engine:
-        raise NotImplementedError
+        """Make the engine of SQLAlchemy."""
 
+    @abstractmethod
     def _take(self) -> None:
         """Connect the writer, as the only one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _leave(self) -> None:
         """Give up what `_take` took."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _flush(self) -> None:
         """Make durable what is committed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _restore(self) -> None:
         """Put the connections right after a failure."""
-        raise NotImplementedError
 
     def is_there(self) -> bool:
         """Say whether anything can be stored there already."""
         return True
 
+    @abstractmethod
     def insert(self, connection: Connection, partition_id: int, base_offset: int, rows: Rows) -> None:
         """Insert the rows with the offsets `base_offset` and up, within the transaction of `connection`."""
-        raise NotImplementedError
 
     # -- transactions ------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ import msgspec
 from aiohttp import web
 
 from babelbus.core.group import Group
-from babelbus.core.group_settings import Place, change_settings
+from babelbus.core.group_settings import Place
 from babelbus.core.groups import Groups
+from babelbus.core.settings import change_settings
 from babelbus.web.answers import Handler, answer, read_body
 
 
@@ -75,7 +76,7 @@ class GroupRoutes:
         found = groups.find(wanted.topic, wanted.name) if wanted.ensure else None
         if found is not None:
             return answer(found.info())
-        settings = change_settings(groups.defaults, wanted.settings)
+        settings = change_settings(groups.defaults, wanted.settings, of="a group")
         made = groups.create(wanted.topic, wanted.name, settings, start=wanted.start.place())
         return answer(made.info(), status=201)
 

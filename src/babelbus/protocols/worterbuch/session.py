@@ -646,8 +646,9 @@ class Session(Peer):
         self._check_writable(text)
         self._need("delete", text)
         deleted = self._state.delete_matching(pattern)
-        for key, _ in deleted:
-            self._note_own(key)
+        if is_below_sys(text):
+            for key, _ in deleted:
+                self._note_own(key)
         return encode_pstate_deleted(
             message.transaction_id, self._write_pattern(text), () if message.quiet else self.write_pairs(deleted)
         )

@@ -1,0 +1,126 @@
+"""The stream sockets of one protocol: where it listens, who is connected, and what is due now and then."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+
+from babelbus.metrics import Metrics
+from babelbus.server.connection import Connection, MakeSession
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+
+
+class Listeners:
+    """Listeners and connections of one protocol, with limits and metrics of its own.
+
+    `addresses` says where each listener is, by name.
+    """
+
+    def __init__(
+        self,
+        protocol: str,
+        metrics: Metrics,
+        *,
+        bytes_max: int,
+        handshake_seconds: float,
+        connections_max: int,
+        kind: type[Connection] = Connection,
+    ) -> None:
+        self.connections: set[Connection] = set()
+        self.addresses: dict[str, str] = {}
+        self._protocol = protocol
+        self._metrics = metrics
+        self._bytes_max = bytes_max
+        self._handshake_seconds = handshake_seconds
+        self._connections_max = connections_max
+        self._kind = kind
+        self._listeners: list[asyncio.Server] = []
+        self._ticker: asyncio.Task[None] | None = None
+        self._path: tuple[str, int | None] | None = None
+        metrics.connections_max.labels(protocol).set(connections_max)
+        metrics.outbox_bytes_max.labels(protocol).set(bytes_max)
+        metrics.outbox_bytes.labels(protocol).set_function(lambda: sum(one.outbox_bytes for one in self.connections))
+
+    async def listen(
+        self, name: str, host: str, port: int, make_session: MakeSession, *, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Listen on a TCP port; 0 lets the system choose one.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(self._connect(make_session), host, port, backlog=BACKLOG, ssl=tls)
+        for bound in listener.sockets:
+            # Each connection takes it over: a client that vanished without a word is noticed in the end.
+            with socket.socket(fileno=os.dup(bound.fileno())) as own:
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._note(name, listener, "{}:{}".format(*listener.sockets[0].getsockname()[:2]))
+
+    async def listen_unix(self, name: str, path: str, make_session: MakeSession) -> None:
+        """Listen on a unix socket; its folder is made, and asyncio itself removes a stale file.
+
+        Raises:
+            OSError: the path is taken, or cannot be made.
+        """
+        path = _prepare(path)
+        loop = asyncio.get_running_loop()
+        self._note(name, await loop.create_unix_server(self._connect(make_session), path, backlog=BACKLOG), path)
+        self._path = (path, _number_of(path))
+
+    def _note(self, name: str, listener: asyncio.Server, address: str) -> None:
+        self._listeners.append(listener)
+        self.addresses[name] = address
+        log.info("%s listens on %s", name, address)
+
+    def _connect(self, make_session: MakeSession) -> Callable[[], Connection]:
+        return lambda: self._kind(
+            self._protocol,
+            make_session,
+            self._metrics,
+            self.connections,
+            bytes_max=self._bytes_max,
+            handshake_seconds=self._handshake_seconds,
+            connections_max=self._connections_max,
+        )
+
+    def tick(self, seconds: float, do: Callable[[], None]) -> None:
+        """Do something again and again, until `stop`."""
+
+        async def run() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                do()
+
+        self._ticker = asyncio.get_running_loop().create_task(run())
+
+    async def stop(self) -> None:
+        """Take no more clients; those that are there stay."""
+        for listener in self._listeners:
+            listener.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        if self._path is not None and _number_of(self._path[0]) == self._path[1]:
+            os.unlink(self._path[0])
+
+
+def _prepare(path: str) -> str:
+    path = os.path.abspath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return path
+
+
+def _number_of(path: str) -> int | None:
+    """Say which file is at a path now."""
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
