@@ -343,6 +343,14 @@ class ZbusSettings(msgspec.Struct, frozen=True):
         bool,
         of("accept signatures whose signFields leave body, url or headers unsigned, as newer Python clients send them"),
     ] = False
+    auth_excluded: (
+        Annotated[
+            str,
+            of("paths that need no signature, with blanks between, a * at the end for any ending: services and files "
+               "for browsers, never commands; goes with auth_file"),
+        ]
+        | None
+    ) = None  # fmt: skip
     replay_window_seconds: (
         Annotated[
             float,
@@ -356,6 +364,25 @@ class ZbusSettings(msgspec.Struct, frozen=True):
     package_bytes_max: Annotated[
         int, of("a longer message is refused before memory is reserved for it", "bytes", ge=1024)
     ] = 64 * MIB
+    web_root: (
+        Annotated[
+            str, of("folder of static files that GET serves where no url is a service's, up to package_bytes_max")
+        ]
+        | None
+    ) = None
+    web_cache_seconds: Annotated[
+        int,
+        of("browsers may use a static file for so long without asking whether it has changed", "seconds", ge=0),
+    ] = 0
+    cors_origins: (
+        Annotated[str, of("web pages of these origins may use the port, with commas between; * lets all of them")]
+        | None
+    ) = None
+    cors_methods: Annotated[str, of("methods that such pages may use, with commas between")] = (
+        "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+    )
+    cors_headers: Annotated[str, of("headers that such pages may send, with commas between; * is any")] = "*"
+    cors_expose_headers: Annotated[str, of("headers that such pages may read, with commas between; * is any")] = "*"
     rpc_timeout_seconds: Annotated[
         float,
         of("a caller over plain HTTP is answered 504 if its service has said nothing for so long", "seconds", gt=0),
@@ -363,6 +390,9 @@ class ZbusSettings(msgspec.Struct, frozen=True):
     rpc_keep_expired: Annotated[
         bool, of("hand calls to their service even if nobody waits for the answer any more")
     ] = False
+    handshake_seconds: Annotated[
+        float, of("a client whose TLS handshake, or then its first request, takes longer is closed", "seconds", gt=0)
+    ] = 10.0
     idle_seconds: Annotated[
         float, of("a connection without traffic in either direction for so long is closed", "seconds", gt=0)
     ] = 180.0

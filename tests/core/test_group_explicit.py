@@ -181,13 +181,57 @@ async def test_what_a_member_held_when_it_left_goes_to_another_at_once_and_its_l
     gone.member.leave()
     other = Taker(group)
     await turns()
-    assert [(int(one.payload or b""), one.attempt) for one in other.got] == [(0, 2), (1, 2), (3, 2)]
+    assert other.numbers == [0, 1, 3]
     with pytest.raises(GroupClosedError):
         gone.member.ack(gone.got)
     assert other.member.ack(gone.got) == 0
     assert group.info().in_flight == 3
     assert other.ack_all() == 3
     assert committed(crew) == 4
+    await crew.close()
+
+
+@in_loop
+async def test_a_member_that_leaves_in_order_uses_up_no_attempt_and_one_that_is_lost_does() -> None:
+    crew = Crew()
+    group = crew.group(GroupSettings(ack="explicit", attempts_max=2))
+    crew.publish(1)
+    crew.publish(2, 3, key=b"k")
+    attempts = []
+    for lost in (False, False, True, False, False):
+        taker = Taker(group)
+        await turns()
+        assert sorted(taker.numbers) == [1, 2, 3]
+        attempts.append({one.attempt for one in taker.got})
+        taker.member.leave(lost=lost)
+    assert attempts == [{1}, {1}, {1}, {2}, {2}]
+    assert group.counts.redelivered == 12  # also those that did not count
+    last = Taker(group)
+    await turns()
+    last.member.leave(lost=True)
+    await turns()
+    assert sorted(letter.payload or b"" for letter in dead(crew)) == [b"1", b"2", b"3"]
+    await crew.close()
+
+
+@in_loop
+async def test_a_record_that_was_given_back_after_its_attempts_were_lowered_has_still_one_to_go() -> None:
+    crew = Crew()
+    group = crew.group(GroupSettings(ack="explicit", attempts_max=9, retry_seconds=0))
+    taker = Taker(group)
+    crew.publish(1)
+    for _ in range(4):
+        await turns()
+        taker.member.nack(taker.got[-1:])
+    await turns()
+    crew.groups.alter("work", "g", {"attempts_max": 2})
+    taker.member.leave()
+    other = Taker(group)
+    await turns()
+    assert [one.attempt for one in other.got] == [5]
+    other.member.nack(other.got)
+    await turns()
+    assert dead_letters.read(dead(crew)[0]).attempts == 5
     await crew.close()
 
 
@@ -399,8 +443,8 @@ async def test_a_member_that_dies_with_its_last_attempt_leaves_a_dead_letter() -
         taker = Taker(group)
         await turns()
         assert taker.numbers == [1]
-        taker.member.leave()
+        taker.member.leave(lost=True)
     await turns()
     (letter,) = dead(crew)
-    assert dead_letters.read(letter).reason == "its member left"
+    assert dead_letters.read(letter).reason == "its member was lost"
     await crew.close()

@@ -127,13 +127,13 @@ class GroupMachine(RuleBasedStateMachine):
             self.run(join())
 
     @precondition(lambda self: self.takers)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), lost=st.booleans())
+    def leave(self, data: st.DataObject, lost: bool) -> None:
         async def leave() -> None:
             taker = data.draw(st.sampled_from(self.takers))
             self.takers.remove(taker)
             self.held = {place: held for place, held in self.held.items() if held.taker is not taker}
-            taker.member.leave()
+            taker.member.leave(lost=lost)
             await turns(6)
 
         self.run(leave())

@@ -19,7 +19,7 @@ def test_rows_are_the_records_that_the_storage_decodes(some: list[Record]) -> No
     assert [rows.record(number) for number in range(rows.count)] == expected
     assert [rows.find(one.offset) for one in expected] == expected
     assert rows.find(4) is rows.find(5 + len(some)) is None
-    given = rows.deliveries(slice(0, rows.count, 1), 3, None)
+    given = rows.deliveries(range(rows.count), 3, None)
     fields = Record.__struct_fields__
     assert [[getattr(one, name) for name in fields] for one in given] == [
         [getattr(one, name) for name in fields] for one in expected

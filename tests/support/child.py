@@ -49,7 +49,8 @@ class Child:
             self._process.wait()
             self._listening.join()
             raise AssertionError(f"the server did not start:\n{self.said}")
-        self.address = json.loads(line)["jebp"]
+        self.addresses: dict[str, str] = json.loads(line)
+        self.address = self.addresses["jebp"]
         if file_bytes_max is not None:
             self.limit_files(file_bytes_max)
 

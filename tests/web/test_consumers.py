@@ -72,6 +72,7 @@ def is_holding(api: Api) -> bool:
         ("GET", f"{GROUP}/consume"),
         ("POST", "/api/consumers/x/ack"),
         ("POST", "/api/consumers/x/nack"),
+        ("POST", "/api/consumers/x/leave"),
         ("GET", "/api/dead-letters"),
         ("GET", "/api/dead-letters/g"),
         ("GET", "/api/dead-letters/g/0"),
@@ -157,6 +158,31 @@ def test_a_connection_that_ends_gives_its_records_to_others(api: Api) -> None:
             found += other.line()["deliveries"]
         assert [(one["record"]["offset"], one["attempt"]) for one in found] == [(0, 2), (1, 2)]
     assert api.fails("POST", f"/api/consumers/{name}/ack", b'{"numbers": [1]}') == (410, "unknown_consumer")
+
+
+def test_a_consumer_that_leaves_gives_its_records_back_and_uses_up_no_attempt(api: Api) -> None:
+    publish(api, b"x", b"y", b"z")
+    make_group(api, attempts_max=1)
+    for _ in range(2):
+        answer, name = consume(api, window=2)
+        with answer:
+            assert [one["attempt"] for one in answer.line()["deliveries"]] == [1, 1]
+            assert post(api, f"/api/consumers/{name}/leave") == {"returned": 2}
+            assert answer.line() == {"end": "left"}
+            assert answer.line() is None
+    assert api.json("GET", GROUP)["in_flight"] == 2
+    assert api.fails("POST", f"/api/consumers/{name}/ack", b'{"numbers": [1]}') == (410, "unknown_consumer")
+
+
+def test_a_consumer_of_a_group_without_acks_leaves_too(api: Api) -> None:
+    publish(api, b"x")
+    make_group(api, ack="on_delivery")
+    answer, name = consume(api)
+    with answer:
+        assert numbers(answer.line()) == [1]
+        assert post(api, f"/api/consumers/{name}/leave") == {"returned": 0}
+        assert answer.line() == {"end": "left"}
+    assert api.json("GET", GROUP)["lag"] == 0
 
 
 def test_a_lease_that_ends_brings_no_more_records_and_its_ack_is_stale(api: Api) -> None:

@@ -80,6 +80,7 @@ def test_the_headers_of_a_request_belong_to_it_alone() -> None:
 def test_names_are_lower_case_and_repeated_ones_are_joined() -> None:
     request = read(head("X-A: 1", "x-a:2 ", "X-B:\t y z \t", "X-Empty:", "X-C: caf\xe9"))[0]
     assert request.headers == {"host": "a", "x-a": "1, 2", "x-b": "y z", "x-empty": "", "x-c": "caf\xe9"}
+    assert read(head("Cookie: a=1", "cookie: b=2; c=3"))[0].headers["cookie"] == "a=1; b=2; c=3"
 
 
 def test_a_body_in_chunks_is_put_together_without_extensions_and_trailers() -> None:

@@ -6,9 +6,9 @@ What it promises:
 - Mode `on_delivery`: a record is done when it is handed out, so at most once while the server lives. After a crash the
   group goes on at the last cursors that were saved (groups.py), and hands out again what came behind them.
 - Mode `explicit`: at least once. A record is handed out again when its member leaves, nacks it, or is silent for
-  `ack_seconds`; after `attempts_max` deliveries it becomes a dead letter. The committed cursor is the lowest offset
-  that is not done, and never runs ahead of an ack; acks may come in any order. Attempts are counted anew after a
-  restart.
+  `ack_seconds`; after `attempts_max` deliveries, those to members that left in order not counted, it becomes a dead
+  letter. The committed cursor is the lowest offset that is not done, and never runs ahead of an ack; acks may come in
+  any order. Attempts are counted anew after a restart.
 - Order: each member gets the records of a partition in the order of offsets, but for those that come again. With
   `order = "key"` (explicit mode) two records of one key in one partition are never with two members at once, and none
   is handed out while an earlier one waits to come again: so each key's records are acked in order, if members handle
@@ -21,7 +21,8 @@ and no timer for a record: one timer a group, for the next lease or retry that e
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -110,12 +111,13 @@ class Group:
         owner: object = None,
         exclusive: bool = False,
         held: bool = False,
+        runs: bool = False,
     ) -> Member:
         """Add a member; records come to `deliver` from the next turn of the event loop on, unless it is `held`.
 
         `owner` is whatever the session wants to find again. A member with `credit=0` is handed nothing by itself and
         may `take`. `wanted` sees the records that the group's filter lets through; a record that no member with room
-        wants is dropped for the group.
+        wants is dropped for the group. With `runs` it may be handed a `Run`, see `Deliver`.
 
         Raises:
             GroupOwnedError: `exclusive` was asked for and there are members, or one of them has it.
@@ -128,20 +130,20 @@ class Group:
             raise GroupOwnedError(f"group {self.name!r} on topic {self.topic.name!r} has an exclusive member")
         member = Member(
             self, deliver, on_closed,
-            credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held,
+            credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held, runs=runs,
         )  # fmt: skip
         self.members.append(member)
         self.wake()
         return member
 
-    def leave(self, member: Member) -> None:
-        """End a membership; what it holds is handed out again at once. A second call does nothing."""
+    def leave(self, member: Member, *, lost: bool = False) -> None:
+        """See `Member.leave`."""
         if member.closed:
             return
         member.closed = True
         self._dispatcher.remove(member)
         if self._flight is not None:
-            self._flight.leave(member)
+            self._flight.leave(member, lost=lost)
             self._changed()
         self.wake()
 
@@ -263,13 +265,23 @@ class Group:
             GroupClosedError: the group is gone, or mode `explicit` asks for a member (who acks).
             UnknownFilterError: nobody here can read the group's filter.
         """
+        return [*chain.from_iterable(self._take(count, member, runs=False))]
+
+    def take_runs(self, count: int, member: Member | None = None) -> list[Sequence[Delivery]]:
+        """Do the same, as a member gets it that is handed runs: see `Deliver`.
+
+        Raises: as `take`.
+        """
+        return self._take(count, member, runs=True)
+
+    def _take(self, count: int, member: Member | None, *, runs: bool) -> list[Sequence[Delivery]]:
         self._require_open()
         if member is None:
             if self._flight is not None:
                 raise GroupClosedError(f"group {self.name!r} wants acks: join it to take from it")
             member = Member(
                 self, lambda _: None, lambda _: None,
-                credit=count, window=None, wanted=None, owner=None, exclusive=False, held=False,
+                credit=count, window=None, wanted=None, owner=None, exclusive=False, held=False, runs=runs,
             )  # fmt: skip
         elif member.closed:
             raise GroupClosedError("the member has left its group")
@@ -277,15 +289,15 @@ class Group:
             return []
         self._load_filter()
         self.topic.commit()
-        taken: list[Delivery] = []
-        kept = member.deliver, member.credit, member.held
-        member.deliver, member.credit, member.held = taken.extend, count, False
+        taken: list[Sequence[Delivery]] = []
+        kept = member.deliver, member.credit, member.held, member.runs
+        member.deliver, member.credit, member.held, member.runs = taken.append, count, False, runs
         try:
             self._dispatcher.hand_out(member, TAKE_BYTES)
         except StorageError as error:
             self._stall(error)
         finally:
-            member.deliver, member.credit, member.held = kept
+            member.deliver, member.credit, member.held, member.runs = kept
         self._changed()
         self._arm()
         return taken

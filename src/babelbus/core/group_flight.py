@@ -86,7 +86,7 @@ class LaneFlight:
         """How often the cursor was set; what was handed out before is nobody's matter any more."""
         self.unfinished: dict[int, Lease] = {}
         self.attempts: dict[int, int] = {}
-        """How often records that failed were delivered."""
+        """How many attempts records have used up; those that were not handed out yet have no entry."""
         self.burials: dict[int, tuple[int, str]] = {}
         """Attempts and reason of those that are to be dead letters."""
         self.keys: dict[bytes, KeyState] = {}
@@ -324,8 +324,18 @@ class Flight:
             done += 1
         return done
 
-    def _fail(self, lease: Lease, offset: int, reason: str, delay_seconds: float | None, *, final: bool) -> None:
-        lane, attempt = lease.lane, lease.attempt
+    def _fail(
+        self,
+        lease: Lease,
+        offset: int,
+        reason: str,
+        delay_seconds: float | None,
+        *,
+        final: bool = False,
+        counts: bool = True,
+    ) -> None:
+        """End the lease of one record; unless it `counts`, its next delivery has the same number as this one."""
+        lane, attempt = lease.lane, lease.attempt if counts else lease.attempt - 1
         lease.left -= 1
         if not lease.left:
             self._spent += 1
@@ -338,7 +348,7 @@ class Flight:
             state.in_flight -= 1
             heappush(state.held, offset)
         most = self.settings.attempts_max
-        if final or (most is not None and attempt >= most):
+        if final or (counts and most is not None and attempt >= most):
             self._begin_burial(lane, offset, attempt, reason)
         else:
             delay = self.settings.retry_delay(attempt) if delay_seconds is None else delay_seconds
@@ -380,13 +390,13 @@ class Flight:
         else:
             self._wait(lane, offset, max(self.settings.retry_seconds, 1.0))
 
-    def leave(self, member: Holder) -> None:
-        """Hand out again, at once, what a member holds."""
+    def leave(self, member: Holder, *, lost: bool) -> None:
+        """Hand out again, at once, what a member holds; it counts as an attempt if the member was `lost`."""
         for lease in list(self._leases):
             if lease.member is member and lease.left:
                 for offset in lease.offsets:
                     if lease.lane.unfinished.get(offset) is lease:
-                        self._fail(lease, offset, "its member left", 0.0, final=False)
+                        self._fail(lease, offset, "its member was lost", 0.0, counts=lost)
         member.pending.clear()
 
     def reset(self, lane: LaneFlight) -> None:
@@ -417,7 +427,7 @@ class Flight:
                 continue
             for offset in lease.offsets:
                 if lease.lane.unfinished.get(offset) is lease:
-                    self._fail(lease, offset, f"not acked within {seconds:g} seconds", None, final=False)
+                    self._fail(lease, offset, f"not acked within {seconds:g} seconds", None)
         retries = self._retries
         while retries and retries[0][0] <= now:
             entry = heappop(retries)[2]

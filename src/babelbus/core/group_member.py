@@ -15,7 +15,8 @@ UNLIMITED = sys.maxsize
 
 Deliver = Callable[[Sequence[Delivery]], None]
 """Takes what one turn brings a member, of one partition at a time as a rule, in the order of offsets. Called from the
-event loop, never from inside a call of ours. It must not block; one that raises loses its membership."""
+event loop, never from inside a call of ours. It must not block; one that raises loses its membership. A member with
+`runs` gets a `group_rows.Run` where that spares an object for each record; others, and it too at times, get a list."""
 OnClosed = Callable[[BabelbusError], None]
 """Told once when the membership ends without `leave`: the group or its topic was removed, or `deliver` raised."""
 
@@ -29,7 +30,8 @@ class Member(Holder):
     """
 
     __slots__ = (
-        "_group", "closed", "credit", "deliver", "exclusive", "filter", "held", "on_closed", "owner", "window",
+        "_group", "closed", "credit", "deliver", "exclusive", "filter", "held", "on_closed", "owner", "runs",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +46,7 @@ class Member(Holder):
         owner: object,
         exclusive: bool,
         held: bool,
+        runs: bool,
     ) -> None:
         super().__init__()
         self._group = group
@@ -55,6 +58,7 @@ class Member(Holder):
         self.owner = owner
         self.exclusive = exclusive
         self.held = held
+        self.runs = runs
         self.closed = False
 
     @property
@@ -153,9 +157,13 @@ class Member(Holder):
         """Take up to `count` records now, whatever its credit; see `Group.take`."""
         return self._group.take(count, self)
 
-    def leave(self) -> None:
-        """End the membership; what it holds is handed to others at once. A second call does nothing."""
-        self._group.leave(self)
+    def leave(self, *, lost: bool = False) -> None:
+        """End the membership; what it holds is handed to others at once. A second call does nothing.
+
+        `lost` says that nobody asked for it (a connection that broke): what it held may be why, so that counts as an
+        attempt. Who leaves in order gives its records back as if they had not been handed out.
+        """
+        self._group.leave(self, lost=lost)
 
 
 def share(count: int, capacities: Sequence[int]) -> tuple[list[list[slice]], int, int]:

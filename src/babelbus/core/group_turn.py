@@ -6,12 +6,13 @@ offered to one member after the other. What comes again goes first.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from babelbus.core.group_flight import DUE, Counts, Delivery, Entry, Flight, KeyState, Lease
 from babelbus.core.group_lane import Lane
 from babelbus.core.group_member import Member, share
-from babelbus.core.group_rows import Rows
+from babelbus.core.group_rows import Rows, Run, pick
 from babelbus.core.group_settings import GroupClosedError, GroupSettings, RecordFilter
 from babelbus.core.record import Record
 from babelbus.errors import StorageError
@@ -116,20 +117,19 @@ class Dispatcher:
         shares, count, following = share(min(rows.count - at, self._room()), [member.capacity for member in members])
         if flight is not None:
             flight.reserve(lane.flight, rows.offsets[at : at + count])
-        batches: list[tuple[Member, list[Delivery]]] = []
+        batches: list[tuple[Member, Sequence[Delivery]]] = []
         for member, parts in zip(members, shares, strict=True):
-            places = [slice(at + part.start, at + part.stop, part.step) for part in parts]
-            if not places:
+            if not parts:
                 continue
+            ranges = [range(at + part.start, at + part.stop, part.step or 1) for part in parts]
+            numbers = ranges[0] if len(ranges) == 1 else [*chain.from_iterable(ranges)]
             lease: Lease | None = None
             if flight is not None:
-                lease = flight.lease_all(lane.flight, member, [one for part in places for one in rows.offsets[part]])
-            batch = rows.deliveries(places[0], lane.number, lease)
-            for part in places[1:]:
-                batch += rows.deliveries(part, lane.number, lease)
+                lease = flight.lease_all(lane.flight, member, pick(rows.offsets, numbers))
+            run = Run(rows, numbers, lane.number, lease)
             if member.credit is not None:
-                member.credit -= len(batch)
-            batches.append((member, batch))
+                member.credit -= len(run)
+            batches.append((member, run if member.runs else run.deliveries()))
         lane.passed(rows, at + count)
         self._turn_to(members[following])
         for member, batch in batches:
@@ -141,6 +141,7 @@ class Dispatcher:
         wanted = self.filter
         keyed = flight is not None and self.settings.order == "key"
         table = _Table(members)
+        rows.load()
         leases: dict[Member, Lease] = {}
         while at < rows.count and table.queue:
             record = rows.record(at)
@@ -218,8 +219,8 @@ class Dispatcher:
             self._counts.dropped += 1
             flight.finish(entry[0], entry[2])
             return
+        self._counts.redelivered += entry[2] in entry[0].attempts  # else it was held back behind others of its key
         lease = flight.grant_again(entry[0], found, entry[2])
-        self._counts.redelivered += lease.attempt > 1
         table.give(
             found,
             Delivery(
@@ -247,7 +248,7 @@ class Dispatcher:
         if not member.closed and member in self.members:
             self._next_member = self.members.index(member)
 
-    def _send(self, member: Member, batch: list[Delivery]) -> None:
+    def _send(self, member: Member, batch: Sequence[Delivery]) -> None:
         if member.closed:  # another member's `deliver` ended it; in explicit mode its records wait already
             if self._flight is None:
                 self._returned += [(self.lanes[one.partition], one) for one in batch]
@@ -257,7 +258,7 @@ class Dispatcher:
             member.deliver(batch)
         except Exception as error:  # one session's bug must not stop the others
             log.exception("a member of group %r failed", member.group.name)
-            member.leave()
+            member.leave(lost=True)  # what it held may be why
             member.on_closed(GroupClosedError(f"the member failed: {error}"))
 
 

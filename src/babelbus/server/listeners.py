@@ -56,7 +56,14 @@ class Listeners:
             OSError: the address is taken.
         """
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(self._connect(make_session), host, port, backlog=BACKLOG, ssl=tls)
+        listener = await loop.create_server(
+            self._connect(make_session),
+            host,
+            port,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=self._handshake_seconds if tls is not None else None,
+        )
         for bound in listener.sockets:
             # Each connection takes it over: a client that vanished without a word is noticed in the end.
             with socket.socket(fileno=os.dup(bound.fileno())) as own:

@@ -15,11 +15,11 @@ from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub, Optio
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
-from babelbus.protocols.worterbuch.static import Files
 from babelbus.protocols.worterbuch.symbols import Symbols
 from babelbus.protocols.worterbuch.web import Endpoint, WebOptions, WebSession
 from babelbus.server.connection import MakeSession
 from babelbus.server.listeners import Listeners
+from babelbus.wire.static_files import Files
 
 MAIN_ENDPOINT = Endpoint(MAIN)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")

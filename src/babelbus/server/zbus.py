@@ -1,6 +1,8 @@
 """The zbus part of a server: hub and listeners, put together from the settings."""
 
 import asyncio
+import os
+import re
 import ssl
 from collections.abc import Callable
 
@@ -11,16 +13,21 @@ from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.zbus.cors import ANY, Cors
 from babelbus.protocols.zbus.hub import PROTOCOL, Hub, Options
+from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.signature import Keys
+from babelbus.protocols.zbus.static import StaticFiles
 from babelbus.protocols.zbus.web import WebSession
+from babelbus.protocols.zbus.web_options import WebOptions
 from babelbus.server.connection import Connection, MakeSession
 from babelbus.server.listeners import Listeners
 from babelbus.storage.files import FileSystem
+from babelbus.wire.http_fields import TOKEN
+from babelbus.wire.static_files import Files
 
-HANDSHAKE_SECONDS = 10.0
-"""How long a client may take for its first request."""
 TICK_SECONDS = 1.0
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 class ZbusConnection(Connection):
@@ -60,6 +67,7 @@ class ZbusService:
         self._settings = settings
         self._keys = read_keys(settings.auth_file)
         self._tls = _make_tls(settings)
+        self._web = read_web_options(settings)
         options = Options(
             version=__version__,
             package_bytes_max=settings.package_bytes_max,
@@ -76,7 +84,7 @@ class ZbusService:
             PROTOCOL,
             metrics,
             bytes_max=outbox_bytes_max,
-            handshake_seconds=HANDSHAKE_SECONDS,
+            handshake_seconds=settings.handshake_seconds,
             connections_max=settings.connections_max,
             kind=ZbusConnection,
         )
@@ -88,15 +96,16 @@ class ZbusService:
             OSError: an address is taken.
         """
         settings = self._settings
-        await self.listeners.listen("zbus", settings.host, settings.port, self._maker(monitor=False), tls=self._tls)
+        await self.listeners.listen("zbus", settings.host, settings.port, self._maker(self._web), tls=self._tls)
         if settings.monitor_port is not None:
-            maker = self._maker(monitor=True)
+            # Files and open urls are not for it: there no url is a service's.
+            maker = self._maker(WebOptions(monitor=True, cors=self._web.cors))
             await self.listeners.listen("zbus-monitor", settings.host, settings.monitor_port, maker, tls=self._tls)
         self.listeners.tick(TICK_SECONDS, self.hub.tick)
 
-    def _maker(self, *, monitor: bool) -> MakeSession:
+    def _maker(self, options: WebOptions) -> MakeSession:
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
-            return WebSession(self.hub, outbox, close, address=peer, keys=self._keys, monitor=monitor)
+            return WebSession(self.hub, outbox, close, address=peer, keys=self._keys, options=options)
 
         return make
 
@@ -125,6 +134,48 @@ def read_keys(path: str | None) -> Keys:
     if not keys:
         raise ConfigError(f"zbus.auth_file: {path}: there is no key in it, so nobody could do anything")
     return keys
+
+
+def read_web_options(settings: ZbusSettings) -> WebOptions:
+    """Read what is offered to browsers.
+
+    Raises:
+        ConfigError: a setting is none, or names a folder that is not there.
+    """
+    files = None
+    if settings.web_root is not None:
+        if not os.path.isdir(settings.web_root):
+            raise ConfigError(f"zbus.web_root: {settings.web_root}: no such folder")
+        root = Files(settings.web_root, bytes_max=settings.package_bytes_max)
+        files = StaticFiles(root, cache_seconds=settings.web_cache_seconds)
+    patterns = (settings.auth_excluded or "").split()
+    if patterns and settings.auth_file is None:
+        raise ConfigError("zbus.auth_excluded: without zbus.auth_file nothing needs a signature anyway")
+    for pattern in patterns:
+        if not pattern.startswith("/") or "*" in pattern[:-1] or "?" in pattern:
+            raise ConfigError(f"zbus.auth_excluded: {pattern!r}: write a path, or its beginning and a *")
+    return WebOptions(cors=_read_cors(settings), files=files, open_urls=OpenUrls(patterns))
+
+
+def _read_cors(settings: ZbusSettings) -> Cors | None:
+    origins = frozenset(one.rstrip("/").lower() for one in _words(settings.cors_origins or ""))
+    for origin in origins:
+        if origin != ANY and _ORIGIN.fullmatch(origin) is None:
+            raise ConfigError(f"zbus.cors_origins: {origin!r}: write https://host or http://host:port, or *")
+    if not origins:
+        return None
+    lists = []
+    for name in ("cors_methods", "cors_headers", "cors_expose_headers"):
+        words = _words(getattr(settings, name))
+        for word in words:
+            if TOKEN.fullmatch(word) is None:
+                raise ConfigError(f"zbus.{name}: {word!r}: write names with commas between, or *")
+        lists.append(", ".join(words))
+    return Cors(origins, *lists)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _make_tls(settings: ZbusSettings) -> ssl.SSLContext | None:

@@ -220,7 +220,8 @@ class _Sizes(dict[int, bytes]):
 
 
 SIZES_KEPT = 65_536
-_SIZES = _Sizes()
+LENGTHS = _Sizes()
+"""The four bytes that say a length."""
 
 
 def encode_keyed(
@@ -234,7 +235,7 @@ def encode_keyed(
         InvalidRecordError: the time is not above 0, or a key or a payload is too long.
     """
     _check_timestamps((timestamp,))
-    sizes, join, gap = _SIZES, b"".join, bytes(HEAD_BYTES)
+    sizes, join = LENGTHS, b"".join
     front = struct.pack(">bq", 0, timestamp)
     try:
         bodies = [
@@ -243,18 +244,19 @@ def encode_keyed(
         ]
     except struct.error:
         raise InvalidRecordError("a key or a payload is too long") from None
+    return encode_bodies(bodies, np.full(len(bodies), timestamp, np.int64), base_offset)
+
+
+def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: int) -> RecordBatch:
+    """Give the stored form of records by what their CRCs cover; `timestamps` are those that the bodies have.
+
+    Costs one CRC a record in a batch of many: the heads are filled in for all at once.
+    """
     count = len(bodies)
     if count < VECTOR_MIN:
-        parts: list[bytes] = []
-        starts: list[int] = []
-        position = 0
-        for offset, body in enumerate(bodies, base_offset):
-            parts += (HEAD.pack(offset, len(body) + 4, zlib.crc32(body)), body)
-            starts.append(position)
-            position += HEAD_BYTES + len(body)
-        return RecordBatch(join(parts), starts, [timestamp] * count, base_offset)
+        return _encode_few_bodies(bodies, timestamps, base_offset)
     lengths = np.fromiter(map(len, bodies), np.int64, count)
-    pieces: list[bytes] = [gap] * (2 * count)
+    pieces: list[bytes] = [bytes(HEAD_BYTES)] * (2 * count)
     pieces[1::2] = bodies
     data = bytearray().join(pieces)
     positions = np.zeros(count, np.int64)
@@ -263,7 +265,21 @@ def encode_keyed(
     words = np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))
     words[positions + 8] = lengths + 4
     words[positions + 12] = np.fromiter(map(zlib.crc32, bodies), np.uint32, count)
-    return RecordBatch(data, positions, np.full(count, timestamp, np.int64), base_offset)
+    return RecordBatch(data, positions, timestamps, base_offset)
+
+
+def _encode_few_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: int) -> RecordBatch:
+    """Do the same record by record: for a few, numpy's fixed costs are more than they save."""
+    pack, crc32 = HEAD.pack, zlib.crc32
+    parts: list[bytes] = []
+    positions: list[int] = []
+    position = 0
+    for offset, body in enumerate(bodies, base_offset):
+        size = len(body)
+        parts += (pack(offset, size + 4, crc32(body)), body)
+        positions.append(position)
+        position += HEAD_BYTES + size
+    return RecordBatch(bytearray(b"".join(parts)), positions, timestamps, base_offset)
 
 
 def _check_timestamps(timestamps: Sequence[int]) -> None:

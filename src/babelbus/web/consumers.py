@@ -3,11 +3,12 @@
     GET /api/topics/TOPIC/groups/GROUP/consume       JSON lines: {"consumer": id, ...}, then {"deliveries": [...]}
     POST /api/consumers/ID/ack   {"numbers": [...]}
     POST /api/consumers/ID/nack  {"numbers": [...], "reason": "...", "delay_seconds": 5, "final": false}
+    POST /api/consumers/ID/leave {}
 
-The answer is the membership: when it ends, however it ends, what was not acked is handed to others at once. A consumer
-gets a record more for each that it has answered (ack or nack), so it never has more than its window, also when leases
-end meanwhile. An empty line says that nothing has come for `HEARTBEAT_SECONDS`:
-each side notices when the other is gone.
+The answer is the membership: when it ends, however it ends, what was not acked is handed to others at once. Unless the
+consumer said `leave` before, that counts as an attempt of what it held, which may be why it is gone. A consumer gets a
+record more for each that it has answered (ack or nack), so it never has more than its window, also when leases end
+meanwhile. An empty line says that nothing has come for `HEARTBEAT_SECONDS`: each side notices when the other is gone.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ class DeliveryLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConsumeLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line behind the first: records, or why nothing comes any more (`idle`, or the words of an error)."""
+    """A line behind the first: records, or why nothing comes any more (`idle`, `left`, or the words of an error)."""
 
     deliveries: list[DeliveryLine] = []
     end: str = ""
@@ -77,6 +78,16 @@ class NackBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     final: bool = False
 
 
+class LeaveBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing is to be said."""
+
+
+class Left(msgspec.Struct, frozen=True):
+    """How many records go to others now."""
+
+    returned: int
+
+
 class Answered(msgspec.Struct, frozen=True):
     """What an ack or nack did; `stale` ones came too late: the records have been handed out again."""
 
@@ -85,6 +96,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 IDLE = "idle"
+LEFT = "left"
 encode = msgspec.json.Encoder().encode
 
 
@@ -187,6 +199,16 @@ class Consumer:
         self._grant(len(found))
         return Answered(done, len(found) - done + unknown)
 
+    def leave(self) -> Left:
+        """End the membership in order: what it holds is given back as if it had not been handed out."""
+        returned = self.member.in_flight if self._explicit else 0
+        self.member.leave()
+        self._held.clear()
+        self._lines.clear()
+        self._end = self._end or LEFT
+        self._something.set()
+        return Left(returned)
+
     def answered(self) -> bool:
         """Say whether it has answered something since this was last asked."""
         answered, self._answered = self._answered, False
@@ -225,6 +247,7 @@ class ConsumerRoutes:
             ("GET", "/api/topics/{topic}/groups/{group}/consume", self._consume),
             ("POST", "/api/consumers/{id}/ack", self._ack),
             ("POST", "/api/consumers/{id}/nack", self._nack),
+            ("POST", "/api/consumers/{id}/leave", self._leave),
         )
 
     async def _consume(self, request: web.Request) -> web.StreamResponse:
@@ -243,7 +266,7 @@ class ConsumerRoutes:
             await _pass_on(consumer, response, None if idle_ms is None else idle_ms / 1000)
             return response
         finally:
-            consumer.member.leave()
+            consumer.member.leave(lost=True)  # unless it has left, or was idle, which holds nothing
             del self._consumers[name]
 
     async def _ack(self, request: web.Request) -> web.Response:
@@ -253,6 +276,11 @@ class ConsumerRoutes:
     async def _nack(self, request: web.Request) -> web.Response:
         consumer = self._consumer(request)
         return answer(consumer.nack(await read_body(request, NackBody)))
+
+    async def _leave(self, request: web.Request) -> web.Response:
+        consumer = self._consumer(request)
+        await read_body(request, LeaveBody)
+        return answer(consumer.leave())
 
     def _consumer(self, request: web.Request) -> Consumer:
         found = self._consumers.get(request.match_info["id"])

@@ -20,7 +20,9 @@ from babelbus.wire.http_fields import (
     read_fields,
     tokens,
 )
+from babelbus.wire.http_request import Request, RequestRun
 from babelbus.wire.http_response import CONTINUE, encode_error, encode_response, encode_stream_head
+from babelbus.wire.http_runs import RunCutter
 from babelbus.wire.http_target import is_target, parse_query, percent_decode, split_target
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "HttpError",
     "Request",
     "RequestDecoder",
+    "RequestRun",
     "encode_chunk",
     "encode_error",
     "encode_response",
@@ -49,27 +52,6 @@ _KNOWN_HEAD_BYTES = 1024
 _KNOWN_LINES = 64
 
 
-class Request(msgspec.Struct, frozen=True):
-    """One request. `target` is as sent, and it and the values of `headers` are Latin-1 (bytes as characters)."""
-
-    method: str
-    target: str
-    headers: dict[str, str]
-    body: bytes = b""
-    keep_alive: bool = True
-    version: str = "1.1"
-
-    @property
-    def path(self) -> str:
-        """The path of the target, not decoded."""
-        return split_target(self.target)[0]
-
-    @property
-    def query(self) -> str:
-        """What stands behind the `?` of the target, not decoded."""
-        return split_target(self.target)[1]
-
-
 class _Head(msgspec.Struct, frozen=True, gc=False):
     request: Request
     length: int
@@ -84,6 +66,8 @@ class RequestDecoder:
     Behind a request that asks to become a WebSocket it stops: the bytes that follow belong to whom `unread` gives them,
     or `go_on` has them read as further requests. Behind one that closes the connection nothing is read any more.
 
+    With `varying`, the name of a header in lower case, `runs` gives requests that are the same but for it together.
+
     Attributes:
         error: why nothing more can be read; answer with `encode_error` when `requests` has given the last ones, then
             close the connection.
@@ -96,6 +80,7 @@ class RequestDecoder:
         headers_max: int = HEADERS_MAX,
         body_bytes_max: int = BODY_BYTES_MAX,
         host_required: bool = True,
+        varying: str | None = None,
     ) -> None:
         self.error: HttpError | None = None
         self._head_bytes_max = head_bytes_max
@@ -110,6 +95,8 @@ class RequestDecoder:
         self._stopped = False
         self._last = False  # the request given last closes the connection
         self._closed = False
+        self._runs = None if varying is None else RunCutter(varying, body_bytes_max=body_bytes_max)
+        self._last_head: _Head | None = None
         self._heads: dict[bytes, _Head] = {}
         self._request_lines: dict[bytes, tuple[str, str, str]] = {}
         self._lines: dict[bytes, tuple[str, str]] = {}
@@ -134,7 +121,22 @@ class RequestDecoder:
         Raises:
             HttpError: the peer broke the protocol and there is nothing left to give.
         """
-        requests: list[Request] = []
+        assert self._runs is None
+        requests: list[Request | RequestRun] = []
+        self._read(requests)
+        return requests  # type: ignore[return-value]  # there are no runs among them
+
+    def runs(self) -> list[Request | RequestRun]:
+        """Give the same as `requests`, with those together that are nearly the same; the order stays.
+
+        Raises:
+            HttpError: as `requests`.
+        """
+        requests: list[Request | RequestRun] = []
+        self._read(requests)
+        return requests
+
+    def _read(self, requests: list[Request | RequestRun]) -> None:
         if self.error is None and not self._stopped and self._held and self._ready():
             data = bytes(self._held)
             try:
@@ -144,7 +146,6 @@ class RequestDecoder:
                 self._drop()
         if self.error is not None and not requests:
             raise self.error
-        return requests
 
     def take_continue(self) -> bool:
         """Give, once, whether the client waits for `CONTINUE` before it sends the body of its request.
@@ -189,13 +190,18 @@ class RequestDecoder:
         self._scanned = len(self._held)
         return False
 
-    def _cut(self, data: bytes, requests: list[Request]) -> int:
+    def _cut(self, data: bytes, requests: list[Request | RequestRun]) -> int:
         position, size = 0, len(data)
-        head_bytes_max, heads, find = self._head_bytes_max, self._heads, data.find
+        head_bytes_max, heads, find, runs = self._head_bytes_max, self._heads, data.find, self._runs
         self._scanned = 0
         while position < size:
             head = self._head
             if head is None:
+                if runs is not None:
+                    run, position = runs.cut(data, position)
+                    if run is not None:
+                        requests.append(run)
+                        continue
                 end = find(_END, position, position + head_bytes_max)
                 if end < 0:
                     self._refuse_endless(data, position)
@@ -205,6 +211,9 @@ class RequestDecoder:
                 head = heads.get(raw)
                 if head is None:
                     head = self._read_head(raw)
+                elif runs is not None and head is self._last_head:
+                    self._learn(raw, head)
+                self._last_head = head
                 position = end + 4
             request = head.request
             length = head.length
@@ -297,12 +306,20 @@ class RequestDecoder:
             upgrades=upgrades,
             expects_continue=expects is not None and version != "1.0",
         )
+        if self._runs is not None:
+            self._learn(raw, head)
         # A head with a line that was never seen, such as an id, will hardly come again.
         if small and len(known) == known_before:
             if len(self._heads) >= _KNOWN_HEADS:
                 self._heads.clear()
             self._heads[raw] = head
         return head
+
+    def _learn(self, raw: bytes, head: _Head) -> None:
+        """Have the requests that come with nearly this head cut together, if it is a plain one."""
+        plain = head.length >= 0 and not head.stops and not head.expects_continue and head.request.version == "1.1"
+        if self._runs is not None and plain and len(raw) <= _KNOWN_HEAD_BYTES and raw[:2] != b"\r\n":
+            self._runs.learn(raw.split(b"\r\n"), head.request)
 
 
 def _read_request_line(line: bytes) -> tuple[str, str, str]:

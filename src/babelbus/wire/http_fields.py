@@ -57,7 +57,8 @@ def read_fields(lines: Sequence[bytes], known: dict[bytes, tuple[str, str]]) -> 
                 if name == "content-length" and headers[name] == value:
                     continue
                 raise HttpError(400, f"more than one {name}")
-            value = f"{headers[name]}, {value}"
+            # Cookies have commas of their own (RFC 6265, section 5.4; RFC 9113, section 8.2.3).
+            value = f"{headers[name]}{'; ' if name == 'cookie' else ', '}{value}"
         headers[name] = value
     return headers
 

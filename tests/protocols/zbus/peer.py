@@ -11,6 +11,7 @@ from babelbus.core.settings import Ack, TopicSettings
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus.hub import Hub, Options
 from babelbus.protocols.zbus.web import WebSession
+from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.storage.files import FileSystem
 from babelbus.wire.http_client import Response, ResponseDecoder
 from babelbus.wire.upgrade import encode_upgrade_request, make_key
@@ -71,14 +72,19 @@ class Peer:
     """A connection to the port: bytes in, answers out."""
 
     def __init__(
-        self, house: House, *, keys: dict[str, str] | None = None, monitor: bool = False, address: str = "10.0.0.1:5"
+        self,
+        house: House,
+        *,
+        keys: dict[str, str] | None = None,
+        options: WebOptions | None = None,
+        address: str = "10.0.0.1:5",
     ) -> None:
         self.wire = Wire()
         self.outbox = Outbox(self.wire, OUTBOX_BYTES)
         self.closed = False
         self._house = house
         self.session = WebSession(
-            house.hub, self.outbox, self._closed, address=address, keys=keys or {}, monitor=monitor
+            house.hub, self.outbox, self._closed, address=address, keys=keys or {}, options=options or NOTHING_ELSE
         )
         self.outbox.on_drained = self.room
         self._read = 0

@@ -21,7 +21,7 @@ def gatherer_of(house: House) -> Gatherer:
 async def test_few_records_wait_for_the_end_of_the_turn_and_share_a_receipt() -> None:
     house = House()
     topic = house.bus.topic("Q")
-    receipts = [gatherer_of(house).append(topic, [body(number)], 1) for number in range(5)]
+    receipts = [gatherer_of(house).append(topic, [body(number)], 1, 1) for number in range(5)]
     assert len(set(receipts)) == 1
     assert [one.done for one in receipts] == [False] * 5
     await turns()
@@ -33,8 +33,8 @@ async def test_few_records_wait_for_the_end_of_the_turn_and_share_a_receipt() ->
 async def test_many_records_are_appended_at_once_behind_those_that_wait() -> None:
     house = House()
     topic = house.bus.topic("Q")
-    gatherer_of(house).append(topic, [body(0)], 1)
-    receipt = gatherer_of(house).append(topic, [body(number) for number in range(1, GATHER_MAX + 1)], 1)
+    gatherer_of(house).append(topic, [body(0)], 1, 1)
+    receipt = gatherer_of(house).append(topic, [body(number) for number in range(1, GATHER_MAX + 1)], 1, 1)
     assert receipt.done
     assert payloads(topic.partitions[0]) == [b"%d" % number for number in range(GATHER_MAX + 1)]
 
@@ -43,7 +43,7 @@ async def test_many_records_are_appended_at_once_behind_those_that_wait() -> Non
 async def test_all_that_waited_for_a_topic_hear_that_it_is_gone() -> None:
     house = House()
     topic, other = house.bus.topic("Q"), house.bus.topic("R")
-    lost, kept = (gatherer_of(house).append(one, [body(0)], 1) for one in (topic, other))
+    lost, kept = (gatherer_of(house).append(one, [body(0)], 1, 1) for one in (topic, other))
     house.bus.broker.remove_topic("Q")
     await turns()
     assert lost.error is not None

@@ -195,6 +195,7 @@ async def test_one_connection_has_several_subscriptions() -> None:
         ("route", {}, 400, "route command, missing target field"),
         ("route", {"target": "S", "ack": True}, 404, "Target=S Not Found"),
         ("UNSUB", {}, 404, "Command(unsub) Not Found"),
+        ("onNotify", {"mq": "Q"}, 404, "Command(onnotify) Not Found"),
         ("create", {"mq": "N", "mqType": "tape"}, 500, "mqType(tape) Not Support"),
         ("create", {"mq": "N", "mqMask": "x"}, 400, "mqMask is no integer: x"),
         ("take", {"mq": "Q", "channel": "C", "window": "1e3"}, 400, "window is no integer: 1e3"),
@@ -491,6 +492,34 @@ async def test_what_another_protocol_published_is_a_message_and_what_zbus_publis
     assert third["body"] == "text"
     assert [(event.payload, event.key) for event in heard] == [(b'{"a":1}', b"k"), (b"text", b"t")]
     assert (b"ce_id", b"z") in heard[1].headers
+
+
+@in_loop
+async def test_a_message_that_came_without_an_id_has_the_same_one_for_every_channel_and_in_every_replay() -> None:
+    house = House()
+    client, broker = Client(house), house.bus.broker
+    house.bus.topic("wide", 3)
+    for mq in ("Q", "wide"):
+        for channel in ("C", "pushed"):
+            client.do("create", mq=mq, channel=channel, mqType="disk")
+    broker.publish([Event("Q", b"0"), Event("Q", b"1"), *(Event("wide", b"", b"%d" % key) for key in range(9))])
+    taken = client.do("take", mq="Q", channel="C", window=9)["body"]
+    ids = [one["headers"]["id"] for one in taken]
+    assert len(set(ids)) == 2
+    client.say(command("sub", mq="Q", channel="pushed", ack=False))
+    assert [one["headers"]["id"] for one in await client.pushed()] == ids
+    for checksum, status in ((ids[0], 400), (ids[1], 200)):
+        assert client.do("create", mq="Q", channel="C", offset=1, checksum=checksum)["status"] == status
+    [again] = client.do("take", mq="Q", channel="C", window=9)["body"]
+    assert (again["headers"]["id"], again["body"]) == (ids[1], "1")
+    wide = client.do("take", mq="wide", channel="C", window=99)["body"]
+    assert len({one["headers"]["id"] for one in wide} | set(ids)) == 11
+    broker.remove_topic("Q")  # not by zbus
+    client.do("create", mq="Q", channel="C", mqType="disk")
+    broker.publish([Event("Q", b"0")])
+    [other] = client.do("take", mq="Q", channel="C")["body"]
+    assert other["headers"]["offset"] == "0"
+    assert other["headers"]["id"] not in ids
 
 
 @in_loop

@@ -10,6 +10,7 @@ from babelbus.protocols.contract import PeerLeavesError
 from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.signature import sign_frame, sign_request
+from babelbus.protocols.zbus.web_options import WebOptions
 from babelbus.wire.websocket import Close, encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
 from tests.storage.faults import FaultyFiles
@@ -159,7 +160,7 @@ async def test_the_icon_and_the_welcome_page_are_there_and_other_urls_are_not() 
 async def test_the_monitor_shows_a_page_to_browsers_and_a_list_to_others() -> None:
     house = House()
     Client(house).do("create", mq="<Q>", channel="C")
-    monitor = Peer(house, monitor=True)
+    monitor = Peer(house, options=WebOptions(monitor=True))
     assert b"&lt;Q&gt;" in monitor.ask("GET", "/", accept="text/html,*/*").body
     assert [queue["name"] for queue in json.loads(monitor.ask("GET", "/").body)] == ["<Q>"]
     assert json.loads(monitor.ask("GET", "/?cmd=query&mq=%3CQ%3E").body)["channelCount"] == 1
@@ -183,6 +184,30 @@ async def test_a_service_answers_a_caller_over_http_with_status_type_and_body() 
     worker.say(reply_to(call, 3))
     [response] = caller.responses()
     assert (response.status, response.body) == (200, b"3")
+
+
+@in_loop
+async def test_cookies_of_a_caller_reach_the_service_and_each_of_its_own_has_a_header_for_itself() -> None:
+    house = House()
+    worker, caller = await service(house), Peer(house)
+    cookies = ["a=1; Expires=Wed, 21 Oct 2026 07:28:00 GMT", "b=2"]
+    caller.send(request_of("GET", "/Svc/login", cookie="c=3; d=4"))
+    [call] = await worker.pushed()
+    assert call["headers"]["cookie"] == "c=3; d=4"
+    before = len(caller.wire.writes)
+    reply = reply_to(call, "hi", content_type="text/html")
+    reply["headers"] |= {"Set-Cookie": cookies, "x-list": ["a", "b"]}
+    worker.say(reply)
+    head = b"".join(caller.wire.writes[before:]).partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    assert [line for line in head if line.startswith("Set-Cookie")] == [f"Set-Cookie: {cookie}" for cookie in cookies]
+    assert "x-list: a, b" in head
+    caller.responses()
+    caller.send(request_of("GET", "/Svc/login"))
+    [call] = await worker.pushed()
+    reply = reply_to(call, "hi")
+    reply["headers"]["Set-Cookie"] = ["a=1", "b\r\nx: y"]
+    worker.say(reply)
+    assert [response.status for response in caller.responses()] == [500]
 
 
 @in_loop

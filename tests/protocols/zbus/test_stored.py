@@ -14,9 +14,9 @@ from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.heads import Heads
 from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record, to_record
-from babelbus.protocols.zbus.stored import Recorder, encode_batch
+from babelbus.protocols.zbus.stored import Recorder
 from babelbus.storage.columns import decode_chunk, iterate
-from babelbus.storage.format import public_headers
+from babelbus.storage.format import encode_bodies, public_headers
 from tests.protocols.zbus.strategies import messages
 
 STAMP = {"source": "S", "remote-addr": "/10.0.0.1:5"}
@@ -40,7 +40,7 @@ def long_way(message: Message) -> Record:
 
 def short_way(sent: Sequence[Message]) -> list[Record]:
     recorder = Recorder(STAMP)
-    batch = encode_batch([recorder.encode(message, 5) for message in sent], [5] * len(sent))
+    batch = encode_bodies([recorder.encode(message, 5) for message in sent], [5] * len(sent), 0)
     return list(iterate(decode_chunk(bytes(batch.data))))
 
 
@@ -101,7 +101,7 @@ def test_a_connection_that_never_says_the_same_twice_makes_nobody_remember_it_al
     recorder, heads = Recorder(STAMP), Heads("Q")
     for number in range(3000):
         body = recorder.encode(Message({"id": "i", f"x{number}": "y"}, body=b"t", body_kind="text"), 1)
-        batch = encode_batch([body], [1])
+        batch = encode_bodies([body], [1], 0)
         assert parsed(heads.of(list(iterate(decode_chunk(bytes(batch.data)))))[0])["headers"][f"x{number}"] == "y"
     assert len(recorder._known) <= 256
     assert len(heads._shapes) <= 1024

@@ -33,7 +33,6 @@ from babelbus.protocols.worterbuch.routes import (
     read_call,
 )
 from babelbus.protocols.worterbuch.sockets import SUBPROTOCOL, SocketSession
-from babelbus.protocols.worterbuch.static import FileRefusedError, Files
 from babelbus.protocols.worterbuch.stream import EventStream
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.wire.http import (
@@ -46,6 +45,7 @@ from babelbus.wire.http import (
     encode_stream_head,
     percent_decode,
 )
+from babelbus.wire.static_files import FileRefusedError, Files
 from babelbus.wire.upgrade import accept_upgrade
 
 log = logging.getLogger(__name__)
@@ -435,7 +435,7 @@ class WebSession:
 
 async def _read_file(files: Files, path: str) -> Reply:
     try:
-        found = await asyncio.get_running_loop().run_in_executor(None, files.read, path)
+        found = await asyncio.get_running_loop().run_in_executor(None, lambda: files.read(path, always=True))
     except FileRefusedError as error:
         raise RequestRefusedError(500, str(error)) from error
     if found is None:

@@ -11,7 +11,15 @@ import msgspec
 
 from babelbus.protocols.zbus.content import json_body
 from babelbus.protocols.zbus.errors import MalformedMessageError
-from babelbus.protocols.zbus.messages import HEADERS_MAX, BodyKind, Message, canonical_headers, is_canonical
+from babelbus.protocols.zbus.messages import (
+    COOKIES_BETWEEN,
+    HEADERS_MAX,
+    SET_COOKIE,
+    BodyKind,
+    Message,
+    canonical_headers,
+    is_canonical,
+)
 
 NO_BODY: Final = msgspec.Raw(b"")
 NULL: Final = msgspec.Raw(b"null")
@@ -121,7 +129,9 @@ def _scalar(name: str, raw: msgspec.Raw) -> str | None:
     if token[:1] == b'"':
         return _decode_string(token)
     if token[:1] == b"[":
-        return ", ".join(text for text in (_scalar(name, item) for item in _decode_items(token)) if text is not None)
+        texts = (_scalar(name, item) for item in _decode_items(token))
+        between = COOKIES_BETWEEN if name.lower() == SET_COOKIE else ", "
+        return between.join(text for text in texts if text is not None)
     if token[:1] == b"{":
         raise MalformedMessageError(f"{name[:40]} is no text")
     return token.decode()
@@ -201,4 +211,4 @@ def delivery(head: bytes, tail: bytes, window: int | None) -> bytes:
 
 def taken(heads: list[bytes]) -> bytes:
     """Give the body of an answer to `take`: the list of messages whose `delivery_head` these are (4.4)."""
-    return b"[%b]" % b",".join([head + b"}}" for head in heads])
+    return b"[%b}}]" % b"}},".join(heads) if heads else b"[]"

@@ -1,12 +1,12 @@
 """Appending what many connections publish in one turn of the event loop with one write for each MQ."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from babelbus.core.record import Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import StorageError
-from babelbus.protocols.zbus.stored import encode_batch
+from babelbus.storage.format import encode_bodies
 
 GATHER_MAX = 64
 """So many records at once are a batch by themselves."""
@@ -15,23 +15,30 @@ GATHER_MAX = 64
 class _Gathered:
     """Records of one topic that one turn of the event loop brought, from many connections."""
 
-    __slots__ = ("bodies", "receipt", "timestamps")
+    __slots__ = ("bodies", "receipt", "size_bytes", "timestamps")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.timestamps: list[int] = []
+        self.size_bytes = 0
         self.receipt = Receipt(-1, -1, 0)
 
 
 class Gatherer:
-    """What waits for the end of the turn."""
+    """What waits for the end of the turn.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    `on_appended` is told of what was appended: the topic, how many messages, and the bytes of their bodies.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Topic, int, int], None] = lambda *_: None
+    ) -> None:
         self._loop = loop
+        self._on_appended = on_appended
         self._waiting: dict[Topic, _Gathered] = {}
 
-    def append(self, topic: Topic, bodies: Sequence[bytes], timestamp: int) -> Receipt:
-        """Append records that a `Recorder` made to a topic of one partition.
+    def append(self, topic: Topic, bodies: Sequence[bytes], timestamp: int, size_bytes: int) -> Receipt:
+        """Append records that a `Recorder` made to a topic of one partition; `size_bytes` is that of the payloads.
 
         Few of them wait for the end of this turn of the event loop, so that what many connections publish at once is
         one write; `commit` is for who cannot wait.
@@ -39,7 +46,7 @@ class Gatherer:
         if len(bodies) >= GATHER_MAX:
             if topic in self._waiting:
                 self.commit()
-            return _append(topic, bodies, [timestamp] * len(bodies))
+            return self._append(topic, bodies, [timestamp] * len(bodies), size_bytes)
         gathered = self._waiting.get(topic)
         if gathered is None:
             if not self._waiting:
@@ -47,6 +54,7 @@ class Gatherer:
             gathered = self._waiting[topic] = _Gathered()
         gathered.bodies += bodies
         gathered.timestamps += [timestamp] * len(bodies)
+        gathered.size_bytes += size_bytes
         return gathered.receipt
 
     def commit(self) -> None:
@@ -54,12 +62,13 @@ class Gatherer:
         if self._waiting:
             waiting, self._waiting = self._waiting, {}
             for topic, gathered in waiting.items():
-                made = _append(topic, gathered.bodies, gathered.timestamps)
+                made = self._append(topic, gathered.bodies, gathered.timestamps, gathered.size_bytes)
                 made.when_done(lambda made, receipt=gathered.receipt: receipt.resolve(made.error))  # type: ignore[misc]
 
-
-def _append(topic: Topic, bodies: Sequence[bytes], timestamps: list[int]) -> Receipt:
-    try:
-        return topic.publish_batch(encode_batch(bodies, timestamps))
-    except StorageError as error:
-        return Receipt.refused(error)
+    def _append(self, topic: Topic, bodies: Sequence[bytes], timestamps: list[int], size_bytes: int) -> Receipt:
+        try:
+            receipt = topic.publish_batch(encode_bodies(bodies, timestamps, 0))
+        except StorageError as error:
+            return Receipt.refused(error)
+        self._on_appended(topic, len(bodies), size_bytes)
+        return receipt

@@ -1,102 +1,199 @@
-"""Stored messages -> what their deliveries have in common (`codec.delivery_head`), by what they have in common.
+"""Stored messages -> what their deliveries have in common (`codec.delivery_head`), a chunk at a time.
 
-Behind the id, the headers of messages from one connection are the same as a rule. So they are looked up, with what
-they become in JSON; what is unusual goes the long way, which gives the same.
+Behind the id, the stored headers of messages from one connection are the same, byte for byte, as a rule: that is their
+*shape*. It is looked up, with what it becomes in JSON; body, id and offset are filled in for all records of a chunk at
+once, and looked at once whether any of them needs to be escaped. What is unusual goes the long way, which gives the
+same.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from operator import mod
 from typing import Final
 
 import msgspec
 
+from babelbus.core.group_flight import Delivery
+from babelbus.core.group_rows import Rows, Run, pick
 from babelbus.core.record import Headers, Record
 from babelbus.protocols.zbus.codec import delivery_head
-from babelbus.protocols.zbus.records import from_record
+from babelbus.protocols.zbus.ids import stored_id
+from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record
+from babelbus.storage.format import INT32, decode_headers, public_headers
 
 SHAPES_MAX: Final = 1024
-SHAPE_HEADERS_MAX: Final = 24
+SHAPE_BYTES_MAX: Final = 1024
+"""Longer headers are no shape: what is remembered of clients' choices stays within some MiB."""
+LEARNED_ONCE_MAX: Final = 8
+"""So many shapes of a chunk are learned although one record has them: with more, they do not seem to come again."""
+
 _ID: Final = b"ce_id"
-_encode = msgspec.json.Encoder().encode
-_validate = msgspec.json.Decoder(msgspec.Raw).decode
+_SOURCE: Final = b"ce_source"
+_OWN: Final = ORIGIN_PREFIX.encode()
 _MARK: Final = 7355608
 """Stands for a body, an id and an offset in a shape."""
 _TEXT_MARK: Final = b"\x01%d\x01" % _MARK
+_ESCAPED: Final = bytes(range(32)) + b'"\\'
+"""What stands for itself in no JSON string (RFC 8259, section 7)."""
+_VALUES: Final = frozenset(b"[{-0123456789tf")
+"""What a JSON value begins with that is no string and not null."""
+_encode = msgspec.json.Encoder().encode
+_validate = msgspec.json.Decoder(msgspec.Raw).decode
 
 
-class _Shape(msgspec.Struct, frozen=True, gc=False):
-    """What stands in front of the body, between body and id, and between id and offset; `kind` is the body's."""
+class _Shape(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """Templates of body, id and offset; `plain` has the quotes of those that are strings, for what needs no escapes."""
 
-    before: bytes
-    between: bytes
-    after: bytes
-    kind: str
+    plain: bytes
+    encoded: bytes
+    text: bool
+    """Whether the body is a string; else it is any other JSON value."""
 
 
 class Heads:
-    """The heads of the messages of one MQ."""
+    """The heads of the messages of one MQ; `topic_id` is that of its topic."""
 
-    def __init__(self, mq: str) -> None:
+    def __init__(self, mq: str, topic_id: str = "") -> None:
         self._mq = mq
-        self._shapes: dict[Headers, _Shape | None] = {}
+        self.topic_id = topic_id
+        self._shapes: dict[bytes, _Shape | None] = {}
 
-    def of(self, records: Sequence[Record]) -> list[bytes]:
+    def of(self, messages: Sequence[Record]) -> list[bytes]:
         """Give the head of each."""
-        shapes, mq = self._shapes, self._mq
-        heads: list[bytes] = []
-        append = heads.append
-        for one in records:
-            headers = one.headers
-            if headers and headers[0][0] == _ID and one.payload:
-                rest = headers[1:]
-                try:
-                    shape = shapes[rest]
-                except KeyError:
-                    shape = self._learn(rest)
-                if shape is not None:
-                    try:
-                        request_id = _encode((headers[0][1] or b"").decode())
-                        if shape.kind == "text":
-                            body = _encode(one.payload.decode())
-                        else:
-                            body = one.payload
-                            if body[0] not in b"[{" or not body.isascii():
-                                raise ValueError
-                            _validate(body)
-                        append(
-                            b'%b%b%b%b%b,"offset":"%d"'
-                            % (shape.before, body, shape.between, request_id, shape.after, one.offset)
-                        )
-                        continue
-                    except (ValueError, RecursionError):  # what is no text or no JSON has another form
-                        pass
-            append(delivery_head(from_record(one.payload, one.key, headers, mq), mq, one.offset))
+        if not isinstance(messages, Run):
+            return [self._slowly(one, one.partition if isinstance(one, Delivery) else 0) for one in messages]
+        rows, numbers = messages.rows, messages.numbers
+        made = rows.made(self._encode)
+        heads = pick(made, numbers)
+        if None in heads:
+            for number in numbers:
+                if made[number] is None:
+                    made[number] = self._slowly(rows.record(number), messages.partition)
+            heads = pick(made, numbers)
+        return heads  # type: ignore[return-value]  # there is no `None` left
+
+    def _slowly(self, record: Record, partition: int) -> bytes:
+        message = from_record(record.payload, record.key, record.headers, self._mq)
+        if "id" not in message.headers:
+            message.headers["id"] = stored_id(self._mq, self.topic_id, partition, record.offset)
+        return delivery_head(message, self._mq, record.offset)
+
+    # -- a chunk at once ---------------------------------------------------------------------------------------------
+
+    def _encode(self, rows: Rows) -> list[bytes | None]:
+        """Give the heads of a chunk, `None` for those that take the long way: made when somebody asks for them."""
+        heads: list[bytes | None] = [None] * rows.count
+        found = rows.leading(_ID)
+        if not len(found.numbers):
+            return heads
+        self._learn(found.rests)
+        shapes = list(map(self._shapes.get, found.rests))
+        numbers, offsets = found.numbers, pick(rows.offsets, found.numbers)
+        kinds = {None if shape is None else shape.text for shape in set(shapes)}
+        if len(kinds) == 1 and len(shapes) == rows.count and None not in kinds:  # as a rule: all are texts
+            return _fill(kinds.pop() is True, shapes, found.payloads, found.values, offsets)
+        for text in kinds - {None}:
+            chosen = [at for at, shape in enumerate(shapes) if shape is not None and shape.text is text]
+            filled = _fill(
+                text is True, pick(shapes, chosen), pick(found.payloads, chosen), pick(found.values, chosen),
+                pick(offsets, chosen),
+            )  # fmt: skip
+            for at, head in zip(chosen, filled, strict=True):
+                heads[numbers[at]] = head
         return heads
 
-    def _learn(self, rest: Headers) -> _Shape | None:
-        shape = None
-        if len(rest) <= SHAPE_HEADERS_MAX and any(
-            name == b"ce_source" and (value or b"").startswith(b"zbus:") for name, value in rest
-        ):
-            shape = self._make(rest)
-        if len(self._shapes) >= SHAPES_MAX:
-            self._shapes.clear()
-        self._shapes[rest] = shape
-        return shape
+    def _learn(self, rests: Sequence[bytes]) -> None:
+        """Get to know the shapes that are new."""
+        shapes = self._shapes
+        new = set(rests).difference(shapes)
+        if not new:
+            return
+        if len(new) > LEARNED_ONCE_MAX:
+            counts = Counter(rests)
+            new = {rest for rest in new if counts[rest] > 1}
+        wanted = [rest for rest in new if len(rest) <= SHAPE_BYTES_MAX][:SHAPES_MAX]
+        if len(shapes) + len(wanted) > SHAPES_MAX:
+            shapes.clear()
+        for rest in wanted:
+            shapes[rest] = self._shape(rest)
 
-    def _make(self, rest: Headers) -> _Shape | None:
-        """Write a message with marks the long way, and cut it at the marks."""
-        headers = ((_ID, _TEXT_MARK), *rest)
-        message = from_record(b"[%d]" % _MARK, None, headers, self._mq)
+    def _shape(self, rest: bytes) -> _Shape | None:
+        """Give what stored headers behind an id become, `None` if they take the long way.
+
+        A message with marks is written the long way, and cut at the marks.
+        """
+        headers = public_headers(_read(rest))
+        if not any(name == _SOURCE and (value or b"").startswith(_OWN) for name, value in headers):
+            return None
+        message = from_record(b"[%d]" % _MARK, None, ((_ID, _TEXT_MARK), *headers), self._mq)
         if message.body_kind not in ("json", "text"):
             return None
+        text = message.body_kind == "text"
         head = delivery_head(message, self._mq, _MARK)
-        body = b"[%d]" % _MARK if message.body_kind == "json" else _encode(f"[{_MARK}]")
-        request_id = _encode(_TEXT_MARK.decode())
+        body = _encode(f"[{_MARK}]") if text else b"[%d]" % _MARK
         offset = b',"offset":"%d"' % _MARK
         if not head.endswith(offset):
             return None
-        before, body_found, rest_of = head[: -len(offset)].partition(b'"body":' + body + b",")
-        between, id_found, after = rest_of.partition(request_id)
+        before, body_found, behind = head[: -len(offset)].partition(b'"body":' + body + b",")
+        between, id_found, after = behind.partition(_encode(_TEXT_MARK.decode()))
         if not body_found or not id_found or b"%d" % _MARK in before + between + after:
             return None
-        return _Shape(before + b'"body":', b"," + between, after, message.body_kind)
+        before, between, after = (part.replace(b"%", b"%%") for part in (before, between, after))
+        template = b'%b"body":%b,%b%b%b,"offset":"%%d"'
+        return _Shape(
+            template % (before, b'"%b"' if text else b"%b", between, b'"%b"', after),
+            template % (before, b"%b", between, b"%b", after),
+            text,
+        )
+
+
+def _read(rest: bytes) -> Headers:
+    """Read stored headers up to their end; that they are good is known."""
+    count = at = 0
+    while at < len(rest):
+        at += 4 + INT32.unpack_from(rest, at)[0]
+        at += 4 + max(INT32.unpack_from(rest, at)[0], 0)
+        count += 1
+    return decode_headers(rest, 0, count)
+
+
+def _fill(
+    text: bool, shapes: Sequence[_Shape | None], bodies: list[bytes], ids: list[bytes], offsets: list[int]
+) -> list[bytes | None]:
+    """Give the heads of messages of one kind, each from its shape's template; `None` where it is not what it says."""
+    if _is_plain(ids) and (_is_plain(bodies) if text else all(map(_is_value, bodies))):
+        templates = [shape.plain for shape in shapes]  # type: ignore[union-attr]  # each has one
+        return list(map(mod, templates, zip(bodies, ids, offsets, strict=True)))
+    heads: list[bytes | None] = []
+    for shape, body, request_id, offset in zip(shapes, bodies, ids, offsets, strict=True):
+        assert shape is not None
+        try:
+            encoded = _encode(body.decode()) if text else body if _is_value(body) else None
+            heads.append(None if encoded is None else shape.encoded % (encoded, _encode(request_id.decode()), offset))
+        except UnicodeDecodeError:
+            heads.append(None)
+    return heads
+
+
+def _is_plain(texts: list[bytes]) -> bool:
+    """Say whether all are texts that stand in JSON as they are."""
+    joined = b"\n".join(texts)  # so that no two make a character together
+    if not joined.isascii():
+        try:
+            joined.decode()
+        except UnicodeDecodeError:
+            return False
+    return len(joined) - len(joined.translate(None, _ESCAPED)) == len(texts) - 1
+
+
+def _is_value(body: bytes) -> bool:
+    """Say whether it is the text of a JSON value, but for strings and null, which have another form."""
+    if not body or body[0] not in _VALUES:
+        return False
+    try:
+        if not body.isascii():
+            body.decode()  # the decoder looks at what becomes a string alone
+        _validate(body)
+    except (ValueError, RecursionError):
+        return False
+    return True

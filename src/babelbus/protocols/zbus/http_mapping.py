@@ -1,6 +1,7 @@
 """HTTP <-> messages of zbus (specs/zbus.md, sections 2.3 and 2.4)."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -9,12 +10,14 @@ from babelbus.protocols.zbus.codec import body_json
 from babelbus.protocols.zbus.content import charset_of, is_utf8, parse_content_type
 from babelbus.protocols.zbus.errors import MalformedMessageError, UnsendableMessageError
 from babelbus.protocols.zbus.messages import (
+    COOKIES_BETWEEN,
     HEADER_NAMES,
     HEADERS_MAX,
     JSON_TYPE,
     NO_DATA,
     OK,
     SECRETS,
+    SET_COOKIE,
     BodyKind,
     Message,
 )
@@ -38,6 +41,7 @@ _PLAIN_TEXT: Final = frozenset(
     [f"{name}{charset}" for name in ("text/plain", "application/json") for charset in ("", "; charset=utf-8")]
 )
 _BODILESS: Final = frozenset({204, 304})
+_FORMS: Final = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -111,6 +115,17 @@ def _body(body: bytes, content_type: str | None) -> tuple[bytes, BodyKind]:
     return body, "bytes"
 
 
+def run_kind(content_type: str | None, bodies: Sequence[bytes]) -> BodyKind | None:
+    """Give the kind that bodies of one content type have that are taken as they are, `None`: look at each of them."""
+    if content_type is None:
+        return "bytes"
+    parsed = parse_content_type(content_type)
+    if parsed.name.startswith(("text/", "application/json")):
+        plain = charset_of(content_type) in ("utf-8", "utf8")
+        return "text" if plain and all(map(is_utf8, bodies)) else None
+    return None if parsed.name in _FORMS else "bytes"
+
+
 def _text(body: bytes, content_type: str) -> bytes:
     charset = charset_of(content_type)
     if charset in ("utf-8", "utf8"):
@@ -140,13 +155,21 @@ def encode_response(message: Message) -> Response:
         if name in _NOT_ANSWERED or (name not in _SAFE_NAMES and name.lower() in _NOT_ANSWERED):
             continue
         if not (value.isascii() and value.isprintable()):
-            if _FORBIDDEN.search(value) is not None:
-                raise UnsendableMessageError("a header has a value that HTTP cannot carry")
-            value = value.encode().decode("latin-1")
+            if COOKIES_BETWEEN in value and name.lower() == SET_COOKIE:
+                *others, value = value.split(COOKIES_BETWEEN)
+                headers += [(name, _carried(cookie)) for cookie in others]
+            value = _carried(value)
         if name not in _SAFE_NAMES and _TOKEN.fullmatch(name) is None:
             raise UnsendableMessageError("a header has a name that HTTP cannot carry")
         headers.append((name, value))
     return Response(status, tuple(headers), _response_body(message, status, content_type))
+
+
+def _carried(value: str) -> str:
+    """Give a header value as HTTP says it: UTF-8, whose bytes are the letters here."""
+    if _FORBIDDEN.search(value) is not None:
+        raise UnsendableMessageError("a header has a value that HTTP cannot carry")
+    return value.encode().decode("latin-1")
 
 
 def _response_body(message: Message, status: int, content_type: str | None) -> bytes:

@@ -23,7 +23,7 @@ from babelbus.protocols.zbus.calls import Calls
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
 from babelbus.protocols.zbus.gather import Gatherer
 from babelbus.protocols.zbus.heads import Heads
-from babelbus.protocols.zbus.ids import IdMaker
+from babelbus.protocols.zbus.ids import IdMaker, stored_id
 from babelbus.protocols.zbus.messages import Mask, Message
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.signature import ReplayGuard
@@ -129,8 +129,10 @@ class Hub:
         self._book = Book(files, folder)
         self._activity: dict[str, _Activity] = {}
         self._heads: dict[str, Heads] = {}
-        self.new_id = IdMaker().make
-        self.gatherer = Gatherer(loop)
+        ids = IdMaker()
+        self.new_id = ids.make
+        self.new_encoded_id = ids.make_encoded
+        self.gatherer = Gatherer(loop, self.published)
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self.exists)
 
@@ -147,8 +149,12 @@ class Hub:
 
     def exists(self, mq: str) -> bool:
         """Say whether there is an MQ of this name; the server's own topics are none."""
+        return self.find_topic(mq) is not None
+
+    def find_topic(self, mq: str) -> Topic | None:
+        """Give the topic that an MQ is, `None` if there is none."""
         topic = self.broker.topics.get(mq)
-        return topic is not None and not topic.reserved
+        return None if topic is None or topic.reserved else topic
 
     def topic(self, mq: str) -> Topic:
         """Give the topic that an MQ is.
@@ -156,8 +162,8 @@ class Hub:
         Raises:
             NotFoundError: there is none.
         """
-        topic = self.broker.topics.get(mq)
-        if topic is None or topic.reserved:
+        topic = self.find_topic(mq)
+        if topic is None:
             raise NotFoundError(m.mq_not_found(mq))
         return topic
 
@@ -211,9 +217,11 @@ class Hub:
 
     def heads(self, mq: str) -> Heads:
         """Give what writes the messages of an MQ for those who get them."""
+        topic = self.broker.topics.get(mq)
+        topic_id = "" if topic is None else topic.id
         found = self._heads.get(mq)
-        if found is None:
-            found = self._heads[mq] = Heads(mq)
+        if found is None or found.topic_id != topic_id:  # others may have removed and made it again
+            found = self._heads[mq] = Heads(mq, topic_id)
         return found
 
     def _activity_of(self, mq: str) -> _Activity:
@@ -305,7 +313,10 @@ class Hub:
         record = next(iter(iterate(decode_chunk(chunk.data))), None)
         if record is None or record.offset != offset:
             return None
-        return (dict(record.headers).get(b"ce_id") or b"").decode("utf-8", "replace")
+        given = dict(record.headers).get(b"ce_id")
+        return (
+            stored_id(topic.name, topic.id, 0, offset) if given is None else given.decode("utf-8", "backslashreplace")
+        )
 
     def channel_mask(self, group: Group) -> int:
         """Give the mask of a channel."""

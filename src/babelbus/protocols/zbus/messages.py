@@ -40,6 +40,11 @@ HEADER_NAMES: Final = (
 )
 """The protocol's own headers, as they are written (section 2.1)."""
 
+SET_COOKIE: Final = "set-cookie"
+"""The one header that may not be joined with commas when it comes as a list, as R3's services send it (6.4)."""
+COOKIES_BETWEEN: Final = "\n"
+"""What stands between several cookies in the one value: HTTP says them with a header each."""
+
 SECRETS: Final = frozenset({"apiKey", "signature", "signFields"})
 """Headers that are never stored or delivered (section 4.2, DECISION)."""
 

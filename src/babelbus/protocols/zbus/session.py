@@ -11,7 +11,6 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from babelbus.core.group_flight import Delivery
 from babelbus.core.group_settings import GroupOwnedError, InvalidGroupNameError
 from babelbus.core.record import Event, Receipt
 from babelbus.core.settings import InvalidSettingError
@@ -34,7 +33,8 @@ from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Message, flag, integer, json_reply, text_reply
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, to_record
 from babelbus.protocols.zbus.routing import read_bindings
-from babelbus.protocols.zbus.stored import Recorder
+from babelbus.protocols.zbus.runs import PUBLISH, Run
+from babelbus.protocols.zbus.stored import Mould, Recorder, encode_id
 from babelbus.protocols.zbus.subscription import Receiver, Subscription, without
 
 log = logging.getLogger(__name__)
@@ -67,11 +67,8 @@ class Framing(Protocol[AskedOf]):
             UnsendableMessageError: it cannot be said here.
         """
 
-    def published(self, mq: str, request_id: str, asked: AskedOf) -> bytes:
-        """Give the answer to `pub`, which is most of them."""
-
-    def join(self, replies: Sequence[bytes]) -> bytes:
-        """Give the bytes that say answers, one behind the other."""
+    def published(self, mq: str, ids: Sequence[bytes], asked: AskedOf) -> bytes:
+        """Give the answers to `pub`, which is most of what is asked, one behind the other; `ids` are UTF-8."""
 
 
 class _Publication:
@@ -91,6 +88,10 @@ class _Publication:
     @property
     def error(self) -> BabelbusError | None:
         return next((receipt.error for receipt in self.receipts if receipt.error is not None), None)
+
+
+_Reply = tuple[_Publication | None, bytes, Sequence[bytes], Asked]
+"""The bytes of answers; with a publication they are true once it is stored, and the ids are those of its messages."""
 
 
 class Session(Generic[Asked]):
@@ -118,7 +119,11 @@ class Session(Generic[Asked]):
         self._recorder = Recorder(self._stamp)
         self._publications: dict[str, _Publication] = {}
         self._replies_bytes = 0
-        self._replies: list[tuple[_Publication | None, bytes, str, Asked]] = []
+        self._replies: list[_Reply[Asked]] = []
+        self._known: Message | None = None
+        self._mq = ""
+        self._acked = True
+        self._mould: Mould
         self._receipts: list[Receipt] = []
         self._calls: dict[str, list[Call]] = {}
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
@@ -151,7 +156,7 @@ class Session(Generic[Asked]):
                     self._reply(message, request_id, asked)
                     return True
             command = message.headers["cmd"].lower()
-            if command == "pub":
+            if command == PUBLISH:
                 self._publish(message, request_id, asked)
                 return True
             act = self._commands.get(command)
@@ -182,7 +187,7 @@ class Session(Generic[Asked]):
             encoded = self._framing.reply(reply, asked)
         except UnsendableMessageError as error:
             encoded = self._framing.reply(text_reply(None, error.status, error.text), asked)
-        self._replies.append((None, encoded, request_id, asked))
+        self._replies.append((None, encoded, (), asked))
         self._replies_bytes += len(encoded)
 
     def settle(self) -> None:
@@ -196,21 +201,41 @@ class Session(Generic[Asked]):
             weight = sum([len(one[1]) for one in replies])
             self._outbox.answer_when(receipts, lambda: self._encode(replies), weight)
 
-    def _encode(self, replies: list[tuple[_Publication | None, bytes, str, Asked]]) -> bytes:
-        publications = {one[0] for one in replies}
-        failed = {one for one in publications if one is not None and one.error is not None}
-        if not failed:
-            return self._framing.join([one[1] for one in replies if one[1]])
+    def _encode(self, replies: list["_Reply[Asked]"]) -> bytes:
         encoded = []
-        for publication, reply, request_id, asked in replies:
-            if publication in failed:
-                assert publication is not None
-                encoded.append(self._framing.reply(text_reply(request_id, m.FAILED, str(publication.error)), asked))
-            elif reply:
+        for publication, reply, ids, asked in replies:
+            error = None if publication is None else publication.error
+            if error is None:
                 encoded.append(reply)
-        return self._framing.join(encoded)
+            else:
+                texts = (text_reply(one.decode(), m.FAILED, str(error)) for one in ids)
+                encoded += [self._framing.reply(text, asked) for text in texts]
+        return b"".join(encoded)
 
     # -- publishing --------------------------------------------------------------------------------------------------
+
+    def publish(self, run: Run, asked: Asked) -> None:
+        """Do what a run of publications says: what `handle` does with each of them."""
+        if run.message is not self._known:
+            self._learn(run.message)
+        topic = self._hub.find_topic(self._mq)
+        if topic is None or len(topic.partitions) != 1 or not (self._acked or self._receiver is not None):
+            for message in run.messages():
+                self.handle(message, asked)
+            return
+        new_id = self._hub.new_encoded_id
+        ids = [new_id() if one is None else one for one in run.ids]
+        publication = self._publication(topic)
+        publication.bodies += self._mould.bodies(ids, run.bodies, publication.timestamp)
+        publication.size_bytes += sum(map(len, run.bodies))
+        self._promise(publication, ids, self._acked, asked)
+
+    def _learn(self, message: Message) -> None:
+        """Remember what the publications of a run have in common: the next ones will be like them."""
+        self._known = message
+        self._mq = message.headers.get("mq", "")
+        self._acked = flag(message, "ack", default=True)
+        self._mould = self._recorder.mould(message, has_body=True)
 
     def _publish(self, message: Message, request_id: str, asked: Asked) -> None:
         headers = message.headers
@@ -221,18 +246,26 @@ class Session(Generic[Asked]):
         if not acked and self._receiver is None:
             self._call(message, mq, request_id, asked)
             return
-        publication = self._publications.get(mq)
-        if publication is None:
-            publication = self._publications[mq] = _Publication(self._hub.topic(mq))
+        publication = self._publication(self._hub.topic(mq))
         if len(publication.topic.partitions) == 1:
             publication.bodies.append(self._recorder.encode(message, publication.timestamp))
         else:
             publication.events.append(self._event(mq, message))
         if message.body is not None:
             publication.size_bytes += len(message.body)
-        # Without an ack nothing is said unless it fails (section 4).
-        reply = self._framing.published(mq, request_id, asked) if acked else b""
-        self._replies.append((publication, reply, request_id, asked))
+        self._promise(publication, [encode_id(request_id)], acked, asked)
+
+    def _publication(self, topic: Topic) -> _Publication:
+        publication = self._publications.get(topic.name)
+        if publication is None:
+            publication = self._publications[topic.name] = _Publication(topic)
+        return publication
+
+    def _promise(self, publication: _Publication, ids: Sequence[bytes], acked: bool, asked: Asked) -> None:
+        """Answer publications when they are stored; without an ack nothing is said unless it fails (section 4)."""
+        reply = self._framing.published(publication.topic.name, ids, asked) if acked else b""
+        self._replies.append((publication, reply, ids, asked))
+        self._replies_bytes += len(reply)
 
     def _event(self, mq: str, message: Message) -> Event:
         """Give the event of a message, stamped with who sent it (section 3)."""
@@ -247,11 +280,12 @@ class Session(Generic[Asked]):
         for publication in publications.values():
             topic, events, bodies = publication.topic, publication.events, publication.bodies
             if bodies:
-                publication.receipts.append(self._hub.gatherer.append(topic, bodies, publication.timestamp))
+                size_bytes, timestamp = publication.size_bytes, publication.timestamp
+                publication.receipts.append(self._hub.gatherer.append(topic, bodies, timestamp, size_bytes))
             if events:
                 publication.receipts += topic.publish(events)
+                self._hub.published(topic, len(events), publication.size_bytes)
             self._receipts += publication.receipts
-            self._hub.published(topic, len(events) + len(bodies), publication.size_bytes)
             publication.bodies = []
             publication.events = []
 
@@ -394,23 +428,25 @@ class Session(Generic[Asked]):
         count = max(integer(message, "window") or 1, 1)
         group = hub.channel(mq, channel)
         given_up = hub.calls.given_up(mq)
-        found: list[Delivery] = []
+        heads: list[bytes] = []
         explicit = group.settings.ack == "explicit"
         member = group.join(lambda _: None, credit=0) if explicit else None
         try:
             for _ in range(TAKE_TRIES):
-                some = group.take(count - len(found), member)
-                if member is not None:
-                    member.ack(some)  # made by another protocol; here a message is done when it is handed out
-                found += without(some, given_up) if given_up else some
-                if len(found) >= count or (not some and group.settings.filter is None):
+                looked = False
+                for some in group.take_runs(count - len(heads), member):
+                    looked = True
+                    if member is not None:
+                        member.ack(some)  # made by another protocol; here a message is done when it is handed out
+                    heads += hub.heads(mq).of(without(some, given_up) if given_up else some)
+                if len(heads) >= count or (not looked and group.settings.filter is None):
                     break
         finally:
             if member is not None:
                 member.leave()
-        if not found:
+        if not heads:
             return json_reply(headers["id"], m.NO_DATA, b"[]", mq=mq, channel=channel)
-        return json_reply(headers["id"], m.OK, taken(hub.heads(mq).of(found)), mq=mq, channel=channel)
+        return json_reply(headers["id"], m.OK, taken(heads), mq=mq, channel=channel)
 
     def _sub(self, message: Message) -> Message | None:
         headers, hub = message.headers, self._hub

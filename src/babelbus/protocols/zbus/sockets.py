@@ -14,8 +14,10 @@ from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.protocols.zbus.errors import RequestError
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Message
+from babelbus.protocols.zbus.runs import FrameReader, Item, Run
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_frame
+from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.wire.websocket import (
     NO_STATUS,
     NORMAL,
@@ -45,17 +47,19 @@ class FrameFraming:
     """Answers as frames."""
 
     def reply(self, message: Message, _asked: None) -> bytes:
-        """Give the text of a frame."""
-        return encode_message(message)
+        """Give the frame of an answer."""
+        return encode_texts([encode_message(message)])
 
-    def published(self, mq: str, request_id: str, _asked: None) -> bytes:
-        """Give the text of the answer to `pub`."""
+    def published(self, mq: str, ids: Sequence[bytes], _asked: None) -> bytes:
+        """Give the frames of answers to `pub`."""
         before, after = _published(mq)
-        return b"%b%b%b" % (before, _encode(request_id), after)
-
-    def join(self, replies: Sequence[bytes]) -> bytes:
-        """Give the frames."""
-        return encode_texts(replies)
+        if b"".join(ids).replace(b"-", b"").isalnum():
+            first = b'%b"%b"%b' % (before, ids[0], after)
+            if len(set(map(len, ids))) == 1:
+                front = encode_texts([first])[: -len(first)] + before + b'"'
+                back = b'"' + after
+                return b"%b%b%b" % (front, (back + front).join(ids), back)
+        return encode_texts([b"%b%b%b" % (before, _encode(one.decode()), after) for one in ids])
 
 
 FRAMES = FrameFraming()
@@ -73,23 +77,26 @@ class SocketSession:
         address: str | None,
         keys: Keys,
         session_id: str | None = None,
-        monitor: bool = False,
+        options: WebOptions = NOTHING_ELSE,
     ) -> None:
         self._hub = hub
         self._outbox = outbox
         self._close = close
         self._keys = keys
+        self._open_urls = options.open_urls
         self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.package_bytes_max)
-        self._waiting: deque[Frame] = deque()
+        self._reader = FrameReader()
+        self._waiting: deque[bytes | Item] = deque()
+        """What came and is not done: texts where each has to prove who sent it, else what they say."""
         self._put_off: Message | None = None
-        """What the first frame of `_waiting` says, if it was looked at and could not be done yet."""
+        """What the first text of `_waiting` says, if it was looked at and could not be done yet."""
         self._last_word: RemoteProtocolError | PeerLeavesError | None = None
         self._close_code = NORMAL
         self.held = False
         self.sent = False
         """Whether something was sent since the last tick."""
         self.session: Session[None] = Session(
-            hub, outbox, FRAMES, receiver=self, address=address, session_id=session_id, monitor=monitor
+            hub, outbox, FRAMES, receiver=self, address=address, session_id=session_id, monitor=options.monitor
         )
 
     # -- what comes --------------------------------------------------------------------------------------------------
@@ -129,15 +136,19 @@ class SocketSession:
         Raises:
             RemoteProtocolError: the client broke the protocol, or closes; `_waiting` has what came before.
         """
-        for event in self._decoder.events():
-            if type(event) is Frame:
-                self._waiting.append(event)
-            elif type(event) is Ping:
-                pong = encode_pong(event.data)
-                self._outbox.answer(lambda pong=pong: pong, len(pong))  # type: ignore[misc]
-            elif type(event) is Close:
-                self._close_code = NORMAL if event.code == NO_STATUS else event.code
-                raise PeerLeavesError("closed by the client")
+        texts: list[bytes] = []
+        try:
+            for event in self._decoder.events():
+                if type(event) is Frame:
+                    texts.append(event.data)
+                elif type(event) is Ping:
+                    pong = encode_pong(event.data)
+                    self._outbox.answer(lambda pong=pong: pong, len(pong))  # type: ignore[misc]
+                elif type(event) is Close:
+                    self._close_code = NORMAL if event.code == NO_STATUS else event.code
+                    raise PeerLeavesError("closed by the client")
+        finally:
+            self._waiting += texts if self._keys else self._reader.read(texts)
         if self._decoder.error is not None:
             raise self._decoder.error
 
@@ -148,40 +159,51 @@ class SocketSession:
             return False
         done = True
         while waiting:
-            if not self._handle(waiting[0].data):
+            if not self._handle(waiting[0]):
                 done = False
                 break
             waiting.popleft()
         self.session.settle()
         return done
 
-    def _handle(self, text: bytes) -> bool:
-        message = self._put_off or self._admit(text)
-        if message is None:
+    def _handle(self, item: bytes | Item) -> bool:
+        """Do one of what waits; `False`: not before the outbox has room again."""
+        if type(item) is Run:
+            self.session.publish(item, None)
             return True
-        done = self.session.handle(message, None)
-        self._put_off = None if done else message  # a second look would take it for a replay
-        return done
+        if type(item) is bytes:
+            message = self._put_off or self._admit(item)
+            done = message is None or self._do(message)
+            self._put_off = None if done else message  # a second look would take it for a replay
+            return done
+        if type(item) is Message:
+            return self._do(item)
+        assert isinstance(item, RequestError)
+        self.session.refuse(item, None)
+        return True
+
+    def _do(self, message: Message) -> bool:
+        headers = message.headers
+        command = headers.get("cmd")
+        if command == PING:
+            return True
+        if command is None and message.body is None and message.url == pages.FAVICON_URL:
+            self.session.answer(pages.icon(headers.get("id")), None)
+            return True
+        return self.session.handle(message, None)
 
     def _admit(self, text: bytes) -> Message | None:
-        """Give the message of a frame that proves who sent it; `None` if it is answered already."""
-        session = self.session
+        """Give the message of a frame that proves who sent it, or needs not; `None` if it is refused."""
         request_id = None
         try:
             message = decode_message(text)
-            headers = message.headers
-            command, request_id = headers.get("cmd"), headers.get("id")
-            if command == PING:
-                return None
-            if self._keys or command is None:
-                if command is None and message.body is None and message.url == pages.FAVICON_URL:
-                    session.answer(pages.icon(request_id), None)
-                    return None
-                if self._keys:
-                    verify_frame(message, text, self._keys, partial=self._hub.options.partial_sign_fields)
-                    self._hub.admit(message)
+            command, request_id = message.headers.get("cmd"), message.headers.get("id")
+            free = command is None and message.body is None and message.url == pages.FAVICON_URL
+            if command != PING and not free and not self._open_urls.has(message):
+                verify_frame(message, text, self._keys, partial=self._hub.options.partial_sign_fields)
+                self._hub.admit(message)
         except RequestError as error:
-            session.refuse(error, None, request_id)
+            self.session.refuse(error, None, request_id)
             return None
         return message
 

@@ -1,32 +1,53 @@
-"""Messages -> the stored form at once: the same records as `records.to_record` makes, in a third of the time.
+"""Messages -> the stored form at once: the same records as `records.to_record` makes, many of one mould together.
 
-The headers of a connection's messages repeat but for the id, so each pair is encoded once and remembered. The id comes
-first: what follows it is the same from message to message, which `heads.py` makes use of when they are delivered.
+What the messages of a connection have in common is a mould: everything but id and body as a rule. The id comes first
+among the headers: what follows it is the same from message to message, which `heads.py` makes use of.
 """
 
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
+import msgspec
+
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import BodyKind, Message
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, to_record
-from babelbus.storage.format import BODY, HEAD, HEAD_BYTES, RESERVED_HEADER_PREFIX
-from babelbus.storage.record import Headers, RecordBatch
+from babelbus.storage.format import LENGTHS, RESERVED_HEADER_PREFIX
+from babelbus.storage.record import Headers
 
 KNOWN_MAX: Final = 256
 KNOWN_LENGTH_MAX: Final = 128
 """What a connection remembers: some tens of KiB at the most."""
 _pack_length = struct.Struct(">i").pack
+_pack_front = struct.Struct(">bq").pack
+_NO_KEY: Final = _pack_length(-1)
 _ID_NAME: Final = _pack_length(5) + b"ce_id"
+
+
+class Mould(msgspec.Struct, frozen=True, gc=False):
+    """What the records of messages have in common: the key with its length, and what stands around the id."""
+
+    key: bytes
+    before_id: bytes
+    after_id: bytes
+
+    def bodies(self, ids: Sequence[bytes], payloads: Sequence[bytes], timestamp: int) -> list[bytes]:
+        """Give the bodies of records, which is what their CRCs cover."""
+        lengths, join = LENGTHS, b"".join
+        front = _pack_front(0, timestamp) + self.key
+        before, after = self.before_id, self.after_id
+        return [
+            join((front, lengths[len(payload)], payload, before, lengths[len(one)], one, after))
+            for one, payload in zip(ids, payloads, strict=True)
+        ]
 
 
 class Recorder:
     """Encodes the messages of one connection; `stamp` are the headers that it gives each of them, in place of its own.
 
-    There is a source among them.
+    There is a source among them. The pairs of headers that it has seen are remembered as they are stored.
     """
 
     def __init__(self, stamp: Mapping[str, str]) -> None:
@@ -37,17 +58,25 @@ class Recorder:
         self._stamped_count = 1 + len(stamped)
 
     def encode(self, message: Message, timestamp: int) -> bytes:
-        """Give the body of a record, which is what its CRC covers. The message has an id.
+        """Give the body of the record of one message, which has an id.
 
         Raises:
             MalformedMessageError: a header is no UTF-8.
         """
-        headers, known, payload = message.headers, self._known, message.body
-        pack = _pack_length
+        payload = message.body
+        mould = self.mould(message, has_body=payload is not None)
+        return mould.bodies([encode_id(message.headers["id"])], [payload or b""], timestamp)[0]
+
+    def mould(self, message: Message, *, has_body: bool) -> Mould:
+        """Give what the records of messages have in common that differ from this one in id and body alone.
+
+        Raises:
+            MalformedMessageError: a header is no UTF-8.
+        """
+        headers, known = message.headers, self._known
+        parts = [self._stamped]
+        count = self._stamped_count
         try:
-            request_id = headers["id"].encode()
-            parts = [_ID_NAME, pack(len(request_id)), request_id, self._stamped]
-            count = self._stamped_count
             for pair in headers.items():
                 name = pair[0]
                 if name == "id" or name == "content-type":
@@ -58,29 +87,24 @@ class Recorder:
                 if part:
                     parts.append(part)
                     count += 1
-            if message.url is not None or message.method is not None:
-                for name, value in (("\0url", message.url), ("\0method", message.method)):
-                    if value is not None:
-                        part = known.get((name, value))
-                        parts.append(part if part is not None else self._learn((name, value)))
-                        count += 1
-            typed, typed_count = _typed(headers.get("content-type"), payload is not None, message.body_kind)
+            for name, value in (("\0url", message.url), ("\0method", message.method)):
+                if value is not None:
+                    part = known.get((name, value))
+                    parts.append(part if part is not None else self._learn((name, value)))
+                    count += 1
             if message.status is not None:
                 parts.append(_encode_headers(((b"zbus.status", b"%d" % message.status),)))
                 count += 1
-            key = headers.get("key")
-            if key is None:
-                key = headers.get("tag")
-            encoded_key = None if key is None else key.encode()
+            typed, typed_count = _typed(headers.get("content-type"), has_body, message.body_kind)
+            key = headers.get("key", headers.get("tag"))
+            encoded_key = b"" if key is None else key.encode()
         except UnicodeEncodeError as error:
             raise MalformedMessageError("a header or the url is no UTF-8") from error
-        if payload is None:
-            payload = b""
-        if encoded_key is None:
-            front = BODY.pack(0, timestamp, -1) + pack(len(payload))
-        else:
-            front = b"%b%b%b" % (BODY.pack(0, timestamp, len(encoded_key)), encoded_key, pack(len(payload)))
-        return b"".join((front, payload, _COUNTS[count + typed_count], *parts, typed))
+        return Mould(
+            _NO_KEY if key is None else _pack_length(len(encoded_key)) + encoded_key,
+            bytes((count + typed_count,)) + _ID_NAME,
+            b"".join((*parts, typed)),
+        )
 
     def _learn(self, pair: tuple[str, str]) -> bytes:
         name, value = pair
@@ -102,7 +126,16 @@ class Recorder:
         return part
 
 
-_COUNTS: Final = [bytes((number,)) for number in range(128)]
+def encode_id(request_id: str) -> bytes:
+    """Give an id as it is stored.
+
+    Raises:
+        MalformedMessageError: it is no UTF-8.
+    """
+    try:
+        return request_id.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedMessageError("a header or the url is no UTF-8") from error
 
 
 def _encode_headers(headers: Headers) -> bytes:
@@ -122,16 +155,3 @@ def _typed(content_type: str | None, has_body: bool, kind: BodyKind) -> tuple[by
     body = b"" if has_body else None
     stored = tuple(one for one in to_record(Message(headers, body=body, body_kind=kind))[2] if one[0] != b"ce_source")
     return _encode_headers(stored), len(stored)
-
-
-def encode_batch(bodies: Sequence[bytes], timestamps: list[int]) -> RecordBatch:
-    """Give the stored form of records, from offset 0 on; `timestamps` are those that the bodies were made with."""
-    parts: list[bytes] = []
-    positions: list[int] = []
-    position, crc32, pack = 0, zlib.crc32, HEAD.pack
-    for offset, body in enumerate(bodies):
-        size = len(body)
-        parts += (pack(offset, size + 4, crc32(body)), body)
-        positions.append(position)
-        position += HEAD_BYTES + size
-    return RecordBatch(bytearray(b"".join(parts)), positions, timestamps, 0)

@@ -7,22 +7,29 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+import msgspec
+
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.contract import Outbox, PeerLeavesError
 from babelbus.protocols.zbus import messages as m
-from babelbus.protocols.zbus import pages
+from babelbus.protocols.zbus import pages, routing
+from babelbus.protocols.zbus.cors import OURS, Cors
 from babelbus.protocols.zbus.errors import RequestError, UnsendableMessageError
-from babelbus.protocols.zbus.http_mapping import decode_request, target_of
+from babelbus.protocols.zbus.http_mapping import Response, decode_request, target_of
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Message, text_reply
+from babelbus.protocols.zbus.runs import RequestReader
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_request
 from babelbus.protocols.zbus.sockets import SocketSession
-from babelbus.wire.http import CONTINUE, HttpError, Request, RequestDecoder, encode_error, encode_response
+from babelbus.protocols.zbus.static import METHODS, StaticFiles
+from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
+from babelbus.wire.http import CONTINUE, HttpError, Request, RequestDecoder, RequestRun, encode_error, encode_response
 from babelbus.wire.upgrade import accept_upgrade
 
 HEAD = "HEAD"
+ID = "id"
 
 
 @lru_cache(maxsize=1024)
@@ -37,17 +44,30 @@ def _published(mq: str) -> tuple[bytes, bytes]:
 class HttpFraming:
     """Answers as responses."""
 
+    def __init__(self, cors: Cors | None = None) -> None:
+        self._cors = cors
+
     def reply(self, message: Message, request: Request) -> bytes:
         """Give the response that says a message.
 
         Raises:
             UnsendableMessageError: HTTP cannot say it.
         """
-        response = map_response(message)
+        return self.encode(map_response(message), request)
+
+    def encode(self, response: Response, request: Request) -> bytes:
+        """Give the bytes of a response.
+
+        Raises:
+            UnsendableMessageError: HTTP cannot say it.
+        """
+        headers, cors = response.headers, self._cors
+        if cors is not None:
+            headers = (*[one for one in headers if one[0].lower() not in OURS], *cors.answer_headers(request))
         try:
             return encode_response(
                 response.status,
-                response.headers,
+                headers,
                 response.body,
                 keep_alive=keeps_alive(request),
                 head_only=request.method == HEAD,
@@ -55,20 +75,26 @@ class HttpFraming:
         except LocalProtocolError as error:
             raise UnsendableMessageError("a header has a value that HTTP cannot carry") from error
 
-    def published(self, mq: str, request_id: str, request: Request) -> bytes:
-        """Give the response to `pub`."""
-        plain = request_id.isascii() and request_id.isprintable()
-        if plain and request.keep_alive and request.method != HEAD and request.version != "1.0":
+    def published(self, mq: str, ids: Sequence[bytes], request: Request) -> bytes:
+        """Give the responses to `pub`."""
+        joined = b"".join(ids)
+        plain = joined.isascii() and joined.decode().isprintable()
+        if plain and self._is_plain(request):
             before, after = _published(mq)
-            return b"%b%b%b" % (before, request_id.encode(), after)
-        return self.reply(text_reply(request_id, m.OK, m.published(mq)), request)
+            return b"%b%b%b" % (before, (after + before).join(ids), after)
+        return b"".join([self._published(mq, one.decode(), request) for one in ids])
 
-    def join(self, replies: Sequence[bytes]) -> bytes:
-        """Give the responses, one behind the other."""
-        return b"".join(replies)
+    def _is_plain(self, request: Request) -> bool:
+        """Say whether the answer has no more headers than usual."""
+        if self._cors is not None and "origin" in request.headers:
+            return False
+        return request.keep_alive and request.method != HEAD and request.version != "1.0"
 
-
-RESPONSES = HttpFraming()
+    def _published(self, mq: str, request_id: str, request: Request) -> bytes:
+        try:
+            return self.reply(text_reply(request_id, m.OK, m.published(mq)), request)
+        except UnsendableMessageError as error:
+            return self.reply(text_reply(None, error.status, error.text), request)
 
 
 class WebSession:
@@ -82,16 +108,20 @@ class WebSession:
         *,
         address: str | None,
         keys: Keys,
-        monitor: bool = False,
+        options: WebOptions = NOTHING_ELSE,
     ) -> None:
         self._hub = hub
         self._outbox = outbox
         self._close = close
         self._address = address
         self._keys = keys
-        self._monitor = monitor
-        self._decoder = RequestDecoder(body_bytes_max=hub.options.package_bytes_max)
-        self._waiting: deque[Request] = deque()
+        self._options = options
+        self._framing = HttpFraming(options.cors)
+        # Where each request proves who sent it, each is looked at by itself.
+        varying = None if keys else ID
+        self._decoder = RequestDecoder(body_bytes_max=hub.options.package_bytes_max, varying=varying)
+        self._reader = RequestReader()
+        self._waiting: deque[Request | RequestRun] = deque()
         self._put_off: Message | None = None
         """What the first of `_waiting` says, if it was looked at and could not be done yet."""
         self._socket: SocketSession | None = None
@@ -100,7 +130,7 @@ class WebSession:
         self._active = True
         self._idle_since: float | None = None
         self.session: Session[Request] = Session(
-            hub, outbox, RESPONSES, receiver=None, address=address, monitor=monitor
+            hub, outbox, self._framing, receiver=None, address=address, monitor=options.monitor
         )
         hub.peers[self.session.id] = self
 
@@ -135,19 +165,23 @@ class WebSession:
             raise self._last_word
 
     def _work(self) -> None:
-        while True:
+        if self._waiting and not self._answer_waiting():
+            return
+        if self._is_over:
+            return
+        decoder = self._decoder
+        try:
+            if decoder.error is not None:
+                raise decoder.error
+            self._waiting += decoder.runs()
             if not self._answer_waiting() or self._is_over:
                 return
-            try:
-                if self._decoder.error is not None:
-                    raise self._decoder.error
-                self._waiting += self._decoder.requests()
-            except HttpError as error:
-                self._end(error)
-                return
-            if not self._waiting:
-                break
-        if self._decoder.take_continue():
+            if decoder.error is not None:
+                raise decoder.error
+        except HttpError as error:
+            self._end(error)
+            return
+        if decoder.take_continue():
             self._outbox.answer(lambda: CONTINUE, len(CONTINUE))
 
     @property
@@ -162,6 +196,16 @@ class WebSession:
             return False
         while waiting:
             request = waiting[0]
+            if type(request) is RequestRun:
+                waiting.popleft()
+                run = self._reader.read(request)
+                if run is None:
+                    waiting.extendleft(reversed(request.requests(ID)))
+                else:
+                    self._heard = True
+                    self.session.publish(run, request.request)
+                continue
+            assert type(request) is Request
             if not self._answer(request):
                 self.session.settle()
                 return False
@@ -192,11 +236,24 @@ class WebSession:
         if "upgrade" in request.headers and "websocket" in request.headers["upgrade"].lower():
             self._upgrade(request)
             return True
+        cors = self._options.cors
+        if cors is not None and cors.is_preflight(request):
+            self._answer_preflight(cors, request)
+            return True
         message = self._put_off or self._admit(request)
         if message is None:
             return True
         target = None if "cmd" in message.headers else target_of(request)
-        done = self.session.handle(message, request, target=target)
+        files = self._options.files
+        if (
+            files is not None
+            and target is not None
+            and request.method in METHODS
+            and self._leads_nowhere(message, target)
+        ):
+            done = self._begin_file(files, message, request)
+        else:
+            done = self.session.handle(message, request, target=target)
         self._put_off = None if done else message  # a second look would take it for a replay
         return done
 
@@ -213,13 +270,57 @@ class WebSession:
             if command is None and message.body is None and message.url == pages.FAVICON_URL:
                 session.answer(pages.icon(request_id), request)
                 return None
-            if self._keys:
+            if self._keys and not self._options.open_urls.has(message, target_of(request)):
                 verify_request(message, self._keys, partial=self._hub.options.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:
             session.refuse(error, request, request_id)
             return None
         return message
+
+    def _answer_preflight(self, cors: Cors, request: Request) -> None:
+        self.session.settle()
+        response = encode_response(204, cors.preflight_headers(request), keep_alive=keeps_alive(request))
+        self._outbox.answer(lambda: response, len(response))
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _leads_nowhere(self, message: Message, target: str) -> bool:
+        """Say whether no service and no command has this url."""
+        try:
+            found = routing.route(message, self._hub.bindings, self._hub.exists, target)
+        except RequestError:  # the session says so
+            return False
+        return isinstance(found, routing.Nowhere | routing.Welcome)
+
+    def _begin_file(self, files: StaticFiles, message: Message, request: Request) -> bool:
+        """Answer with a file when it is read; until then the outbox is full, and nothing else is done here."""
+        self.session.settle()
+        if self._outbox.full:
+            return False
+        reading = files.begin(request)
+
+        def encode() -> bytes:
+            response = reading.response
+            if response is None:
+                return self._framing.reply(self._without_file(message), request)
+            given = request.headers.get(ID)
+            if given is not None:
+                response = msgspec.structs.replace(response, headers=(*response.headers, (ID, given)))
+            return self._framing.encode(response, request)
+
+        self._outbox.answer_when([reading.done], encode, self._outbox.bytes_max)
+        return True
+
+    def _without_file(self, message: Message) -> Message:
+        """Give what is said where there is no file."""
+        request_id = message.headers.get(ID) or self._hub.new_id()
+        path = (message.url or "").partition("?")[0]
+        if path in ("", "/"):
+            return pages.welcome(request_id, self._hub.options.version)
+        return text_reply(request_id, m.NOT_FOUND, m.url_not_found(message.url or ""))
+
+    # -- WebSocket ---------------------------------------------------------------------------------------------------
 
     def _upgrade(self, request: Request) -> None:
         self.session.settle()
@@ -236,7 +337,7 @@ class WebSession:
             address=self._address,
             keys=self._keys,
             session_id=self.session.id,
-            monitor=self._monitor,
+            options=self._options,
         )
         unread = self._decoder.unread()
         if unread:

@@ -1,9 +1,14 @@
-"""Files of the web root beside the API: a web application, as a rule (specs/worterbuch.md, section 12)."""
+"""Files of a folder as an HTTP server gives them: by the path of a URL, with a type, a tag and a date.
+
+The one module here that touches the disk: what it may open is decided where the path is read.
+"""
 
 import errno
 import mimetypes
 import os
 import stat
+from collections.abc import Mapping
+from email.utils import formatdate, mktime_tz, parsedate_tz
 from pathlib import Path
 
 import msgspec
@@ -39,6 +44,13 @@ class File(msgspec.Struct, frozen=True):
 
     content_type: str
     data: bytes
+    """Empty if `unchanged`."""
+    tag: str
+    """An entity tag in its quotes (RFC 9110, section 8.8.3): another one when the file has changed."""
+    changed: str
+    """When it was changed last, as a date of HTTP."""
+    unchanged: bool = False
+    """Whether the client has it: answer 304."""
 
 
 class Files:
@@ -48,11 +60,12 @@ class Files:
         self._root = Path(os.path.realpath(root))
         self._bytes_max = bytes_max
 
-    def read(self, path: str) -> File | None:
-        """Give the file of a decoded path of a URL, else the index of the folder, else that of the root.
+    def read(self, path: str, *, asked: Mapping[str, str] | None = None, always: bool = False) -> File | None:
+        """Give the file of a decoded path of a URL, else the index of the folder, else, with `always`, the root's.
 
         The last is what applications need whose addresses are made in the browser. `None`: there is none, or the path
-        would leave the folder, by `..` or by a link, or names a hidden file.
+        would leave the folder, by `..` or by a link, or names a hidden file. `asked` are the headers of a request: what
+        it says that its client has is not read.
 
         Raises:
             FileRefusedError: it has more than `bytes_max` bytes, or cannot be read.
@@ -61,13 +74,16 @@ class Files:
         if any(part[0] == "." or "\\" in part or "\0" in part for part in parts):
             return None
         wanted = self._root.joinpath(*parts)
-        for candidate in (wanted, wanted / INDEX, self._root / INDEX):
-            found = self._read(candidate)
+        candidates = [wanted / INDEX] if path.endswith("/") else [wanted, wanted / INDEX]
+        if always:
+            candidates.append(self._root / INDEX)
+        for candidate in candidates:
+            found = self._read(candidate, asked or {})
             if found is not None:
                 return found
         return None
 
-    def _read(self, path: Path) -> File | None:
+    def _read(self, path: Path, asked: Mapping[str, str]) -> File | None:
         try:
             real = Path(os.path.realpath(path))
             if not real.is_relative_to(self._root):
@@ -75,7 +91,7 @@ class Files:
             # A FIFO must not hold the thread, and what became a link meanwhile is none of ours.
             descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                return self._read_open(descriptor, path.name)
+                return self._read_open(descriptor, path.name, asked)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -83,18 +99,40 @@ class Files:
                 return None
             raise FileRefusedError(f"the file cannot be read: {error.strerror}") from error
 
-    def _read_open(self, descriptor: int, name: str) -> File | None:
+    def _read_open(self, descriptor: int, name: str, asked: Mapping[str, str]) -> File | None:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             return None
+        tag = f'"{about.st_mtime_ns:x}-{about.st_size:x}-{about.st_ino:x}"'
+        content_type, seconds = content_type_of(name), int(about.st_mtime)
+        if has_current(asked, tag, seconds):
+            return File(content_type, b"", tag, formatdate(seconds, usegmt=True), unchanged=True)
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read(self._bytes_max + 1)
         if len(data) > self._bytes_max:
             raise FileRefusedError(f"a file of {about.st_size} bytes, the limit of a message is {self._bytes_max}")
-        return File(content_type_of(name), data)
+        return File(content_type, data, tag, formatdate(seconds, usegmt=True))
 
 
 def content_type_of(name: str) -> str:
     """Give the content type of a file by its name."""
     suffix = os.path.splitext(name)[1].lower()
     return _TYPES.get(suffix) or _BUILT_IN.guess_type(name)[0] or _UNKNOWN
+
+
+def has_current(asked: Mapping[str, str], tag: str, changed_seconds: int) -> bool:
+    """Say whether a request's headers say that its client has what is asked for (RFC 9110, section 13.1).
+
+    `tag` is in its quotes; where there are tags, the date does not count. A date that is none counts for nothing.
+    """
+    tags = asked.get("if-none-match")
+    if tags is not None:
+        held = [one.strip().removeprefix("W/") for one in tags.split(",")]
+        return "*" in held or tag in held
+    date = parsedate_tz(asked.get("if-modified-since", ""))
+    if date is None:
+        return False
+    try:
+        return changed_seconds <= mktime_tz(date)
+    except (ValueError, OverflowError):
+        return False

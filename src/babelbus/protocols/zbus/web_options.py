@@ -1,0 +1,22 @@
+"""What the operator chose for one HTTP port of zbus."""
+
+import msgspec
+
+from babelbus.protocols.zbus.cors import Cors
+from babelbus.protocols.zbus.open_urls import OpenUrls
+from babelbus.protocols.zbus.static import StaticFiles
+
+
+class WebOptions(msgspec.Struct, frozen=True):
+    """By default there is nothing but the protocol."""
+
+    monitor: bool = False
+    """Whether it is the port of the list of queues, where no url is a service's."""
+    cors: Cors | None = None
+    files: StaticFiles | None = None
+    """What GET gives where no url is a service's."""
+    open_urls: OpenUrls = OpenUrls()
+    """What needs no signature."""
+
+
+NOTHING_ELSE = WebOptions()

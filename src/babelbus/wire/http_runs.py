@@ -1,0 +1,121 @@
+"""Pipelined requests that are the same but for one header, the length and the body: cut with one match each.
+
+A client that sends many requests writes the same head again and again, with another id. What such a head looks like is
+learned from two that were read in full one behind the other, so all that does not vary in the next ones was checked.
+"""
+
+import re
+from collections.abc import Sequence
+
+from babelbus.wire.http_request import Request, RequestRun
+
+PATTERNS_MAX = 8
+"""So many patterns are made for one connection: each costs as much as some hundred requests."""
+LENGTHS_MAX = 64
+_LENGTH_NAME = b"content-length"
+# A value as http_fields allows it; blanks in front of it are part of the pattern, and behind it there are none.
+_VALUE = rb"([!-~\x80-\xff][\t -~\x80-\xff]{0,255})(?<![ \t])"
+_LENGTH = rb"([0-9]{1,9})"
+
+
+class RunCutter:
+    """Knows one head by heart, and cuts the requests that have it. One for each connection.
+
+    `varying` is the name, in lower case, of the header whose value is another one in each request.
+    """
+
+    def __init__(self, varying: str, *, body_bytes_max: int) -> None:
+        self._varying = varying
+        self._body_bytes_max = body_bytes_max
+        self._seen: tuple[bytes, ...] = ()
+        self._patterns = 0
+        self._pattern: re.Pattern[bytes] | None = None
+        self._known: tuple[bytes, ...] = ()
+        self._groups = (0, 0)
+        """Which group of the pattern is the value, and which the length; 0 for none."""
+        self._model: Request
+        self._requests: dict[int, Request] = {}
+        """The request for each length of a body."""
+
+    def learn(self, lines: Sequence[bytes], request: Request) -> None:
+        """Take note of a head that was read in full: its lines and what they mean.
+
+        The request keeps its connection and has no body of unknown length.
+        """
+        names = (self._varying.encode(), _LENGTH_NAME)
+        places = [-1, -1]
+        skeleton = list(lines)
+        for at, line in enumerate(lines):
+            name, colon, value = line.partition(b":")
+            if at and name.lower() in names:
+                which = names.index(name.lower())
+                if places[which] >= 0:
+                    return  # repeated ones are not known by heart
+                places[which] = at
+                skeleton[at] = name + colon + value[: len(value) - len(value.lstrip(b" \t"))]
+        shape = tuple(skeleton)
+        if shape != self._seen:
+            self._seen = shape
+        elif shape != self._known and self._patterns < PATTERNS_MAX:
+            self._patterns += 1
+            self._known = shape
+            self._make(skeleton, places, request)
+
+    def _make(self, skeleton: list[bytes], places: list[int], request: Request) -> None:
+        parts = []
+        for at, line in enumerate(skeleton):
+            part = re.escape(line)
+            if at in places:
+                part += _VALUE if at == places[0] else _LENGTH
+            parts.append(part + rb"\r\n")
+        self._pattern = re.compile(b"".join(parts) + rb"\r\n")
+        value, length = places
+        self._groups = (
+            0 if value < 0 else 2 if 0 <= length < value else 1,
+            0 if length < 0 else 2 if 0 <= value < length else 1,
+        )
+        headers = {name: text for name, text in request.headers.items() if name != self._varying}
+        self._model = Request(request.method, request.target, headers)
+        self._requests = {}
+
+    def cut(self, data: bytes, position: int) -> tuple[RequestRun | None, int]:
+        """Give the requests that begin at `position`, as many as are alike and complete, and where they end."""
+        pattern = self._pattern
+        if pattern is None:
+            return None, position
+        found = pattern.match(data, position)
+        if found is None:
+            return None, position
+        value_at, length_at = self._groups
+        match, size = pattern.match, len(data)
+        length_text = found[length_at] if length_at else b"0"
+        length = int(length_text)
+        if length > self._body_bytes_max:
+            return None, position
+        values: list[bytes] = []
+        bodies: list[bytes] = []
+        add_value, add_body = values.append, bodies.append
+        while found is not None and (not length_at or found[length_at] == length_text):
+            start = found.end()
+            end = start + length
+            if end > size:
+                break
+            add_value(found[value_at])
+            add_body(data[start:end])
+            position = end
+            found = match(data, position)
+        if not bodies:
+            return None, position
+        return RequestRun(self._request(length, length_text), values if value_at else None, bodies), position
+
+    def _request(self, length: int, length_text: bytes) -> Request:
+        request = self._requests.get(length)
+        if request is None or request.headers.get("content-length") != length_text.decode():
+            headers = dict(self._model.headers)
+            if "content-length" in headers:
+                headers["content-length"] = length_text.decode()
+            request = Request(self._model.method, self._model.target, headers)
+            if len(self._requests) >= LENGTHS_MAX:
+                self._requests.clear()
+            self._requests[length] = request
+        return request

@@ -1,0 +1,194 @@
+"""Publications that are taken together are answered, stored and refused as they would be one by one."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from babelbus.protocols.zbus.codec import decode_message
+from babelbus.protocols.zbus.errors import RequestError
+from babelbus.protocols.zbus.messages import Message
+from babelbus.protocols.zbus.runs import FrameReader, Item, Run
+from babelbus.wire.websocket import encode_texts
+from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
+from tests.protocols.zbus.strategies import texts, values
+from tests.storage.faults import FaultyFiles
+from tests.support.bus import in_loop, read
+
+MANY = 20
+
+odd_ids = st.sampled_from(["", "1", "a-b", 'say "hi"', "\\", "é", "中", "\n", "x" * 200])
+bodies = values | texts | st.just("plain") | st.just(["plain", 1])
+publications = st.builds(
+    lambda request_id, body, extra: {
+        "headers": {"cmd": "pub", "mq": "Q", **({} if request_id is None else {"id": request_id}), **extra},
+        **({} if body is None else {"body": body}),
+    },
+    st.none() | odd_ids,
+    bodies,
+    st.sampled_from([{}, {"tag": "t"}, {"ack": "false"}, {"mq": "missing"}, {"MQ": "Q"}, {"ID": "other"}, {"x": "1"}]),
+)
+others = st.sampled_from(
+    [
+        {"headers": {"cmd": "query", "mq": "Q", "id": "q"}},
+        {"headers": {"cmd": "pub", "mq": "Q", "id": 7}, "body": 1},
+        {"headers": {"cmd": "PUB", "mq": "Q", "id": "u"}, "body": 1},
+        {"headers": {"cmd": "pub", "mq": "Q", "id": "w"}, "url": "/u", "method": "GET", "body": 1},
+        {"headers": {"cmd": "ping"}},
+        {"cmd": "pub", "mq": "Q", "body": "alpha"},
+        {"body": 1},
+        [1],
+        "no message",
+    ]
+)
+sent_messages = st.lists(st.tuples(publications | others, st.integers(1, 6)), max_size=6)
+
+
+def spread(sent: list[tuple[Any, int]]) -> list[bytes]:
+    return [msgspec.json.encode(one) for one, times in sent for _ in range(times)]
+
+
+def plain(items: list[Item]) -> list[Any]:
+    """The messages, those of runs one by one; what was refused as status and text."""
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, Run):
+            found += item.messages()
+        else:
+            found.append((item.status, item.text) if isinstance(item, RequestError) else item)
+    return found
+
+
+def decoded(text: bytes) -> Any:
+    try:
+        return decode_message(text)
+    except RequestError as error:
+        return error.status, error.text
+
+
+@given(sent_messages, st.binary(max_size=5))
+def test_frames_that_are_read_together_say_what_each_of_them_says(sent: list[tuple[Any, int]], rubbish: bytes) -> None:
+    for frames in (spread(sent), [*spread(sent), rubbish]):
+        assert plain(FrameReader().read(frames)) == [decoded(frame) for frame in frames]
+
+
+def test_frames_that_are_one_message_only_together_are_refused_one_by_one() -> None:
+    frames = [b'{"headers":{"cmd":"pub"}', b'"body":1}', b'{"headers":{"cmd":"pub"},"body":1}', b"{}"]
+    found = FrameReader().read(frames)
+    assert isinstance(found[0], RequestError)
+    assert isinstance(found[1], RequestError)
+
+
+def test_publications_that_differ_in_id_and_body_alone_are_one_run() -> None:
+    reader = FrameReader()
+    frames = [msgspec.json.encode(command("pub", f"text {number}", mq="Q", id=str(number))) for number in range(MANY)]
+    [first], [second] = reader.read(frames), reader.read(frames)
+    assert isinstance(first, Run)
+    assert isinstance(second, Run)
+    assert first.message is second.message
+    assert first.bodies == [b"text %d" % number for number in range(MANY)]
+    assert first.ids == [b"%d" % number for number in range(MANY)]
+
+
+def stored(house: House) -> list[Any]:
+    """What Q holds, without what the server chose."""
+    found = []
+    for record in read(house.bus.broker.topics["Q"].partitions[0]):
+        headers = sorted(pair for pair in record.headers if pair[0] not in (b"ce_id", b"ce_source"))
+        request_id = dict(record.headers)[b"ce_id"] or b""
+        found.append((record.payload, record.key, headers, request_id if len(request_id) != 36 else b"chosen"))
+    return found
+
+
+def answered(client: Client) -> list[Any]:
+    found = client.messages()
+    for one in found:
+        if len(one["headers"].get("id", "")) == 36:
+            one["headers"]["id"] = "chosen"
+        if isinstance(one.get("body"), dict):
+            one["body"] = "told"
+    return found
+
+
+@given(sent_messages)
+def test_a_chunk_of_frames_is_answered_and_stored_as_its_frames_one_by_one(sent: list[tuple[Any, int]]) -> None:
+    @in_loop
+    async def check() -> None:
+        results = []
+        for together in (True, False):
+            house = House()
+            client = Client(house)
+            client.do("create", mq="Q")
+            frames = spread(sent)
+            for chunk in [frames] if together else [[frame] for frame in frames]:
+                client.send(encode_texts(chunk, mask=True))
+            results.append((answered(client), stored(house)))
+        assert results[0] == results[1]
+
+    check()
+
+
+requests = st.builds(
+    lambda body, headers: request_of(body=body, cmd="pub", **headers),
+    st.sampled_from([b"", b"x", b"hello", b"\xff", "中".encode(), b'"q"']),
+    st.fixed_dictionaries(
+        {"mq": st.sampled_from(["Q", "Q", "missing"])},
+        optional={
+            "id": st.sampled_from(["1", "22", "a b", "\xe4", "\xc3\xa9"]),
+            "content_type": st.sampled_from(
+                ["text/plain", "application/json", "text/plain; charset=latin1", "text/plain; charset=no", "x/y"]
+            ),
+            "tag": st.just("t"),
+        },
+    ),
+)
+
+
+@given(st.lists(st.tuples(requests, st.integers(1, 6)), max_size=5))
+def test_a_chunk_of_requests_is_answered_and_stored_as_its_requests_one_by_one(sent: list[tuple[bytes, int]]) -> None:
+    @in_loop
+    async def check() -> None:
+        results = []
+        for together in (True, False):
+            house = House()
+            web = Peer(house)
+            web.ask(cmd="create", mq="Q")
+            data = [one for one, times in sent for _ in range(times)]
+            for chunk in [b"".join(data)] if together else data:
+                web.send(chunk)
+            responses = [
+                (
+                    one.status,
+                    one.body,
+                    {**one.headers, "id": "?"} if len(one.headers.get("id", "")) == 36 else one.headers,
+                )
+                for one in web.responses()
+            ]
+            results.append((responses, stored(house)))
+        assert results[0] == results[1]
+
+    check()
+
+
+@in_loop
+async def test_each_of_many_that_the_disk_refuses_hears_so() -> None:
+    files = FaultyFiles()
+    house = House(files)
+    client, web = Client(house), Peer(house)
+    client.do("create", mq="Q", mqType="disk")
+    files.bytes_max = files.bytes_used
+    client.say(*[command("pub", "x", mq="Q", id=str(number)) for number in range(MANY)])
+    found = client.messages()
+    assert [(one["status"], one["headers"]["id"]) for one in found] == [(500, str(number)) for number in range(MANY)]
+    web.send(b"".join(request_of(body=b"x", cmd="pub", mq="Q", id=str(number)) for number in range(MANY)))
+    responses = web.responses()
+    assert [(one.status, one.headers["id"]) for one in responses] == [(500, str(number)) for number in range(MANY)]
+
+
+def test_a_run_gives_its_messages_one_by_one() -> None:
+    run = Run(Message({"cmd": "pub"}, body_kind="text"), [b"1", None], [b"a", b"b"])
+    assert list(run.messages()) == [
+        Message({"cmd": "pub", "id": "1"}, body=b"a", body_kind="text"),
+        Message({"cmd": "pub"}, body=b"b", body_kind="text"),
+    ]
