@@ -54,7 +54,9 @@ class Session(Protocol):
         """The connection is gone: give up what the session holds."""
 
 
-class _Answer:
+class Answer:
+    """One answer's place in the order of an outbox."""
+
     __slots__ = ("encode", "left", "outbox", "weight")
 
     def __init__(self, outbox: "Outbox", encode: Encode, left: int, weight: int) -> None:
@@ -69,6 +71,12 @@ class _Answer:
         if not self.left:
             self.outbox.push()
 
+    def fulfil(self, encode: Encode) -> None:
+        """Say what was promised (`Outbox.promise`)."""
+        self.encode = encode
+        self.left = 0
+        self.outbox.push()
+
 
 class Outbox:
     """What one connection sends, in the order of its requests, with one write for all that is ready.
@@ -79,7 +87,7 @@ class Outbox:
 
     def __init__(self, transport: Transport, bytes_max: int) -> None:
         self._transport = transport
-        self._answers: deque[_Answer] = deque()
+        self._answers: deque[Answer] = deque()
         self._weight = 0
         self.holding = False
         """While set, what becomes ready is collected until `release`, so that one chunk's answers are one write."""
@@ -112,7 +120,7 @@ class Outbox:
     def answer(self, encode: Encode, weight: int = 0) -> None:
         """Send what `encode` gives, behind all answers that were promised before."""
         weight += ANSWER_BYTES
-        self._answers.append(_Answer(self, encode, 0, weight))
+        self._answers.append(Answer(self, encode, 0, weight))
         self._weight += weight
         if not self.holding:
             self._drain()
@@ -123,13 +131,20 @@ class Outbox:
         `encode` is called when its turn to be written has come, not earlier.
         """
         weight += ANSWER_BYTES
-        answer = _Answer(self, encode, len(receipts), weight)
+        answer = Answer(self, encode, len(receipts), weight)
         self._answers.append(answer)
         self._weight += weight
         for receipt in receipts:
             receipt.when_done(answer.arrive)
         if not receipts and not self.holding:
             self._drain()
+
+    def promise(self, weight: int) -> Answer:
+        """Keep the place of an answer that `fulfil` will give, behind all answers that were promised before."""
+        answer = Answer(self, bytes, 1, weight + ANSWER_BYTES)
+        self._answers.append(answer)
+        self._weight += answer.weight
+        return answer
 
     def push(self) -> None:
         """Write what became ready, unless it is collected."""

@@ -136,6 +136,16 @@ class RequestDecoder:
         self._read(requests)
         return requests
 
+    def take_single(self, data: bytes) -> tuple[Request, bytes | None, bytes] | None:
+        """Give the one request that a chunk is, if nothing is held in front of it and it is like those before.
+
+        That is what they have in common (the same object as long as they do), the value of the varying header, and the
+        body. Otherwise give `None`: nothing is taken, and the chunk is for `receive_data`. Needs `varying`.
+        """
+        if self._held or self._runs is None or self._closed or self._stopped or self.error is not None:
+            return None
+        return self._runs.single(data)
+
     def _read(self, requests: list[Request | RequestRun]) -> None:
         if self.error is None and not self._stopped and self._held and self._ready():
             data = bytes(self._held)

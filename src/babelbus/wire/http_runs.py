@@ -34,8 +34,8 @@ class RunCutter:
         self._groups = (0, 0)
         """Which group of the pattern is the value, and which the length; 0 for none."""
         self._model: Request
-        self._requests: dict[int, Request] = {}
-        """The request for each length of a body."""
+        self._requests: dict[bytes, Request] = {}
+        """The request for each length of a body, as it is written."""
 
     def learn(self, lines: Sequence[bytes], request: Request) -> None:
         """Take note of a head that was read in full: its lines and what they mean.
@@ -88,8 +88,8 @@ class RunCutter:
             return None, position
         value_at, length_at = self._groups
         match, size = pattern.match, len(data)
-        length_text = found[length_at] if length_at else b"0"
-        length = int(length_text)
+        length_text = found[length_at] if length_at else b""
+        length = int(length_text or 0)
         if length > self._body_bytes_max:
             return None, position
         values: list[bytes] = []
@@ -106,16 +106,30 @@ class RunCutter:
             found = match(data, position)
         if not bodies:
             return None, position
-        return RequestRun(self._request(length, length_text), values if value_at else None, bodies), position
+        return RequestRun(self._request(length_text), values if value_at else None, bodies), position
 
-    def _request(self, length: int, length_text: bytes) -> Request:
-        request = self._requests.get(length)
-        if request is None or request.headers.get("content-length") != length_text.decode():
+    def single(self, data: bytes) -> tuple[Request, bytes | None, bytes] | None:
+        """Give the one request of this kind that the whole of `data` is: what requests have in common, value, body."""
+        found = None if self._pattern is None else self._pattern.match(data)
+        if found is None:
+            return None
+        value_at, length_at = self._groups
+        length_text = found[length_at] if length_at else b""
+        start = found.end()
+        length = len(data) - start
+        if length != int(length_text or 0) or length > self._body_bytes_max:
+            return None
+        request = self._requests.get(length_text) or self._request(length_text)
+        return request, found[value_at] if value_at else None, data[start:]
+
+    def _request(self, length_text: bytes) -> Request:
+        request = self._requests.get(length_text)
+        if request is None:
             headers = dict(self._model.headers)
-            if "content-length" in headers:
+            if length_text:
                 headers["content-length"] = length_text.decode()
             request = Request(self._model.method, self._model.target, headers)
             if len(self._requests) >= LENGTHS_MAX:
                 self._requests.clear()
-            self._requests[length] = request
+            self._requests[length_text] = request
         return request

@@ -118,7 +118,10 @@ def encode_frames(first: int, payloads: Sequence[bytes], *, mask: bool = False) 
         heads = [encode_head(first, len(payload), mask=mask) for payload in payloads]
     if mask:
         return _encode_masked(heads, payloads)
-    return b"".join([head + payload for head, payload in zip(heads, payloads, strict=True)])
+    parts = [b""] * (2 * len(heads))
+    parts[::2] = heads
+    parts[1::2] = payloads
+    return b"".join(parts)
 
 
 def _encode_masked(heads: list[bytes], payloads: Sequence[bytes]) -> bytes:

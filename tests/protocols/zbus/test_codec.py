@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from babelbus.protocols.zbus.codec import (
     decode_message,
-    delivery,
     delivery_head,
     delivery_tail,
+    encode_deliveries,
     encode_message,
     taken,
 )
@@ -177,7 +177,7 @@ def test_a_body_of_a_mebibyte_and_an_empty_one_pass() -> None:
 def test_a_delivery_has_where_it_was_read_and_no_status_and_texts_only() -> None:
     message = Message({"id": "p0", "source": "s", "tag": "a"}, "/u", "GET", 200, b"[1]")
     head = delivery_head(message, "MyMQ", 7)
-    assert json.loads(delivery(head, delivery_tail("c"), 0)) == {
+    assert json.loads(encode_deliveries([head], delivery_tail("c"), 0)[0]) == {
         "headers": {
             "id": "p0",
             "source": "s",
@@ -191,7 +191,7 @@ def test_a_delivery_has_where_it_was_read_and_no_status_and_texts_only() -> None
         "method": "GET",
         "body": [1],
     }
-    assert "window" not in json.loads(delivery(head, delivery_tail("c"), None))["headers"]
+    assert "window" not in json.loads(encode_deliveries([head], delivery_tail("c"), None)[0])["headers"]
 
 
 @given(messages(headers), texts, texts, st.integers(0, 2**63 - 1), st.none() | st.integers(-5, 2**31))
@@ -199,8 +199,8 @@ def test_deliveries_that_share_a_head_are_independent(
     message: Message, mq: str, channel: str, offset: int, window: int | None
 ) -> None:
     head = delivery_head(message, mq, offset)
-    delivery(head, delivery_tail("another"), 99)
-    understood = decode_message(delivery(head, delivery_tail(channel), window))
+    encode_deliveries([head], delivery_tail("another"), 99)
+    understood = decode_message(encode_deliveries([head], delivery_tail(channel), window)[0])
     place = {"mq": mq, "offset": str(offset), "channel": channel}
     if window is not None:
         place["window"] = str(window)
@@ -208,6 +208,14 @@ def test_deliveries_that_share_a_head_are_independent(
     assert ("window" in understood.headers) == (window is not None)
     assert understood.status is None
     assert understood.url == message.url
+
+
+@given(st.integers(0, 40), st.integers(-5, 1100))
+def test_each_delivery_says_what_was_left_of_the_window_behind_it(count: int, window: int) -> None:
+    heads = [delivery_head(Message({"id": "i"}), "M", offset) for offset in range(count)]
+    said = [json.loads(one)["headers"] for one in encode_deliveries(heads, delivery_tail("c"), window)]
+    assert [int(one["offset"]) for one in said] == list(range(count))
+    assert [int(one["window"]) for one in said] == [window + count - 1 - at for at in range(count)]
 
 
 def test_what_was_taken_is_a_list_of_messages_without_channel_and_window() -> None:

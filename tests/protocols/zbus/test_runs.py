@@ -14,7 +14,7 @@ from babelbus.wire.websocket import encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
 from tests.protocols.zbus.strategies import texts, values
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import in_loop, read
+from tests.support.bus import Gate, in_loop, read, turns
 
 MANY = 20
 
@@ -191,4 +191,61 @@ def test_a_run_gives_its_messages_one_by_one() -> None:
     assert list(run.messages()) == [
         Message({"cmd": "pub", "id": "1"}, body=b"a", body_kind="text"),
         Message({"cmd": "pub"}, body=b"b", body_kind="text"),
+    ]
+
+
+@in_loop
+async def test_a_request_at_a_time_is_answered_in_order_also_when_the_disk_is_full_in_between() -> None:
+    files = FaultyFiles()
+    house = House(files)
+    web = Peer(house)
+    web.ask(cmd="create", mq="Q", mqType="disk")
+    room = files.bytes_max
+    found = []
+    for number in range(3 * MANY):
+        files.bytes_max = files.bytes_used if MANY <= number < 2 * MANY else room
+        response = web.ask(cmd="pub", mq="Q", id=str(number), content_type="text/plain", body=b"x%d" % number)
+        found.append((response.status, response.headers["id"]))
+    assert found == [(500 if MANY <= number < 2 * MANY else 200, str(number)) for number in range(3 * MANY)]
+    kept = [*range(MANY), *range(2 * MANY, 3 * MANY)]
+    assert [one[0] for one in stored(house)] == [b"x%d" % number for number in kept]
+
+
+@in_loop
+async def test_an_mq_that_is_removed_between_two_requests_that_are_alike_is_not_found() -> None:
+    house = House()
+    web, other = Peer(house), Peer(house)
+    other.ask(cmd="create", mq="Q")
+    for _ in range(5):
+        assert web.ask(cmd="pub", mq="Q", body=b"x").status == 200
+    other.ask(cmd="remove", mq="Q")
+    assert web.ask(cmd="pub", mq="Q", body=b"x").status == 404
+
+
+@in_loop
+async def test_the_answers_to_requests_that_wait_for_the_disk_keep_their_order() -> None:
+    files = FaultyFiles()
+    gate = Gate(files)
+    house = House(files, ack="flushed")
+    web = Peer(house)
+    web.send(request_of(cmd="create", mq="Q", mqType="disk", channel="C"))
+    for _ in range(4):
+        web.send(request_of(cmd="pub", mq="Q", id="1", body=b"x"))
+        await gate.reached()
+        await turns()
+    web.responses()
+    gate.shut()
+    for number in range(3):
+        web.send(request_of(cmd="pub", mq="Q", id=str(number), body=b"x"))
+    web.send(request_of(cmd="pub", mq="missing", id="3", body=b"x"))
+    await turns()
+    assert web.responses() == []
+    gate.open()
+    while house.bus.broker.topics["Q"].partitions[0].high_watermark < 7 or web.outbox.waiting:
+        await turns()
+    assert [(one.status, one.headers["id"]) for one in web.responses()] == [
+        (200, "0"),
+        (200, "1"),
+        (200, "2"),
+        (404, "3"),
     ]

@@ -5,6 +5,8 @@ exception (messages.py); as a rule they cost a slice, not a decoding.
 """
 
 import base64
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -180,7 +182,7 @@ def body_json(message: Message) -> bytes:
 def delivery_head(message: Message, mq: str, offset: int) -> bytes:
     """Give what the deliveries of a message have in common: made once, however many channels and consumers there are.
 
-    It is a JSON object that is still open inside of its headers; `delivery` closes it. Status is left out (4.3).
+    It is a JSON object, still open inside of its headers; `encode_deliveries` closes it. Status is left out (4.3).
     """
     headers = {**message.headers, "mq": mq, "offset": str(offset)}
     headers.pop("channel", None)
@@ -202,11 +204,27 @@ def delivery_tail(channel: str) -> bytes:
     return b',"channel":%b' % _encode(channel)
 
 
-def delivery(head: bytes, tail: bytes, window: int | None) -> bytes:
-    """Give the frame of one delivery; `window` is what is left of it, `None` when it is unlimited."""
+def encode_deliveries(heads: Sequence[bytes], tail: bytes, window: int | None) -> list[bytes]:
+    """Give the frames of deliveries to one subscription; `window` is what is left of it behind the last of them.
+
+    `None` when it is unlimited. It goes down with each delivery, and each says what was left then.
+    """
+    ends: Iterable[bytes]
     if window is None:
-        return b"%b%b}}" % (head, tail)
-    return b'%b%b,"window":"%d"}}' % (head, tail, window)
+        ends = repeat(b"}}")
+    elif 0 <= window <= WINDOWS_KEPT - len(heads):
+        ends = reversed(_WINDOWS[window : window + len(heads)])
+    else:
+        ends = [_window(left) for left in range(window + len(heads) - 1, window - 1, -1)]
+    return list(map(tail.join, zip(heads, ends, strict=window is not None)))
+
+
+def _window(left: int) -> bytes:
+    return b',"window":"%d"}}' % left
+
+
+WINDOWS_KEPT: Final = 1024
+_WINDOWS: Final = [_window(left) for left in range(WINDOWS_KEPT)]
 
 
 def taken(heads: list[bytes]) -> bytes:

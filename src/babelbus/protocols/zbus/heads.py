@@ -14,12 +14,11 @@ from typing import Final
 import msgspec
 
 from babelbus.core.group_flight import Delivery
-from babelbus.core.group_rows import Rows, Run, pick
-from babelbus.core.record import Headers, Record
+from babelbus.core.group_rows import Rows, Run, pick, read_headers
+from babelbus.core.record import Record
 from babelbus.protocols.zbus.codec import delivery_head
 from babelbus.protocols.zbus.ids import stored_id
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record
-from babelbus.storage.format import INT32, decode_headers, public_headers
 
 SHAPES_MAX: Final = 1024
 SHAPE_BYTES_MAX: Final = 1024
@@ -122,7 +121,7 @@ class Heads:
 
         A message with marks is written the long way, and cut at the marks.
         """
-        headers = public_headers(_read(rest))
+        headers = read_headers(rest)
         if not any(name == _SOURCE and (value or b"").startswith(_OWN) for name, value in headers):
             return None
         message = from_record(b"[%d]" % _MARK, None, ((_ID, _TEXT_MARK), *headers), self._mq)
@@ -145,16 +144,6 @@ class Heads:
             template % (before, b"%b", between, b"%b", after),
             text,
         )
-
-
-def _read(rest: bytes) -> Headers:
-    """Read stored headers up to their end; that they are good is known."""
-    count = at = 0
-    while at < len(rest):
-        at += 4 + INT32.unpack_from(rest, at)[0]
-        at += 4 + max(INT32.unpack_from(rest, at)[0], 0)
-        count += 1
-    return decode_headers(rest, 0, count)
 
 
 def _fill(

@@ -29,13 +29,14 @@ from babelbus.protocols.zbus.errors import (
     UnsendableMessageError,
 )
 from babelbus.protocols.zbus.filters import compile_filter
+from babelbus.protocols.zbus.given_up import without
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Message, flag, integer, json_reply, text_reply
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, to_record
 from babelbus.protocols.zbus.routing import read_bindings
 from babelbus.protocols.zbus.runs import PUBLISH, Run
 from babelbus.protocols.zbus.stored import Mould, Recorder, encode_id
-from babelbus.protocols.zbus.subscription import Receiver, Subscription, without
+from babelbus.protocols.zbus.subscription import Receiver, Subscription
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class Session(Generic[Asked]):
             "remove": self._remove,
             "query": self._query,
             "bind": self._bind,
-            PING: lambda message: None,
+            PING: self._ping,
         }
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -229,6 +230,11 @@ class Session(Generic[Asked]):
         publication.bodies += self._mould.bodies(ids, run.bodies, publication.timestamp)
         publication.size_bytes += sum(map(len, run.bodies))
         self._promise(publication, ids, self._acked, asked)
+
+    @property
+    def mould(self) -> tuple[str, Mould] | None:
+        """The MQ and the mould of the run that was published last, if such ones are acknowledged."""
+        return (self._mq, self._mould) if self._known is not None and self._acked else None
 
     def _learn(self, message: Message) -> None:
         """Remember what the publications of a run have in common: the next ones will be like them."""
@@ -367,6 +373,12 @@ class Session(Generic[Asked]):
         return json_reply(request_id, m.OK, _encode_json(hub.describe_all()))
 
     # -- commands (section 4) ----------------------------------------------------------------------------------------
+
+    def _ping(self, message: Message) -> Message | None:
+        """Say nothing, but over plain HTTP, where every request has an answer. In small letters it never gets here."""
+        if self._receiver is not None:
+            return None
+        return Message({"content-type": m.TEXT_TYPE, "id": message.headers["id"]}, status=m.OK)
 
     def _create(self, message: Message) -> Message:
         headers = message.headers

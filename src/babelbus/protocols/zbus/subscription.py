@@ -1,6 +1,6 @@
 """A subscription of one connection to one channel: what its member of the group is handed becomes deliveries."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from babelbus.core.group import Group
@@ -8,13 +8,12 @@ from babelbus.core.group_flight import Delivery
 from babelbus.core.group_member import Member
 from babelbus.core.record import Record
 from babelbus.errors import BabelbusError
-from babelbus.protocols.zbus.codec import delivery, delivery_tail
+from babelbus.protocols.zbus.codec import delivery_tail, encode_deliveries
 from babelbus.protocols.zbus.filters import Matches
+from babelbus.protocols.zbus.given_up import without
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Mask, Message
 from babelbus.protocols.zbus.tags import tag_of
-
-SourceAndId = tuple[str, str]
 
 
 class Receiver(Protocol):
@@ -118,27 +117,6 @@ class Subscription:
                 member.add_credit(len(deliveries) - len(wanted))
                 credit, deliveries = member.credit, wanted
         heads = self._hub.heads(self.mq).of(deliveries)
-        tail = self._tail
-        if credit is None:
-            texts = [b"%b%b}}" % (head, tail) for head in heads]
-        else:
-            windows = range(credit + len(heads) - 1, credit - 1, -1)
-            texts = [delivery(head, tail, window) for head, window in zip(heads, windows, strict=True)]
-        self._receiver.deliver(texts)
+        self._receiver.deliver(encode_deliveries(heads, self._tail, credit))
         if member.group.settings.ack == "explicit":
             member.ack(deliveries)  # made by another protocol; here a message is done when it is handed out
-
-
-def without(deliveries: Sequence[Delivery], given_up: Collection[SourceAndId]) -> list[Delivery]:
-    """Give the messages for whose answer somebody may still wait."""
-    return [one for one in deliveries if _source_and_id(one) not in given_up]
-
-
-def _source_and_id(one: Delivery) -> SourceAndId:
-    source = request_id = b""
-    for name, value in one.headers:
-        if name == b"ce_source":
-            source = value or b""
-        elif name == b"ce_id":
-            request_id = value or b""
-    return source.rpartition(b"#")[2].decode("utf-8", "replace"), request_id.decode("utf-8", "replace")

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.errors import BabelbusError, LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.contract import Outbox, PeerLeavesError
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
@@ -19,6 +19,7 @@ from babelbus.protocols.zbus.http_mapping import Response, decode_request, targe
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Message, text_reply
+from babelbus.protocols.zbus.repeat import Repeat
 from babelbus.protocols.zbus.runs import RequestReader
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_request
@@ -26,6 +27,7 @@ from babelbus.protocols.zbus.sockets import SocketSession
 from babelbus.protocols.zbus.static import METHODS, StaticFiles
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.wire.http import CONTINUE, HttpError, Request, RequestDecoder, RequestRun, encode_error, encode_response
+from babelbus.wire.http_fields import tokens
 from babelbus.wire.upgrade import accept_upgrade
 
 HEAD = "HEAD"
@@ -79,16 +81,24 @@ class HttpFraming:
         """Give the responses to `pub`."""
         joined = b"".join(ids)
         plain = joined.isascii() and joined.decode().isprintable()
-        if plain and self._is_plain(request):
+        if plain and self.is_plain(request):
             before, after = _published(mq)
             return b"%b%b%b" % (before, (after + before).join(ids), after)
         return b"".join([self._published(mq, one.decode(), request) for one in ids])
 
-    def _is_plain(self, request: Request) -> bool:
+    def is_plain(self, request: Request) -> bool:
         """Say whether the answer has no more headers than usual."""
         if self._cors is not None and "origin" in request.headers:
             return False
         return request.keep_alive and request.method != HEAD and request.version != "1.0"
+
+    def around_id(self, mq: str) -> tuple[bytes, bytes]:
+        """Give what stands before and behind the id in the answer to `pub`, where `is_plain` holds."""
+        return _published(mq)
+
+    def refused(self, request_id: bytes, error: BabelbusError, request: Request) -> bytes:
+        """Give the response to a `pub` that was not stored."""
+        return self.reply(text_reply(request_id.decode(), m.FAILED, str(error)), request)
 
     def _published(self, mq: str, request_id: str, request: Request) -> bytes:
         try:
@@ -121,6 +131,7 @@ class WebSession:
         varying = None if keys else ID
         self._decoder = RequestDecoder(body_bytes_max=hub.options.package_bytes_max, varying=varying)
         self._reader = RequestReader()
+        self._repeat: Repeat | None = None
         self._waiting: deque[Request | RequestRun] = deque()
         self._put_off: Message | None = None
         """What the first of `_waiting` says, if it was looked at and could not be done yet."""
@@ -146,7 +157,7 @@ class WebSession:
         self._active = True
         if self._socket is not None:
             self._socket.receive_data(data)
-        elif self._last_word is None:  # else nothing that follows can be answered
+        elif self._last_word is None and not self._publish_again(data):  # else nothing that follows can be answered
             self._decoder.receive_data(data)
             self.resume()
 
@@ -163,6 +174,35 @@ class WebSession:
             self._work()
         if self._last_word is not None and not self._outbox.waiting and not self._waiting:
             raise self._last_word
+
+    def _publish_again(self, data: bytes) -> bool:
+        """Publish what one request says that is like the last one; `False` if the chunk is something else."""
+        repeat = self._repeat
+        if repeat is None or self._waiting or self._outbox.full:
+            return False
+        single = self._decoder.take_single(data)
+        if single is None:
+            return False
+        request, request_id, body = single
+        if request is not repeat.request or not repeat.takes(body):
+            return False
+        topic = self._hub.find_topic(repeat.mq)
+        if topic is None or len(topic.partitions) != 1:
+            return False
+        if request_id is None:
+            request_id = self._hub.new_encoded_id()
+        elif not request_id.replace(b"-", b"").isalnum():
+            return False
+        self._hub.gatherer.append_one(topic, repeat, request_id, body, self._outbox.promise(repeat.weight))
+        return True
+
+    def _learn(self, request: Request, message: Message) -> None:
+        """Remember the publication that came by itself: the next one may be like it."""
+        known = self.session.mould
+        if known is not None and self._framing.is_plain(request):
+            mq, mould = known
+            answer = self._framing.around_id(mq)
+            self._repeat = Repeat(request, mq, mould, message.body_kind, answer, self._framing.refused)
 
     def _work(self) -> None:
         if self._waiting and not self._answer_waiting():
@@ -204,13 +244,15 @@ class WebSession:
                 else:
                     self._heard = True
                     self.session.publish(run, request.request)
+                    if not waiting and len(run.bodies) == 1:
+                        self._learn(request.request, run.message)
                 continue
             assert type(request) is Request
             if not self._answer(request):
                 self.session.settle()
                 return False
             waiting.popleft()
-            if self._socket is not None:
+            if self._is_over:
                 waiting.clear()
                 return True
             if not keeps_alive(request):
@@ -233,7 +275,8 @@ class WebSession:
     def _answer(self, request: Request) -> bool:
         """Do what a request asks for; `False`: not before the outbox has room again."""
         self._heard = True
-        if "upgrade" in request.headers and "websocket" in request.headers["upgrade"].lower():
+        # As the decoder looks at it, which reads nothing behind such a request.
+        if "upgrade" in request.headers and "websocket" in tokens(request.headers["upgrade"]):
             self._upgrade(request)
             return True
         cors = self._options.cors

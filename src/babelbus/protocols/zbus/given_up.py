@@ -1,0 +1,43 @@
+"""Which stored messages are calls that nobody waits for any more (specs/zbus.md, section 6.3): none is handed out."""
+
+from collections.abc import Collection, Sequence
+
+from babelbus.core.group_flight import Delivery
+from babelbus.core.group_rows import Rows, Run, read_headers
+from babelbus.core.record import Headers
+
+SourceAndId = tuple[str, str]
+
+_ID = b"ce_id"
+
+
+def without(messages: Sequence[Delivery], given_up: Collection[SourceAndId]) -> Sequence[Delivery]:
+    """Give the messages for whose answer somebody may still wait."""
+    if not isinstance(messages, Run):
+        return [one for one in messages if _caller(one.headers) not in given_up]
+    callers = messages.rows.made(_callers)
+    numbers = [number for number in messages.numbers if callers[number] not in given_up]
+    return messages if len(numbers) == len(messages) else messages.only(numbers)
+
+
+def _callers(rows: Rows) -> list[SourceAndId]:
+    """Give source and id of each message of a chunk; headers behind the id are read once for all that share them."""
+    found = rows.leading(_ID)
+    known = {rest: read_headers(rest) for rest in set(found.rests)}
+    callers = {
+        number: _caller(((_ID, value), *known[rest]))
+        for number, value, rest in zip(found.numbers, found.values, found.rests, strict=True)
+    }
+    return [
+        callers[number] if number in callers else _caller(rows.record(number).headers) for number in range(rows.count)
+    ]
+
+
+def _caller(headers: Headers) -> SourceAndId:
+    source = request_id = b""
+    for name, value in headers:
+        if name == b"ce_source":
+            source = value or b""
+        elif name == _ID:
+            request_id = value or b""
+    return source.rpartition(b"#")[2].decode("utf-8", "replace"), request_id.decode("utf-8", "replace")
