@@ -18,9 +18,11 @@ def post(
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-def read(chunks: Sequence[bytes], *, together: bool, **limits: int) -> tuple[list[Request], int | None, int]:
+def read(
+    chunks: Sequence[bytes], *, together: bool, body_bytes_max: int = 100
+) -> tuple[list[Request], int | None, int]:
     """Give the requests, the status of the error that ended them, and how many came in runs."""
-    decoder = RequestDecoder(varying="id" if together else None, **limits)
+    decoder = RequestDecoder(varying="id" if together else None, body_bytes_max=body_bytes_max)
     requests: list[Request] = []
     count = 0
     for chunk in chunks:
@@ -39,10 +41,10 @@ def read(chunks: Sequence[bytes], *, together: bool, **limits: int) -> tuple[lis
     return requests, None, count
 
 
-def same(chunks: Sequence[bytes], **limits: int) -> int:
+def same(chunks: Sequence[bytes], *, body_bytes_max: int = 100) -> int:
     """Assert that both ways give the same, and give how many requests came in runs."""
-    apart = read(chunks, together=False, **limits)
-    found = read(chunks, together=True, **limits)
+    apart = read(chunks, together=False, body_bytes_max=body_bytes_max)
+    found = read(chunks, together=True, body_bytes_max=body_bytes_max)
     # The order of headers is nobody's business but the varying one's, which goes to the end.
     assert found[:2] == apart[:2]
     return found[2]
@@ -124,3 +126,24 @@ def test_a_length_is_delivered_as_it_was_written(length: str) -> None:
 def test_a_client_that_changes_its_head_all_the_time_does_not_make_us_learn_for_ever() -> None:
     sent = [post("1", b"x", path=f"/{number}") * 3 for number in range(3 * PATTERNS_MAX)]
     assert same([b"".join(sent)]) == PATTERNS_MAX
+
+
+def test_a_chunk_that_is_one_request_like_those_before_is_taken_without_ceremony() -> None:
+    decoder = RequestDecoder(varying="id", body_bytes_max=5)
+    sent = [post(str(number), b"hello") for number in range(6)]
+    for one in sent[:2]:
+        assert decoder.take_single(one) is None
+        decoder.receive_data(one)
+        assert len(decoder.runs()) == 1
+    taken = [decoder.take_single(one) for one in sent[3:5]]
+    assert [(one[1], one[2]) for one in taken if one is not None] == [(b"3", b"hello"), (b"4", b"hello")]
+    assert taken[0] is not None
+    assert taken[1] is not None
+    assert taken[0][0] is taken[1][0]
+    others = (sent[5][:-1], sent[5] + b"x", post("6", b"hello!"), post("6", b"hello", path="/other"), sent[4] + sent[5])
+    for other in others:
+        assert decoder.take_single(other) is None
+    decoder.receive_data(sent[5][:7])
+    assert decoder.take_single(sent[5]) is None  # it belongs to what is held
+    decoder.receive_data(sent[5][7:])
+    assert len(decoder.runs()) == 1

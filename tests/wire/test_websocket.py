@@ -24,6 +24,7 @@ from babelbus.wire.websocket import (
     Message,
     Ping,
     Pong,
+    Texts,
     WebSocketError,
     encode_binaries,
     encode_close,
@@ -111,6 +112,8 @@ def encode(event: Event, *, mask: bool) -> bytes:
     match event:
         case Message(data, text):
             return (encode_texts if text else encode_binaries)([data], mask=mask)
+        case Texts(several):
+            return encode_texts(several, mask=mask)
         case Ping(data):
             return encode_ping(data, mask=mask)
         case Pong(data):
@@ -127,6 +130,17 @@ def test_messages_do_not_depend_on_how_the_bytes_were_cut(sent: list[Event], siz
         received += decoder.events()
     assert received == sent
     assert decoder.buffered_bytes == 0
+
+
+@given(st.lists(messages, max_size=20), st.lists(st.integers(min_value=1, max_value=500)))
+def test_texts_that_come_together_are_those_that_come_one_by_one(sent: list[Event], sizes: list[int]) -> None:
+    decoder = Decoder(is_server=True, message_bytes_max=LIMIT, together=True)
+    received: list[Event] = []
+    for chunk in cut(b"".join(encode(one, mask=True) for one in sent), sizes):
+        decoder.receive_data(chunk)
+        for event in decoder.events():
+            received += [Message(one, True) for one in event.payloads] if isinstance(event, Texts) else [event]
+    assert received == sent
 
 
 @given(st.lists(st.text(max_size=300).map(str.encode), max_size=40), st.booleans())

@@ -20,7 +20,7 @@ from babelbus.storage.format import CorruptRecordError
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 256 * 2**10
+READ_BYTES = 512 * 2**10
 """What is read at a time; a larger record is read by itself."""
 BAD_MAX = 256
 """How many damaged records are stepped over before others get their turn."""

@@ -17,6 +17,8 @@ from babelbus.storage.columns import I64, Columns
 from babelbus.storage.format import INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers
 
 RESERVED = RESERVED_HEADER_PREFIX[0]
+UNIFORM_MIN = 8
+"""With fewer records than this, numpy's fixed costs are more than it saves."""
 
 Column = TypeVar("Column")
 Made = TypeVar("Made")
@@ -247,6 +249,16 @@ def _decode_in_step(data: bytes, current: I64, count: int) -> list[Headers]:
     return [public_headers(row) for row in rows] if reserved else rows
 
 
+def read_headers(rest: bytes) -> Headers:
+    """Give the headers that `Leading.rests` has, without the bus's own."""
+    count = at = 0
+    while at < len(rest):
+        at += 4 + INT32.unpack_from(rest, at)[0]
+        at += 4 + max(INT32.unpack_from(rest, at)[0], 0)
+        count += 1
+    return public_headers(decode_headers(rest, 0, count))
+
+
 def _find_leading(columns: Columns, data: bytes, head: bytes) -> Leading:
     """Find the records whose first header begins with `head`, a length and a name. All lengths are known to be good."""
     firsts = columns.headers_positions + 1
@@ -262,15 +274,24 @@ def _find_leading(columns: Columns, data: bytes, head: bytes) -> Leading:
     good = lengths >= 0
     if not good.all():
         numbers, values, lengths = numbers[good], values[good], lengths[good]
-    starts, stops = columns.payload_positions[numbers].tolist(), columns.headers_positions[numbers].tolist()
-    rests, ends = values + lengths, columns.ends[numbers]
+    rests = values + lengths
     return Leading(
         range(len(columns)) if len(numbers) == len(columns) else numbers.tolist(),
-        _cut(data, starts, stops),
-        _cut(data, values.tolist(), rests.tolist()),
-        _cut(data, rests.tolist(), ends.tolist()),
+        cut(data, columns.payload_positions[numbers], columns.payload_lengths[numbers]),
+        cut(data, values, lengths),
+        cut(data, rests, columns.ends[numbers] - rests),
     )
 
 
-def _cut(data: bytes, starts: list[int], stops: list[int]) -> list[bytes]:
-    return [data[start:stop] for start, stop in zip(starts, stops, strict=True)]
+def cut(data: bytes, starts: I64, sizes: I64) -> list[bytes]:
+    """Give parts of `data`. A fifth of the time of slices if they are of one size, and one object if they are equal."""
+    size = int(sizes[0]) if len(starts) >= UNIFORM_MIN else 0
+    if size == 0 or (sizes != size).any():
+        pairs = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        return [data[start:stop] for start, stop in pairs]
+    parts = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))[starts]
+    first = data[starts[0] : starts[0] + size]
+    if first == parts[-1].tobytes() and parts.tobytes() == first * len(parts):
+        return [first] * len(parts)
+    found: list[bytes] = parts.tolist()
+    return found

@@ -39,6 +39,7 @@ __all__ = [
     "Message",
     "Ping",
     "Pong",
+    "Texts",
     "WebSocketError",
     "encode_binaries",
     "encode_close",
@@ -56,6 +57,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     data: bytes
     text: bool
+
+
+class Texts(msgspec.Struct, frozen=True, gc=False):
+    """What a chunk was made of, if it was whole texts alone and its reader wants them so: each valid UTF-8."""
+
+    payloads: list[bytes]
 
 
 class Ping(msgspec.Struct, frozen=True, gc=False):
@@ -77,19 +84,22 @@ class Close(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Event = Message | Ping | Pong | Close
+Event = Message | Texts | Ping | Pong | Close
 
 
 class Decoder:
-    """Cuts the bytes of one peer into messages.
+    """Cuts the bytes of one peer into messages; with `together`, the texts of a chunk may come as one event.
 
     Attributes:
         error: why nothing more can be read; say so with `encode_close(error.code, str(error))` when `events` has given
             the last messages, then close the connection.
     """
 
-    def __init__(self, *, is_server: bool, message_bytes_max: int, deflate: Deflate | None = None) -> None:
+    def __init__(
+        self, *, is_server: bool, message_bytes_max: int, deflate: Deflate | None = None, together: bool = False
+    ) -> None:
         self.error: WebSocketError | None = None
+        self._together = together
         self._is_server = is_server
         self._cutter = Cutter(is_server=is_server, message_bytes_max=message_bytes_max, compressed=deflate is not None)
         self._inflater = Inflater(deflate, is_server=is_server, bytes_max=message_bytes_max) if deflate else None
@@ -147,7 +157,10 @@ class Decoder:
                 else [data[start:end] for start, end in zip(starts, ends, strict=True)]
             )
             if not self._gathering and firsts.count(_WHOLE_TEXT) == len(firsts) and all(map(bytes.isascii, payloads)):
-                events += map(Message, payloads, repeat(True))
+                if self._together and payloads:
+                    events.append(Texts(payloads))
+                else:
+                    events += map(Message, payloads, repeat(True))
             else:
                 self._interpret(firsts, payloads, events)
         except WebSocketError as error:  # it stands before what the cutting refused

@@ -223,6 +223,17 @@ def test_a_name_that_no_topic_can_have_is_refused(mq: str) -> None:
     run()
 
 
+@pytest.mark.parametrize("headers", [{"channel": ""}, {"channel": "x" * 250}, {"channel": "C", "filter": "x" * 5000}])
+def test_a_channel_that_cannot_be_made_does_not_leave_a_new_queue_behind(headers: dict[str, str]) -> None:
+    @in_loop
+    async def run() -> None:
+        client = Client(House())
+        assert client.do("create", mq="Q", **headers)["status"] == 400
+        assert client.do("query", mq="Q")["status"] == 404
+
+    run()
+
+
 @in_loop
 async def test_what_is_no_message_is_answered_with_400_and_the_connection_stays() -> None:
     client = Client(House())
@@ -440,6 +451,22 @@ async def test_a_consumer_that_does_not_read_is_handed_no_more_until_it_does() -
     while len(got) < 128 - held:
         got += await slow.pushed()
     assert offsets(got) == list(range(held, 128))
+
+
+@in_loop
+async def test_when_the_server_stops_nothing_more_is_handed_out_and_what_waits_comes_after_the_start() -> None:
+    house = House()
+    client, publisher = Client(house), Client(house)
+    client.do("create", mq="D", channel="C", mqType="disk")
+    client.do("sub", mq="D", channel="C")
+    publisher.do("pub", 0, mq="D")
+    assert bodies(await client.pushed()) == [0]
+    house.hub.stop()
+    assert publisher.do("pub", 1, mq="D")["status"] == 200
+    client.say(command("sub", mq="D", channel="C", window=9, ack=False))
+    assert await client.pushed() == []
+    client = Client(await house.restart())
+    assert bodies(client.do("take", mq="D", channel="C", window=9)["body"]) == [1]
 
 
 @in_loop

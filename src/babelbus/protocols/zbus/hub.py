@@ -67,6 +67,9 @@ class Peer(Protocol):
     def take_reply(self, message: Message) -> bool:
         """Send what `route` brought; give whether somebody waits for it."""
 
+    def hold(self) -> None:
+        """Take no more deliveries."""
+
     def tick(self, now: float) -> None:
         """Look after the connection; called now and then."""
 
@@ -420,6 +423,8 @@ class Hub:
                 ring.trim(topic, self.groups.on_topic(mq))
 
     def stop(self) -> None:
-        """The server stops."""
+        """The server stops: what is handed out from now on might not arrive, so nothing is."""
         self.stopping = True
+        for peer in self.peers.values():
+            peer.hold()
         self.calls.close()

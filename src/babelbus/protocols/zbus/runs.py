@@ -6,6 +6,7 @@ costs a fraction of doing it message by message and gives the same (design.md, s
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -52,11 +53,8 @@ class _Publication(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 _decode_publications = msgspec.json.Decoder(list[_Publication]).decode
+_headers_of = attrgetter("headers")
 _decode_strings = msgspec.json.Decoder(list[str]).decode
-
-
-def _headers_of(publication: _Publication) -> dict[str, str]:
-    return publication.headers
 
 
 class FrameReader:
@@ -106,10 +104,11 @@ class FrameReader:
             self._sent, self._kind = headers, kind
             self._message = Message(common, body_kind=kind)
         try:
-            encoded = [None if one is None else one.encode() for one in ids]
+            if None not in ids:
+                return Run(self._message, list(map(str.encode, ids)), bodies)  # type: ignore[arg-type]  # none is None
+            return Run(self._message, [None if one is None else one.encode() for one in ids], bodies)
         except UnicodeEncodeError:
             return None
-        return Run(self._message, encoded, bodies)
 
 
 def _read_one(text: bytes) -> Message | RequestError:

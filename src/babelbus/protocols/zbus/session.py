@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from babelbus.core.group_settings import GroupOwnedError, InvalidGroupNameError
+from babelbus.core.group_settings import GroupOwnedError, InvalidGroupNameError, check_group_name
 from babelbus.core.record import Event, Receipt
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import InvalidTopicNameError
@@ -387,6 +387,8 @@ class Session(Generic[Asked]):
         wanted = headers.get("filter")
         if wanted:
             compile_filter(wanted)
+        if channel is not None:
+            check_group_name(channel)  # before there is an MQ
         topic = self._hub.ensure_mq(mq, headers.get("mqType"), mq_mask, self.address)
         if channel is not None:
             self._hub.ensure_channel(

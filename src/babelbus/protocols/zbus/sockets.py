@@ -24,6 +24,7 @@ from babelbus.wire.websocket import (
     Close,
     Decoder,
     Ping,
+    Texts,
     WebSocketError,
     encode_close,
     encode_pong,
@@ -84,7 +85,7 @@ class SocketSession:
         self._close = close
         self._keys = keys
         self._open_urls = options.open_urls
-        self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.package_bytes_max)
+        self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.package_bytes_max, together=True)
         self._reader = FrameReader()
         self._waiting: deque[bytes | Item] = deque()
         """What came and is not done: texts where each has to prove who sent it, else what they say."""
@@ -139,7 +140,9 @@ class SocketSession:
         texts: list[bytes] = []
         try:
             for event in self._decoder.events():
-                if type(event) is Frame:
+                if type(event) is Texts:
+                    texts += event.payloads
+                elif type(event) is Frame:
                     texts.append(event.data)
                 elif type(event) is Ping:
                     pong = encode_pong(event.data)
@@ -226,9 +229,8 @@ class SocketSession:
         self.sent = True
         outbox = self._outbox
         outbox.answer(lambda: data, len(data))
-        if outbox.full and not self.held:
-            self.held = True
-            self.session.hold(True)
+        if outbox.full:
+            self.hold()
 
     def push(self, message: Message) -> bool:
         """Send the answer of a service. A peer that has too many of them waiting loses its connection."""
@@ -241,9 +243,15 @@ class SocketSession:
         self.deliver([encode_message(message)])
         return True
 
+    def hold(self) -> None:
+        """Take no deliveries until `release`."""
+        if not self.held:
+            self.held = True
+            self.session.hold(True)
+
     def release(self) -> None:
-        """Take deliveries again if there is room."""
-        if self.held and not self._outbox.full:
+        """Take deliveries again if there is room and the server does not stop."""
+        if self.held and not self._outbox.full and not self._hub.stopping:
             self.held = False
             self.session.hold(False)
 

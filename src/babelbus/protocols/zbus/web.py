@@ -394,6 +394,11 @@ class WebSession:
             return True
         return self._socket is not None and self._socket.session.take_reply(message)
 
+    def hold(self) -> None:
+        """Take no more deliveries: the server stops."""
+        if self._socket is not None:
+            self._socket.hold()
+
     def release(self) -> None:
         """The outbox may have room again for deliveries."""
         if self._socket is not None:
