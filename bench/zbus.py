@@ -7,6 +7,7 @@ answers.
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -128,20 +129,39 @@ def pub_ws() -> Iterator[Reading]:
 
 @figure("zbus.pub_32_connections", unit="msgs/s", target=40_000)
 def pub_32_connections() -> Iterator[Reading]:
-    """32 HTTP connections of one request at a time."""
+    """32 HTTP connections of one request at a time: `ab -k -c 32` where it is installed, else a client in Python."""
     with scratch_folder() as folder, server(folder) as started, connect_ws(started) as admin:
         create(admin)
+        program = shutil.which("ab")
+        if program is not None:
+            while True:
+                yield Reading(_apache_bench(program, folder, started), note="by ab")
         connections = {made.fileno(): made for made in (connect(started) for _ in range(CONNECTIONS))}
         poller = select.epoll()
         for number in connections:
             poller.register(number, select.EPOLLIN)
         try:
             while True:
-                yield Reading(_one_at_a_time(poller, connections))
+                yield Reading(_one_at_a_time(poller, connections), note="by a client in Python")
         finally:
             poller.close()
             for made in connections.values():
                 made.close()
+
+
+def _apache_bench(program: str, folder: str, started: Started) -> float:
+    """Let ab publish, and give how many messages a second it was answered."""
+    body = Path(folder) / "body"
+    body.write_bytes(PAYLOAD)
+    host, port = started.address
+    command = [program, "-q", "-k", "-c", str(CONNECTIONS), "-n", str(REQUESTS), "-p", str(body), "-T", "text/plain"]
+    command += ["-H", "cmd: pub", "-H", f"mq: {MQ}", f"http://{host}:{port}/"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
+    assert int(found["Complete requests"]) == int(found["Keep-Alive requests"]) == REQUESTS, said
+    assert int(found["Failed requests"]) == 0, said
+    assert "Non-2xx responses" not in found, said
+    return float(found["Requests per second"].split()[0])
 
 
 def _one_at_a_time(poller: select.epoll, connections: dict[int, socket.socket]) -> float:

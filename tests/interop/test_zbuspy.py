@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from babelbus.config import ZbusSettings
+from tests.support.child import Child
 from tests.support.server import LiveServer, configure
+from tests.support.zbus import SocketClient
 
 PROGRAM = Path(__file__).parent / "zbuspy" / "run.py"
+WORKER = Path(__file__).parent / "zbuspy" / "worker.py"
 PACKAGES = ("zbuspy==1.0.10", "websocket-client==0.57.0")  # a later websocket-client calls zbuspy in another way
 SECONDS = 120
 KEYS = ("2ba912a8-4a8d-49d2-1a22-198fd285cb06", "461277322-943d-4b2f-b9b6-3f860d746ffd")
@@ -51,3 +55,49 @@ def test_a_zbuspy_program_publishes_takes_subscribes_and_calls_services(python: 
     ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.rstrip().endswith("done"), ran.stdout + ran.stderr
+
+
+@pytest.mark.interop
+def test_a_zbuspy_worker_goes_on_with_its_disk_channel_after_a_kill_of_the_server(python: Path, tmp_path: Path) -> None:
+    with Child(configure(tmp_path)) as child:
+        address = child.addresses["zbus"]
+        with (
+            subprocess.Popen(
+                [str(python), "-W", "ignore", str(WORKER), address], stdout=subprocess.PIPE, text=True
+            ) as worker,
+            Lines(worker) as lines,
+        ):
+            lines.wait_for("open")
+            with SocketClient(address) as client:
+                client.do("pub", "before", mq="work")
+            lines.wait_for("got before")
+            child.kill()
+            port = int(address.rpartition(":")[2])
+            with Child(configure(tmp_path, zbus=ZbusSettings(port=port))), SocketClient(address) as client:
+                client.do("pub", "after", mq="work")
+                lines.wait_for("open")
+                lines.wait_for("got after")
+
+
+class Lines:
+    """What a program prints, and its end."""
+
+    def __init__(self, program: "subprocess.Popen[str]") -> None:
+        self._program = program
+        self._guard = threading.Timer(SECONDS, program.kill)
+
+    def __enter__(self) -> "Lines":
+        self._guard.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._guard.cancel()
+        self._program.kill()
+
+    def wait_for(self, wanted: str) -> None:
+        """Return when the program has printed this line; what it prints in front of it is passed."""
+        assert self._program.stdout is not None
+        for line in self._program.stdout:
+            if line.strip() == wanted:
+                return
+        raise AssertionError(f"the program ended and did not say {wanted!r}")

@@ -2,12 +2,10 @@
 
 import http.client
 import json
-import socket
 import ssl
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -17,11 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from babelbus.config import ServerSettings, TopicDefaults, ZbusSettings, load
 from babelbus.errors import ConfigError
 from babelbus.server.zbus import read_keys
-from babelbus.wire.http_client import ResponseDecoder
-from babelbus.wire.upgrade import encode_upgrade_request, make_key
-from babelbus.wire.websocket import Decoder, Message, encode_texts
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer, configure
+from tests.support.zbus import HttpClient, SocketClient, command
 
 
 @pytest.fixture
@@ -41,49 +37,13 @@ def ask(
     return found
 
 
-class Client:
-    """A WebSocket client."""
-
-    def __init__(self, live: LiveServer, context: ssl.SSLContext | None = None) -> None:
-        host, port = live.server.addresses["zbus"].rsplit(":", 1)
-        plain = socket.create_connection((host, int(port)), timeout=SAFETY_NET_SECONDS)
-        self.socket = plain if context is None else context.wrap_socket(plain, server_hostname="localhost")
-        self.socket.sendall(encode_upgrade_request("here", "/any/path", make_key()))
-        responses = ResponseDecoder()
-        while not (found := responses.responses()):
-            responses.receive_data(self.socket.recv(2**16))
-        assert found[0].status == 101
-        self._decoder = Decoder(is_server=False, message_bytes_max=2**30)
-        self._decoder.receive_data(responses.unread())
-        self._came: list[dict[str, Any]] = []
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def next(self) -> dict[str, Any]:
-        while not self._came:
-            self._came += [json.loads(one.data) for one in self._decoder.events() if isinstance(one, Message)]
-            if not self._came:
-                data = self.socket.recv(2**16)
-                assert data, "closed"
-                self._decoder.receive_data(data)
-        return self._came.pop(0)
-
-    def say(self, cmd: str, body: Any = None, **headers: Any) -> None:
-        message = {"headers": {"cmd": cmd, **headers}, **({} if body is None else {"body": body})}
-        self.socket.sendall(encode_texts([json.dumps(message).encode()], mask=True))
-
-    def do(self, cmd: str, body: Any = None, **headers: Any) -> dict[str, Any]:
-        self.say(cmd, body, **headers)
-        return self.next()
+def join(live: LiveServer, context: ssl.SSLContext | None = None) -> SocketClient:
+    return SocketClient(live.server.addresses["zbus"], context)
 
 
 def test_http_and_websocket_share_one_port_and_one_set_of_queues(live: LiveServer) -> None:
     assert ask(live, "GET", "/?cmd=create&mq=Q&channel=C&mqType=disk")[0] == 200
-    with Client(live) as client:
+    with join(live) as client:
         client.do("sub", mq="Q", channel="C", window=1)
         assert ask(live, "POST", "/", b"hi", cmd="pub", mq="Q") == (200, b"OK, PUB (mq=Q)")
         delivery = client.next()
@@ -98,7 +58,7 @@ def test_the_monitor_listens_on_its_own_port(live: LiveServer) -> None:
 
 def test_a_backlog_reaches_a_consumer_that_reads_slowly_whole_and_in_order(live: LiveServer) -> None:
     count, body = 3000, "x" * 10_000
-    with Client(live) as publisher, Client(live) as consumer:
+    with join(live) as publisher, join(live) as consumer:
         publisher.do("create", mq="Q", channel="C", mqType="disk")
         consumer.do("sub", mq="Q", channel="C")
         for _ in range(count):
@@ -106,10 +66,59 @@ def test_a_backlog_reaches_a_consumer_that_reads_slowly_whole_and_in_order(live:
         assert [int(consumer.next()["headers"]["offset"]) for _ in range(count)] == list(range(count))
 
 
+def test_what_a_consumer_held_when_it_died_is_lost_with_it_and_the_next_goes_on_behind_it(live: LiveServer) -> None:
+    with join(live) as publisher:
+        publisher.do("create", mq="D", channel="C", mqType="disk")
+        for number in range(5):
+            publisher.do("pub", number, mq="D")
+        with join(live) as consumer:
+            consumer.say("sub", mq="D", channel="C", window=3, ack=False)
+            assert [consumer.next()["body"] for _ in range(3)] == [0, 1, 2]
+        with join(live) as consumer:
+            consumer.say("sub", mq="D", channel="C", ack=False)
+            assert [consumer.next()["body"] for _ in range(2)] == [3, 4]
+
+
+def test_consumers_that_come_and_go_under_load_get_no_message_twice_and_lose_no_more_than_their_windows(
+    live: LiveServer,
+) -> None:
+    count, window = 4000, 20
+    got: list[int] = []
+    with join(live) as publisher:
+        publisher.do("create", mq="D", channel="C", mqType="disk")
+        consumers: list[SocketClient] = []
+        for begin in range(0, count, 100):
+            consumers.append(join(live))
+            consumers[-1].say("sub", mq="D", channel="C", window=window, ack=False)
+            publisher.say_all([command("pub", None, mq="D", ack=False) for _ in range(begin, begin + 100)])
+            if len(consumers) == 4:
+                with consumers.pop(0) as leaving:
+                    got += take_window(leaving)
+        publisher.do("query")  # all is published
+        with join(live) as last:
+            for consumer in consumers:
+                with consumer:
+                    got += take_window(consumer)
+            while (answer := last.do("take", mq="D", channel="C", window=1000))["status"] == 200:
+                got += [int(one["headers"]["offset"]) for one in answer["body"]]
+    assert len(set(got)) == len(got)
+    assert set(got) <= set(range(count))
+    lost = count - len(got)
+    assert lost <= window * (count // 100)
+
+
+def take_window(consumer: SocketClient) -> list[int]:
+    """What is left of a window, and of another one that is asked for and then given up half way."""
+    found = [consumer.next() for _ in range(20)]
+    consumer.say("sub", mq="D", channel="C", window=20, ack=False)
+    found += [consumer.next() for _ in range(10)]
+    return [int(one["headers"]["offset"]) for one in found]
+
+
 def test_disk_channels_go_on_at_their_position_after_a_restart(tmp_path: Path) -> None:
     config = configure(tmp_path, topics=TopicDefaults(ack="written"))
     for first in (0, 2):
-        with LiveServer(config) as live, Client(live) as client:
+        with LiveServer(config) as live, join(live) as client:
             client.do("create", mq="D", channel="C", mqType="disk")
             if not first:
                 for number in range(4):
@@ -122,8 +131,18 @@ def test_a_listener_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     settings = ZbusSettings(port=0, tls_cert_file=str(cert), tls_key_file=str(key))
     context = ssl.create_default_context(cafile=str(cert))
-    with LiveServer(configure(tmp_path / "data", zbus=settings)) as live, Client(live, context) as client:
+    with LiveServer(configure(tmp_path / "data", zbus=settings)) as live, join(live, context) as client:
         assert client.do("create", mq="Q")["status"] == 200
+
+
+def test_a_client_that_does_not_finish_its_tls_handshake_in_time_is_closed(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    settings = ZbusSettings(port=0, tls_cert_file=str(cert), tls_key_file=str(key), handshake_seconds=0.05)
+    with LiveServer(configure(tmp_path / "data", zbus=settings)) as live:
+        for greeting in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00"):
+            with HttpClient(live.server.addresses["zbus"]) as client:
+                client.send(greeting)
+                client.read_to_end()
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

@@ -1,5 +1,6 @@
 """Blocking clients of the port of zbus: HTTP as bytes, so that anything can be sent, and WebSocket."""
 
+import contextlib
 import json
 import socket
 import ssl
@@ -9,7 +10,7 @@ from typing import Any, Self
 
 from babelbus.wire.http_client import Response, ResponseDecoder
 from babelbus.wire.upgrade import encode_upgrade_request, make_key
-from babelbus.wire.websocket import Close, Decoder, Message, encode_texts
+from babelbus.wire.websocket import Close, Decoder, Message, Pong, encode_texts
 from tests.support.bus import SAFETY_NET_SECONDS
 
 READ_BYTES = 2**18
@@ -68,6 +69,14 @@ class HttpClient(_Socket):
         """Send a command."""
         return self.ask("POST", "/", body, cmd=cmd, **headers)
 
+    def read_to_end(self) -> bytes:
+        """Give what comes until the server closes the connection."""
+        came = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := self.socket.recv(READ_BYTES):
+                came += data
+        return came
+
     def is_closed(self) -> bool:
         """Wait until the server closes the connection, and say whether it does so without another word."""
         try:
@@ -98,6 +107,7 @@ class SocketClient(_Socket):
         self._decoder = Decoder(is_server=False, message_bytes_max=BODY_BYTES_MAX)
         self._decoder.receive_data(responses.unread())
         self._came: deque[dict[str, Any]] = deque()
+        self.pongs: list[bytes] = []
         self.close_code: int | None = None
         """With what the server has closed."""
 
@@ -110,6 +120,8 @@ class SocketClient(_Socket):
                 if isinstance(event, Message):
                     assert event.text
                     self._came.append(json.loads(event.data))
+                elif isinstance(event, Pong):
+                    self.pongs.append(event.data)
                 elif isinstance(event, Close):
                     self.close_code = event.code
             if not self._came:

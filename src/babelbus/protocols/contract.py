@@ -114,7 +114,7 @@ class Outbox:
     def release(self) -> None:
         """Write what became ready."""
         self.holding = False
-        if self._answers:
+        if self._answers and not self._answers[0].left:
             self._drain()
 
     def answer(self, encode: Encode, weight: int = 0) -> None:

@@ -327,7 +327,7 @@ class RequestDecoder:
 
     def _learn(self, raw: bytes, head: _Head) -> None:
         """Have the requests that come with nearly this head cut together, if it is a plain one."""
-        plain = head.length >= 0 and not head.stops and not head.expects_continue and head.request.version == "1.1"
+        plain = head.length >= 0 and not head.stops and not head.expects_continue
         if self._runs is not None and plain and len(raw) <= _KNOWN_HEAD_BYTES and raw[:2] != b"\r\n":
             self._runs.learn(raw.split(b"\r\n"), head.request)
 

@@ -47,6 +47,8 @@ class RequestRun(msgspec.Struct, frozen=True, gc=False):
                 one.target,
                 dict(one.headers) if value is None else {**one.headers, varying: value.decode("latin-1")},
                 body,
+                one.keep_alive,
+                one.version,
             )
             for value, body in zip(values, self.bodies, strict=True)
         ]

@@ -16,13 +16,18 @@ def encode_response(
     *,
     keep_alive: bool = True,
     head_only: bool = False,
+    version: str = "1.1",
 ) -> bytes:
     """Give a whole response. With `head_only` (the answer to HEAD) its length is told, and its body not sent.
+
+    `version` is that of the request: a client of HTTP/1.0 must be told that the connection stays.
 
     Raises:
         LocalProtocolError: a header with CR, LF or NUL, one that says how the body ends, a body where none may be.
     """
     head = _encode_head(status, headers, keep_alive)
+    if keep_alive and version == "1.0":  # RFC 9112, appendix C.2.2
+        head += "connection: keep-alive\r\n"
     if status < 200 or status in (204, 304):
         if body:
             raise LocalProtocolError(f"a response with status {status} has no body")

@@ -7,6 +7,8 @@ learned from two that were read in full one behind the other, so all that does n
 import re
 from collections.abc import Sequence
 
+import msgspec
+
 from babelbus.wire.http_request import Request, RequestRun
 
 PATTERNS_MAX = 8
@@ -75,7 +77,7 @@ class RunCutter:
             0 if length < 0 else 2 if 0 <= value < length else 1,
         )
         headers = {name: text for name, text in request.headers.items() if name != self._varying}
-        self._model = Request(request.method, request.target, headers)
+        self._model = msgspec.structs.replace(request, headers=headers)
         self._requests = {}
 
     def cut(self, data: bytes, position: int) -> tuple[RequestRun | None, int]:
@@ -128,7 +130,7 @@ class RunCutter:
             headers = dict(self._model.headers)
             if length_text:
                 headers["content-length"] = length_text.decode()
-            request = Request(self._model.method, self._model.target, headers)
+            request = msgspec.structs.replace(self._model, headers=headers)
             if len(self._requests) >= LENGTHS_MAX:
                 self._requests.clear()
             self._requests[length_text] = request

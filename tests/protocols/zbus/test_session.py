@@ -244,6 +244,36 @@ async def test_what_is_no_message_is_answered_with_400_and_the_connection_stays(
 
 
 @in_loop
+async def test_a_message_for_a_url_that_has_a_status_is_a_call_like_any_other() -> None:
+    client = Client(House())
+    client.do("create", mq="Q", channel="C")
+    client.say(
+        {"url": "/Q/x", "status": 200, "body": 1, "headers": {"apiKey": "k"}}, {"url": "/?cmd=query", "status": 200}
+    )
+    [answer] = client.messages()
+    assert [queue["name"] for queue in answer["body"]] == ["Q"]
+    [message] = client.do("take", mq="Q", channel="C")["body"]
+    assert (message["url"], message["body"]) == ("/Q/x", 1)
+
+
+@in_loop
+async def test_a_mistake_of_our_own_costs_one_message_its_answer_and_not_the_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(mq: str) -> None:
+        raise KeyError(mq)
+
+    house = House()
+    client = Client(house)
+    house.hub.remove_mq = fail  # type: ignore[method-assign]
+    answer = client.do("remove", mq="Q", id="i")
+    assert (answer["status"], answer["headers"]["id"]) == (500, "i")
+    assert answer["body"] == "the server failed; its log says more"
+    assert client.do("query")["status"] == 200
+    assert "KeyError: 'Q'" in caplog.text
+
+
+@in_loop
 async def test_ping_is_never_answered() -> None:
     client = Client(House(), keys={"k": "s"})
     client.say(command("ping"), command("pub", 1))
@@ -384,6 +414,48 @@ async def test_an_exclusive_channel_refuses_a_second_connection_with_403() -> No
     assert second.do("sub", mq="Q", channel="C")["status"] == 403
     first.leave()
     assert second.do("sub", mq="Q", channel="C")["status"] == 200
+
+
+@in_loop
+async def test_an_exclusive_queue_has_exclusive_channels() -> None:
+    house = House()
+    first, second = Client(house), Client(house)
+    first.do("create", mq="Q", channel="C", mqMask=2)
+    assert first.do("sub", mq="Q", channel="C")["status"] == 200
+    assert second.do("sub", mq="Q", channel="C")["status"] == 403
+    second.do("create", mq="Q", channel="D")
+    assert second.do("sub", mq="Q", channel="D")["status"] == 200
+
+
+@in_loop
+async def test_what_was_said_of_a_queue_does_not_hold_for_another_topic_of_its_name() -> None:
+    files = FaultyFiles()
+    house = House(files)
+    client, broker = Client(house), house.bus.broker
+    client.do("create", mq="Q", mqMask=2, channel="C")  # a ring
+    broker.remove_topic("Q")  # not by zbus
+    broker.create_topic("Q", 1, {"engine": "disk"})
+    broker.publish([Event("Q", b"%d" % number) for number in range(1500)])
+    told = client.do("query", mq="Q")["body"]
+    assert (told["type"], told["mask"], told["creator"], told["size"]) == ("disk", 0, "", 1500)
+    client.do("create", mq="Q", channel="C", mqMask=4)
+    assert offsets(client.do("take", mq="Q", channel="C")["body"]) == [0]
+    client = Client(await house.restart())
+    assert client.do("query", mq="Q")["body"]["mask"] == 4
+    assert offsets(client.do("take", mq="Q", channel="C")["body"]) == [1]
+
+
+@in_loop
+async def test_a_queue_that_cannot_be_noted_is_not_made_and_one_that_is_not_made_is_not_noted() -> None:
+    files = FaultyFiles()
+    client = Client(House(files))
+    for name in ("zbus.json", "settings.json"):
+        files.fail("pwrite", suffix=f"{name}.new")
+        assert client.do("create", mq="Q", mqMask=1)["status"] == 500
+        assert client.do("query", mq="Q")["status"] == 404
+    assert b"Q" not in files.content("data/zbus.json")
+    assert client.do("create", mq="Q", mqMask=1)["status"] == 200
+    assert client.do("query", mq="Q")["body"]["mask"] == 1
 
 
 @in_loop
@@ -547,6 +619,37 @@ async def test_a_message_that_came_without_an_id_has_the_same_one_for_every_chan
     [other] = client.do("take", mq="Q", channel="C")["body"]
     assert other["headers"]["offset"] == "0"
     assert other["headers"]["id"] not in ids
+
+
+@in_loop
+async def test_the_id_of_a_message_is_what_its_consumers_see_whatever_header_it_came_in() -> None:
+    house = House()
+    client = Client(house)
+    client.do("create", mq="Q", channel="C")
+    house.bus.broker.publish(
+        [Event("Q", b"0", None, ((b"id", b"own"),)), Event("Q", b"1", None, ((b"ce_id", b"\xff"),))]
+    )
+    ids = [one["headers"]["id"] for one in client.do("take", mq="Q", channel="C", window=2)["body"]]
+    assert ids == ["own", "\\xff"]
+    for offset, checksum in enumerate(ids):
+        assert client.do("create", mq="Q", channel="C", offset=offset, checksum=checksum)["status"] == 200
+
+
+@in_loop
+async def test_channels_that_come_and_go_leave_nothing_behind() -> None:
+    house = House()
+    client = Client(house)
+    for number in range(3):
+        channel = f"C{number}"
+        client.do("create", mq="Q", channel=channel, channelMask=1)
+        with_exit = Client(house)
+        with_exit.do("sub", mq="Q", channel=channel)
+        with_exit.leave()
+        client.do("remove", mq=f"never-{number}", channel=channel)
+    told = client.do("query", mq="Q")["body"]
+    assert (told["channels"], told["lastSubTime"]) == ([], 0)
+    assert house.hub.subscribers == {}
+    assert list(house.hub._activity) == ["Q"]
 
 
 @in_loop

@@ -265,6 +265,22 @@ async def test_a_caller_whose_service_says_nothing_gets_504_and_its_call_is_not_
 
 
 @in_loop
+async def test_a_call_whose_caller_is_gone_is_not_handed_out_and_its_answer_has_no_target() -> None:
+    house = House()
+    Client(house).do("create", mq="Svc", channel="Svc")
+    caller = Peer(house)
+    caller.send(request_of("GET", "/Svc/x"))
+    source = caller.session.session.id
+    caller.leave()
+    worker = Client(house)
+    worker.do("sub", mq="Svc", channel="Svc")
+    worker.do("pub", "later", mq="Svc")
+    pushed = await worker.pushed()
+    assert [one.get("body") for one in pushed] == ["later"]
+    assert worker.do("route", target=source, ack=True)["status"] == 404
+
+
+@in_loop
 async def test_expired_calls_are_kept_if_the_operator_says_so() -> None:
     house = House(rpc_keep_expired=True)
     caller = Peer(house)

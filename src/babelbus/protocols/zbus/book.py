@@ -26,6 +26,8 @@ class Entry(msgspec.Struct, frozen=True):
     created_ms: int = 0
     ring: bool = False
     """Whether only its newest messages are kept (type `memory`)."""
+    topic_id: str = ""
+    """Of which topic of this name this is said; empty while it is made."""
 
 
 UNKNOWN = Entry()
@@ -40,8 +42,8 @@ class Book:
         self._path = f"{folder}/{FILE_NAME}"
         self._entries: dict[str, Entry] = {}
 
-    def open(self, exists: Callable[[str], bool]) -> None:
-        """Read what is stored; entries of MQs that are gone are forgotten.
+    def open(self, current: Callable[[str, Entry], Entry | None]) -> None:
+        """Read what is stored; `current` gives what holds of an entry now, `None` for one to be forgotten.
 
         Raises:
             StorageError: the file is there and cannot be read, or is no such file.
@@ -56,15 +58,16 @@ class Book:
             entries = _decode(content)
         except msgspec.DecodeError as error:
             raise StorageError(f"{self._path}: {error}; without the file the masks of MQs are lost, no more") from error
-        self._entries = {mq: entry for mq, entry in entries.items() if exists(mq)}
+        held = ((mq, current(mq, entry)) for mq, entry in entries.items())
+        self._entries = {mq: entry for mq, entry in held if entry is not None}
 
     def get(self, mq: str) -> Entry:
         """Give what is known of an MQ."""
         return self._entries.get(mq, UNKNOWN)
 
-    def rings(self) -> list[str]:
-        """Give the names of the MQs that are rings."""
-        return [mq for mq, entry in self._entries.items() if entry.ring]
+    def entries(self) -> list[tuple[str, Entry]]:
+        """Give all of them, by MQ."""
+        return list(self._entries.items())
 
     def put(self, mq: str, entry: Entry) -> None:
         """Keep an entry, durably.

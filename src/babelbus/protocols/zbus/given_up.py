@@ -23,10 +23,11 @@ def without(messages: Sequence[Delivery], given_up: Collection[SourceAndId]) -> 
 def _callers(rows: Rows) -> list[SourceAndId]:
     """Give source and id of each message of a chunk; headers behind the id are read once for all that share them."""
     found = rows.leading(_ID)
-    known = {rest: read_headers(rest) for rest in set(found.rests)}
+    rests = found.rests()
+    known = {rest: read_headers(rest) for rest in set(rests)}
     callers = {
         number: _caller(((_ID, value), *known[rest]))
-        for number, value, rest in zip(found.numbers, found.values, found.rests, strict=True)
+        for number, value, rest in zip(found.numbers, found.values(), rests, strict=True)
     }
     return [
         callers[number] if number in callers else _caller(rows.record(number).headers) for number in range(rows.count)

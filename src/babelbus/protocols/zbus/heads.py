@@ -57,6 +57,11 @@ class Heads:
         self.topic_id = topic_id
         self._shapes: dict[bytes, _Shape | None] = {}
 
+    @property
+    def shapes_known(self) -> int:
+        """How many shapes are remembered."""
+        return len(self._shapes)
+
     def of(self, messages: Sequence[Record]) -> list[bytes]:
         """Give the head of each."""
         if not isinstance(messages, Run):
@@ -85,17 +90,18 @@ class Heads:
         found = rows.leading(_ID)
         if not len(found.numbers):
             return heads
-        self._learn(found.rests)
-        shapes = list(map(self._shapes.get, found.rests))
+        rests = found.rests()
+        self._learn(rests)
+        shapes = list(map(self._shapes.get, rests))
+        payloads, ids = found.payloads(), found.values()
         numbers, offsets = found.numbers, pick(rows.offsets, found.numbers)
         kinds = {None if shape is None else shape.text for shape in set(shapes)}
         if len(kinds) == 1 and len(shapes) == rows.count and None not in kinds:  # as a rule: all are texts
-            return _fill(kinds.pop() is True, shapes, found.payloads, found.values, offsets)
+            return _fill(kinds.pop() is True, shapes, payloads, ids, offsets)
         for text in kinds - {None}:
             chosen = [at for at, shape in enumerate(shapes) if shape is not None and shape.text is text]
             filled = _fill(
-                text is True, pick(shapes, chosen), pick(found.payloads, chosen), pick(found.values, chosen),
-                pick(offsets, chosen),
+                text is True, pick(shapes, chosen), pick(payloads, chosen), pick(ids, chosen), pick(offsets, chosen)
             )  # fmt: skip
             for at, head in zip(chosen, filled, strict=True):
                 heads[numbers[at]] = head

@@ -14,17 +14,20 @@ from babelbus.core.broker import Broker
 from babelbus.core.group import Group
 from babelbus.core.group_member import Member
 from babelbus.core.group_settings import BEGINNING, END, GroupOwnedError, GroupSettings, at_offset
+from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
+from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import ring
-from babelbus.protocols.zbus.book import Book, Entry
+from babelbus.protocols.zbus.book import UNKNOWN, Book, Entry
 from babelbus.protocols.zbus.calls import Calls
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
 from babelbus.protocols.zbus.gather import Gatherer
 from babelbus.protocols.zbus.heads import Heads
 from babelbus.protocols.zbus.ids import IdMaker, stored_id
 from babelbus.protocols.zbus.messages import Mask, Message
+from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.signature import ReplayGuard
 from babelbus.protocols.zbus.tags import record_filter
@@ -137,7 +140,7 @@ class Hub:
         self.new_encoded_id = ids.make_encoded
         self.gatherer = Gatherer(loop, self.published)
         self.groups.register_filter(FILTER_KIND, record_filter)
-        self._book.open(self.exists)
+        self._book.open(self._current)
 
     def admit(self, message: Message) -> None:
         """See that a message whose signature holds is not one that was seen before; those with an id alone (7.1).
@@ -187,11 +190,32 @@ class Hub:
             settings: dict[str, Any] = {"engine": engine}
             if is_ring:
                 settings |= {"segment_bytes": ring.SEGMENT_BYTES, "cleanup": "delete", **ring.NO_RETENTION}
-            topic = self.broker.create_topic(mq, 1, settings)  # one partition: an MQ is one order
-            self._book.put(mq, Entry(mask or 0, creator, self.clock.now_ms(), is_ring))
+            check_topic_name(mq)
+            entry = Entry(mask or 0, creator, self.clock.now_ms(), is_ring)
+            self._book.put(mq, entry)  # first: a ring that nobody knew to be one would grow without a bound
+            try:
+                topic = self.broker.create_topic(mq, 1, settings)  # one partition: an MQ is one order
+            except BabelbusError:
+                self._book.forget(mq)
+                raise
+            self._book.put(mq, msgspec.structs.replace(entry, topic_id=topic.id))
         elif mask is not None:
-            self._book.put(mq, msgspec.structs.replace(self._book.get(mq), mask=mask))
+            self._book.put(mq, msgspec.structs.replace(self._entry(topic), mask=mask, topic_id=topic.id))
         return topic
+
+    def _entry(self, topic: Topic) -> Entry:
+        """Give what is known of an MQ; what was said of another topic of its name is nothing."""
+        entry = self._book.get(topic.name)
+        return entry if entry.topic_id in ("", topic.id) else UNKNOWN
+
+    def _current(self, mq: str, entry: Entry) -> Entry | None:
+        """Give what holds of an entry of the last run; topics in memory have another id in each."""
+        topic = self.find_topic(mq)
+        if topic is None:
+            return None
+        if topic.settings.engine == m.MEMORY:
+            return msgspec.structs.replace(entry, topic_id=topic.id)
+        return entry if entry.topic_id in ("", topic.id) else None
 
     def remove_mq(self, mq: str) -> None:
         """Remove an MQ with its channels and messages; it need not be there.
@@ -208,14 +232,15 @@ class Hub:
 
     def mask_of(self, mq: str) -> int:
         """Give the mask of an MQ."""
-        return self._book.get(mq).mask
+        topic = self.find_topic(mq)
+        return 0 if topic is None else self._entry(topic).mask
 
     def published(self, topic: Topic, count: int, size_bytes: int) -> None:
         """Take note of messages that were appended."""
         mq = topic.name
         self.metrics.topic_published(PROTOCOL, mq).inc(count, size_bytes)
         self._activity_of(mq).published_ms = self.clock.now_ms()
-        if topic.settings.engine == m.MEMORY and self._book.get(mq).ring:
+        if topic.settings.engine == m.MEMORY and self._entry(topic).ring:
             ring.trim(topic, self.groups.on_topic(mq))
 
     def heads(self, mq: str) -> Heads:
@@ -245,7 +270,7 @@ class Hub:
         if group is None:
             self.topic(mq)
             raise NotFoundError(m.channel_not_found(channel))
-        if self._book.get(mq).ring:
+        if self._entry(group.topic).ring:
             ring.catch_up(group)
         return group
 
@@ -299,6 +324,9 @@ class Hub:
         """
         if self.groups.find(mq, channel) is not None:
             self.groups.remove(mq, channel)
+        activity = self._activity.get(mq)
+        if activity is not None:
+            activity.subscribed_ms.pop(channel, None)
 
     def _id_at(self, topic: Topic, offset: int) -> str | None:
         """Give the id of the message at an offset, `None` if there is no message there."""
@@ -316,10 +344,8 @@ class Hub:
         record = next(iter(iterate(decode_chunk(chunk.data))), None)
         if record is None or record.offset != offset:
             return None
-        given = dict(record.headers).get(b"ce_id")
-        return (
-            stored_id(topic.name, topic.id, 0, offset) if given is None else given.decode("utf-8", "backslashreplace")
-        )
+        given = from_record(record.payload, record.key, record.headers).headers.get("id")
+        return stored_id(topic.name, topic.id, 0, offset) if given is None else given
 
     def channel_mask(self, group: Group) -> int:
         """Give the mask of a channel."""
@@ -363,7 +389,7 @@ class Hub:
     def describe(self, topic: Topic) -> dict[str, Any]:
         """Give what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
         mq = topic.name
-        entry, activity = self._book.get(mq), self._activity_of(mq)
+        entry, activity = self._entry(topic), self._activity_of(mq)
         groups = self.groups.on_topic(mq)
         channels = [self.describe_channel(group) for group in groups]
         size = sum(partition.high_watermark for partition in topic.partitions)
@@ -389,7 +415,7 @@ class Hub:
         """Give what `query` tells of a channel."""
         mq, channel = group.topic.name, group.name
         position = group.stored()[0].committed
-        if self._book.get(mq).ring:
+        if self._entry(group.topic).ring:
             position = max(position, ring.oldest(group.topic))
         return {
             "name": channel,
@@ -417,9 +443,11 @@ class Hub:
         now = self.clock.monotonic()
         for peer in list(self.peers.values()):
             peer.tick(now)
-        for mq in self._book.rings():
-            topic = self.broker.topics.get(mq)
-            if topic is not None:
+        for mq, entry in self._book.entries():
+            topic = self.find_topic(mq)
+            if topic is None or entry.topic_id not in ("", topic.id):
+                self._book.forget(mq)  # others have removed it
+            elif entry.ring:
                 ring.trim(topic, self.groups.on_topic(mq))
 
     def stop(self) -> None:

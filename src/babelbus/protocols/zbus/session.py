@@ -46,6 +46,7 @@ AskedOf = TypeVar("AskedOf", contravariant=True)
 PING = "ping"
 REPLIES_BYTES = 2**18
 """So much of answers is collected before they go to the outbox, which knows what it may hold."""
+OUR_MISTAKE = "the server failed; its log says more"
 TAKE_TRIES = 8
 """So often a `take` looks on if the channel's filter wanted nothing of what it saw."""
 NOT_ROUTED = frozenset({"cmd", "target", "source", "remote-addr"}) | m.SECRETS
@@ -173,6 +174,9 @@ class Session(Generic[Asked]):
         except BabelbusError as error:
             status = next((status for kind, status in STATUS_OF if isinstance(error, kind)), m.FAILED)
             self._reply(text_reply(request_id, status, str(error)), request_id, asked)
+        except Exception:  # section 3, item 8: our own mistake costs one message, not the connection
+            log.exception("%s: a message failed", self.address)
+            self._reply(text_reply(request_id, m.FAILED, OUR_MISTAKE), request_id, asked)
         return True
 
     def refuse(self, error: RequestError, asked: Asked, request_id: str | None = None) -> None:
@@ -359,6 +363,8 @@ class Session(Generic[Asked]):
         """Give the command that a message without one means, or the answer to it, which has a status."""
         hub = self._hub
         request_id = message.headers["id"]
+        if message.status is not None:  # it would be an answer, and there is no question
+            message = msgspec.structs.replace(message, status=None)
         found = routing.route(message, hub.bindings, hub.exists, target)
         if isinstance(found, routing.Command | routing.Publish):
             if self._monitor and isinstance(found, routing.Publish):

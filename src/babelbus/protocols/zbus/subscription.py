@@ -1,19 +1,19 @@
 """A subscription of one connection to one channel: what its member of the group is handed becomes deliveries."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from babelbus.core.group import Group
 from babelbus.core.group_flight import Delivery
 from babelbus.core.group_member import Member
-from babelbus.core.record import Record
+from babelbus.core.group_settings import RecordFilter
 from babelbus.errors import BabelbusError
 from babelbus.protocols.zbus.codec import delivery_tail, encode_deliveries
 from babelbus.protocols.zbus.filters import Matches
 from babelbus.protocols.zbus.given_up import without
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Mask, Message
-from babelbus.protocols.zbus.tags import tag_of
+from babelbus.protocols.zbus.tags import TagFilter
 
 
 class Receiver(Protocol):
@@ -54,12 +54,13 @@ class Subscription:
     def set(self, window: int | None, wanted: str | None, matches: Matches | None) -> None:
         """Take another window; another filter only if `wanted` says one."""
         self._window = window
-        if wanted is not None:
+        changed = wanted is not None and (wanted or None) != self.filter  # a refill of a window may name it again
+        if changed:
             self.filter = wanted or None
             self._matches = matches if wanted else None
         member = self.member
         if member is not None:
-            if wanted is not None:
+            if changed:
                 member.set_filter(self._record_filter())
             member.set_credit(window)
 
@@ -102,9 +103,8 @@ class Subscription:
             member.leave()
         self._hub.unsubscribed(self)
 
-    def _record_filter(self) -> Callable[[Record], bool] | None:
-        matches = self._matches
-        return None if matches is None else lambda record: matches(tag_of(record))
+    def _record_filter(self) -> RecordFilter | None:
+        return None if self._matches is None else TagFilter(self._matches)
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         member = self.member

@@ -35,10 +35,10 @@ ID = "id"
 
 
 @lru_cache(maxsize=1024)
-def _published(mq: str) -> tuple[bytes, bytes]:
+def _published(mq: str, version: str) -> tuple[bytes, bytes]:
     """Give what stands in front of the id in the answer to `pub` over a connection that stays, and what behind it."""
     response = map_response(text_reply("@", m.OK, m.published(mq)))
-    encoded = encode_response(response.status, response.headers, response.body)
+    encoded = encode_response(response.status, response.headers, response.body, version=version)
     before, _, after = encoded.partition(b"id: @\r\n")
     return before + b"id: ", b"\r\n" + after
 
@@ -71,8 +71,9 @@ class HttpFraming:
                 response.status,
                 headers,
                 response.body,
-                keep_alive=keeps_alive(request),
+                keep_alive=request.keep_alive,
                 head_only=request.method == HEAD,
+                version=request.version,
             )
         except LocalProtocolError as error:
             raise UnsendableMessageError("a header has a value that HTTP cannot carry") from error
@@ -82,7 +83,7 @@ class HttpFraming:
         joined = b"".join(ids)
         plain = joined.isascii() and joined.decode().isprintable()
         if plain and self.is_plain(request):
-            before, after = _published(mq)
+            before, after = _published(mq, request.version)
             return b"%b%b%b" % (before, (after + before).join(ids), after)
         return b"".join([self._published(mq, one.decode(), request) for one in ids])
 
@@ -90,11 +91,11 @@ class HttpFraming:
         """Say whether the answer has no more headers than usual."""
         if self._cors is not None and "origin" in request.headers:
             return False
-        return request.keep_alive and request.method != HEAD and request.version != "1.0"
+        return request.keep_alive and request.method != HEAD
 
-    def around_id(self, mq: str) -> tuple[bytes, bytes]:
+    def around_id(self, mq: str, request: Request) -> tuple[bytes, bytes]:
         """Give what stands before and behind the id in the answer to `pub`, where `is_plain` holds."""
-        return _published(mq)
+        return _published(mq, request.version)
 
     def refused(self, request_id: bytes, error: BabelbusError, request: Request) -> bytes:
         """Give the response to a `pub` that was not stored."""
@@ -201,7 +202,7 @@ class WebSession:
         known = self.session.mould
         if known is not None and self._framing.is_plain(request):
             mq, mould = known
-            answer = self._framing.around_id(mq)
+            answer = self._framing.around_id(mq, request)
             self._repeat = Repeat(request, mq, mould, message.body_kind, answer, self._framing.refused)
 
     def _work(self) -> None:
@@ -255,7 +256,7 @@ class WebSession:
             if self._is_over:
                 waiting.clear()
                 return True
-            if not keeps_alive(request):
+            if not request.keep_alive:
                 waiting.clear()  # nothing behind it can be answered
                 self.session.settle()
                 self._last_word = PeerLeavesError("the client wants the connection closed")
@@ -323,7 +324,8 @@ class WebSession:
 
     def _answer_preflight(self, cors: Cors, request: Request) -> None:
         self.session.settle()
-        response = encode_response(204, cors.preflight_headers(request), keep_alive=keeps_alive(request))
+        headers = cors.preflight_headers(request)
+        response = encode_response(204, headers, keep_alive=request.keep_alive, version=request.version)
         self._outbox.answer(lambda: response, len(response))
 
     # -- files -------------------------------------------------------------------------------------------------------
@@ -434,8 +436,3 @@ class WebSession:
         self.session.close()
         if self._socket is not None:
             self._socket.close()
-
-
-def keeps_alive(request: Request) -> bool:
-    """Say whether the connection stays; HTTP/1.0 is answered and closed."""
-    return request.keep_alive and request.version != "1.0"
