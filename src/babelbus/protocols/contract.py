@@ -71,11 +71,11 @@ class Answer:
         if not self.left:
             self.outbox.push()
 
-    def fulfil(self, encode: Encode) -> None:
+    def fulfil(self, data: bytes) -> None:
         """Say what was promised (`Outbox.promise`)."""
-        self.encode = encode
+        self.encode = lambda: data
         self.left = 0
-        self.outbox.push()
+        self.outbox.fulfilled(self, data)
 
 
 class Outbox:
@@ -145,6 +145,17 @@ class Outbox:
         self._answers.append(answer)
         self._weight += answer.weight
         return answer
+
+    def fulfilled(self, answer: Answer, data: bytes) -> None:
+        """Write what was promised, at once if nothing else waits."""
+        answers = self._answers
+        if len(answers) == 1 and answers[0] is answer and not self.holding:
+            answers.clear()
+            self._weight -= answer.weight
+            self._transport.write(data)
+            self.on_drained()
+        else:
+            self.push()
 
     def push(self) -> None:
         """Write what became ready, unless it is collected."""

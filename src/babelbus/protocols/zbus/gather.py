@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from babelbus.core.record import Receipt
 from babelbus.core.topic import Topic
@@ -36,7 +35,7 @@ class _Gathered:
         error = made.error
         self.receipt.resolve(error)
         for answer, repeat, request_id in self.promises:
-            answer.fulfil(partial(repeat.reply, request_id, error))
+            answer.fulfil(repeat.reply(request_id, error))
 
 
 class Gatherer:
