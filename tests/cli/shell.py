@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.bus import SAFETY_NET_SECONDS
+
 COMMAND = [sys.executable, "-c", "from babelbus.cli import main; main()"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BABELBUS_")}
 
@@ -65,5 +67,7 @@ class Served(Shell):
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=30)
+        _, told = self.process.communicate(timeout=SAFETY_NET_SECONDS)
+        if self.process.returncode:
+            sys.stderr.write(told)  # a failing test shows it
         return self.process.returncode

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import signal
 import subprocess
 from typing import Any
 
@@ -10,7 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from babelbus.cli import program
+from babelbus.cli.execute import SIGNALS
+from babelbus.cli.groups import DEFAULTS, _setting_text
+from babelbus.core.group_settings import GroupSettings
 from tests.cli.shell import COMMAND, Served
+from tests.support.bus import SAFETY_NET_SECONDS
 
 OURS = shlex.join(COMMAND)
 
@@ -92,6 +95,26 @@ def test_a_group_is_made_shown_changed_set_paused_and_removed(near: Near) -> Non
     assert "'babelbus groups list' shows" in near.run("groups", "show", "life", "g", code=1)
 
 
+def test_the_help_of_create_tells_the_defaults_that_a_group_gets() -> None:
+    shown = {name: _setting_text(name, getattr(GroupSettings(), name)) for name in DEFAULTS}
+    assert shown == DEFAULTS
+    told = CliRunner().invoke(program, ["groups", "create", "--help"]).output
+    assert "[default: 1m]" in told
+    assert "[default: 16]" in told
+
+
+def test_a_place_behind_the_end_is_told_since_the_group_skips_what_comes_in_front_of_it(near: Near) -> None:
+    near.run("topics", "create", "wide", "--partitions", "2")
+    near.run("publish", "wide", "a", "b", "c", "--key", "k")
+    near.run("groups", "create", "wide", "g", "--from", "beginning")
+    (full, empty) = sorted(near.rows("groups", "list", "wide", "--json")[0]["lanes"], key=lambda lane: -lane["end"])
+    told = near.run_raw("groups", "seek", "wide", "g", "--to-offset", "2")
+    assert f"partition {empty['partition']} ends at 0: the group skips what comes there until offset 2" in told.stderr
+    assert f"partition {full['partition']}" not in told.stderr
+    told = near.run_raw("groups", "create", "wide", "h", "--from-offset", "3")
+    assert f"partition {empty['partition']} ends at 0" in told.stderr
+
+
 def test_two_places_are_refused(near: Near) -> None:
     told = near.run_raw("groups", "create", "life", "h", "--from", "end", "--from-offset", "1")
     assert told.exit_code == 2
@@ -138,7 +161,7 @@ def test_a_command_may_be_one_of_ours(near: Near) -> None:
     near.run("topics", "create", "to")
     command = f"{OURS} publish to -"
     process = near.start("consume", "from", "--group", "g", "--from", "beginning", "--max", "1", "--exec", command)
-    process.communicate(timeout=30)
+    process.communicate(timeout=SAFETY_NET_SECONDS)
     (row,) = near.rows("fetch", "to", "--json")
     assert row["payload"] == "x"
 
@@ -153,6 +176,7 @@ def test_a_record_whose_command_fails_comes_again_and_the_exit_code_says_so(near
     assert told.stdout.split() == ["0.1", "0.2", "1.1", "1.2"]
     assert "0:0 (delivery 1): the command ended with code 1" in told.stderr
     assert "2 of 4 records were not done" in told.stderr
+    assert "'babelbus dead-letters list' what was given up" in told.stderr
     assert lag(near, "again", "g") == 0
 
 
@@ -162,6 +186,8 @@ def test_a_command_that_is_none_stops_before_it_uses_records_up(near: Near) -> N
     told = near.run("consume", "typo", "--group", "g", "--exec", "no-such-command-here", code=1)
     assert "the command cannot be run (code 127); record 0:0 is given back" in told
     assert lag(near, "typo", "g") == 2
+    again = near.run("consume", "typo", "--group", "g", "--max", "2", "--json")
+    assert [json.loads(line)["attempt"] for line in again.splitlines()] == [1, 1]
 
 
 def test_an_ack_that_comes_too_late_is_said(near: Near) -> None:
@@ -180,26 +206,42 @@ def test_records_of_a_consumer_that_is_killed_go_to_the_next_one(near: Near) -> 
     (row,) = near.rows("groups", "list", "killed", "--json")
     assert (row["members"], row["in_flight"]) == (1, 2)
     process.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=SAFETY_NET_SECONDS)
     # Its command still waits for the pipe: somebody must write, or it would stay.
     (near.folder / "fifo").write_text("go on")
-    process.communicate(timeout=30)
+    process.communicate(timeout=SAFETY_NET_SECONDS)
     rest = near.run("consume", "killed", "--group", "g", "--max", "5", "--json")
     assert sorted(payloads(rest)) == ["0", "1", "2", "3", "4"]
     attempts = {json.loads(line)["payload"]: json.loads(line)["attempt"] for line in rest.splitlines()}
     assert attempts == {"0": 2, "1": 2, "2": 1, "3": 1, "4": 1}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_consumer_that_is_asked_to_stop_gives_back_what_is_not_done(near: Near, number: int) -> None:
     topic = f"stopped-{number}"
     publish(near, topic, "a", "b")
-    process = follow(near, topic, "--group", "g", "--from", "beginning", "--exec", "echo begun; exec sleep 600")
+    # The shell has a child, and both must go: what goes on would work on a record that is another's by then.
+    process = follow(near, topic, "--group", "g", "--from", "beginning", "--exec", "echo begun; sleep 600; true")
     process.send_signal(number)
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=SAFETY_NET_SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in told
-    assert payloads(near.run("consume", topic, "--group", "g", "--max", "2", "--json")) == ["a", "b"]
+    rest = near.run("consume", topic, "--group", "g", "--max", "2", "--json")
+    assert payloads(rest) == ["a", "b"]
+    assert [json.loads(line)["attempt"] for line in rest.splitlines()] == [1, 1]  # nobody failed
+
+
+def test_a_command_that_takes_its_time_to_end_is_waited_for_unless_it_is_asked_twice(near: Near) -> None:
+    publish(near, "stubborn", "a")
+    command = "trap 'echo ending' TERM; echo begun; while :; do sleep 600 & wait; done"
+    process = follow(near, "stubborn", "--group", "g", "--from", "beginning", "--exec", command)
+    process.terminate()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ending\n"
+    process.terminate()
+    process.communicate(timeout=SAFETY_NET_SECONDS)
+    assert process.returncode == 0
+    assert lag(near, "stubborn", "g") == 1
 
 
 def test_several_consumers_share_the_records_of_a_group(near: Near) -> None:
@@ -209,7 +251,7 @@ def test_several_consumers_share_the_records_of_a_group(near: Near) -> None:
     while near.rows("groups", "list", "shared", "--json")[0]["members"] < 2:
         pass
     near.run("publish", "shared", input="\n".join(map(str, range(40))))
-    outputs = [process.communicate(timeout=30)[0] for process in both]
+    outputs = [process.communicate(timeout=SAFETY_NET_SECONDS)[0] for process in both]
     assert [len(output.splitlines()) for output in outputs] == [20, 20]
     assert sorted(map(int, payloads("".join(outputs)))) == list(range(40))
 
@@ -226,7 +268,7 @@ def test_a_consumer_of_a_group_that_is_removed_is_told(near: Near) -> None:
     publish(near, "gone", "a")
     process = follow(near, "gone", "--group", "g", "--from", "beginning")
     near.run("groups", "remove", "gone", "g", "--yes")
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=SAFETY_NET_SECONDS)
     assert process.returncode == 1
     assert "group 'g' on topic 'gone' was removed" in told
 
@@ -294,7 +336,7 @@ def test_a_restart_keeps_groups_and_what_was_acked_and_ends_consumers(near: Near
     follower = follow(near, "followed", "--group", "g", "--from", "beginning")
     near.run("consume", "durable", "--group", "g", "--from", "beginning", "--max", "1")
     assert near.served.stop() == 0
-    _, told = follower.communicate(timeout=30)
+    _, told = follower.communicate(timeout=SAFETY_NET_SECONDS)
     assert follower.returncode == 1
     assert "the server stops; what was not acked goes to others" in told
     near.served.__init__(near.folder)  # type: ignore[misc]

@@ -10,6 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.cli.shell import Served, Shell
+from tests.support.bus import SAFETY_NET_SECONDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pipelines"
 ONE = """
@@ -59,6 +60,9 @@ def test_show_fills_parameters_in(shell: Shell) -> None:
         (("run", "one.yaml", "--once", "--trigger", "1s"), 2, "--once and --trigger do not go together"),
         (("run", "one.yaml", "--trigger", "soon"), 2, "'soon' is no duration"),
         (("run", "one.yaml", "--remote", "sc://a", "--master", "local[1]"), 2, "--master and --remote do not go"),
+        (("run", "one.yaml", "--remote", "a:1"), 2, "'a:1' is no Spark Connect server"),
+        (("run", "one.yaml", "--master", "sc://a"), 2, "with Spark Connect --checkpoint is needed"),
+        (("run", "one.yaml", "--master", "sc://a", "--checkpoint", "here"), 2, "the whole path of a folder"),
         (("run", "one.yaml", "--read", "files"), 1, "there is no data folder"),
         (("run", "one.yaml", "--read", "server"), 1, "no server runs on"),
         (("list", "nowhere"), 1, "there is no file or folder nowhere"),
@@ -76,12 +80,23 @@ def test_a_pipeline_runs_until_ctrl_c_with_a_line_for_each_batch_and_metrics(ser
     (served.folder / "one.yaml").write_text(ONE)
     served.run("topics", "create", "words")
     served.run("publish", "words", "one", "three")
-    faults = served.rows("pipeline", "check", "one.yaml", "--json")
-    assert [(row["field"], row["ok"]) for row in faults] == [
-        ("sources.raw", True),
-        ("steps.sized", True),
-        ("sinks.files", True),
+    (served.folder / "two.yaml").write_text(ONE.replace("string(value)", "colour"))
+    (served.folder / "state.yaml").write_text(ONE.replace("parquet: out", "state: words, key: word"))
+    checked = served.run_raw("pipeline", "check", ".", "--json")
+    found = [json.loads(line) for line in checked.stdout.splitlines()]
+    assert [(row["file"], row["field"], row["ok"]) for row in found] == [
+        ("./one.yaml", "sources.raw", True),
+        ("./one.yaml", "steps.sized", True),
+        ("./one.yaml", "sinks.files", True),
+        ("./state.yaml", "sources.raw", True),
+        ("./state.yaml", "steps.sized", True),
+        ("./state.yaml", "sinks.files.state", False),
+        ("./two.yaml", "sources.raw", True),
+        ("./two.yaml", "steps.sized", False),
     ]
+    assert "babelbus topics alter words --retain last" in found[5]["text"]
+    assert "colour" in found[-1]["text"]
+    assert (checked.returncode, "colour" in checked.stderr) == (1, False)  # said once, and in a line
     process = served.start("pipeline", "run", "one.yaml", "--json", "--metrics-port", "0")
     assert process.stdout is not None
     assert process.stderr is not None
@@ -93,14 +108,20 @@ def test_a_pipeline_runs_until_ctrl_c_with_a_line_for_each_batch_and_metrics(ser
     assert (batch["pipeline"], batch["sink"], batch["batch"], batch["rows_in"], batch["rows_out"], batch["lag"]) == (
         "one", "files", 0, 2, 2, 0
     )  # fmt: skip
-    address = next(word for line in words for word in line.split() if word.startswith("http://"))
-    with urlopen(address, timeout=30) as answer:
+    while not (addresses := [word for line in list(words) for word in line.split() if word.startswith("http://")]):
+        assert process.poll() is None  # it was said before the batch, but on the other stream
+    (address,) = addresses
+    with urlopen(address, timeout=SAFETY_NET_SECONDS) as answer:
         assert 'babelbus_pipeline_rows_in_total{pipeline="one",sink="files"} 2.0' in answer.read().decode()
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 0
     reader.join()
     process.stdout.close()
     process.stderr.close()
+    with urlopen(f"http://{served.ready['addresses']['admin']}/metrics", timeout=SAFETY_NET_SECONDS) as answer:
+        told = answer.read().decode()
+    for name, value in (("rows_in_total", 2), ("rows_out_total", 2), ("running", 0), ("lag_records", 0)):
+        assert f'babelbus_pipeline_{name}{{pipeline="one",sink="files"}} {value}.0' in told
     assert any("stopping after the batch under way" in line for line in words)
     assert not any("Traceback" in line for line in words)
     assert any(name.endswith(".parquet") for name in os.listdir(served.folder / "out"))

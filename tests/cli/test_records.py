@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from tests.cli.shell import Served
+from tests.support.bus import SAFETY_NET_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_tail_shows_what_comes_and_ends_with_code_0_on_ctrl_c(
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["offset"] == 0
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=SAFETY_NET_SECONDS)
     assert (process.returncode, told) == (0, "")
 
 
@@ -138,7 +139,7 @@ def test_a_reader_that_goes_away_is_no_error(served: Served, orders: str) -> Non
     process.stdout.close()
     with process.stderr as told:
         assert told.read() == ""
-    process.wait(timeout=30)
+    process.wait(timeout=SAFETY_NET_SECONDS)
 
 
 def test_nobody_there_is_told_with_what_to_do(served: Served) -> None:

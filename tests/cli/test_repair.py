@@ -1,4 +1,5 @@
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,49 @@ def test_repair_leaves_a_folder_alone_that_a_server_has(served: Served) -> None:
 def test_a_folder_of_something_else_is_not_called_clean(shell: Shell) -> None:
     assert "is no data folder" in shell.run("check", ".", code=1)
     assert "there is no data folder" in shell.run("check", code=1)
+
+
+@pytest.fixture
+def in_database(tmp_path: Path) -> Shell:
+    """A data folder with 20 records in a database, its server stopped."""
+    server = Served(tmp_path)
+    server.run("topics", "create", "rows", "--engine", "db")
+    server.run("publish", "rows", input="\n".join(f"record {n}" for n in range(20)))
+    assert server.rows("check", "--json")[-1]["records"] == 20  # beside the server
+    assert server.stop() == 0
+    return server
+
+
+def other_database(shell: Shell) -> str:
+    """A configuration that names another database than the server had."""
+    (shell.folder / "other.toml").write_text(f'[db]\nurl = "sqlite:///{shell.folder}/other.sqlite"\n')
+    return "other.toml"
+
+
+def test_a_database_is_checked_and_what_is_wrong_in_it_is_named_and_left(in_database: Shell) -> None:
+    assert "20 records in" in in_database.run("check", str(in_database.data))
+    path = in_database.data / "db.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE records SET payload = x'00' WHERE \"offset\" = 3")
+    connection.close()
+    told = in_database.run_raw("check", "--config", other_database(in_database))
+    assert told.returncode == 1
+    assert "topic 'rows': missing: 1 partitions are not in the database" in told.stdout
+    told = in_database.run_raw("check")
+    assert told.returncode == 1
+    assert f"sqlite:///{path}, topic 'rows', partition 0, offset 3 to 3: damaged" in told.stdout
+    assert "put its rows back from a copy" in told.stderr
+    assert "babelbus repair" not in told.stderr
+    for words in (("repair", "--dry-run"), ("repair",)):
+        told = in_database.run_raw(*words)
+        assert told.returncode == 1
+        assert "a database is never changed by repair" in told.stderr
+    assert "still wrong: sqlite:" in told.stdout
+
+
+def test_a_database_that_cannot_be_reached_is_a_problem_and_the_folder_is_checked_all_the_same(stopped: Shell) -> None:
+    (stopped.folder / "babelbus.toml").write_text('[db]\nurl = "postgresql://me@127.0.0.1:1/nowhere"\n')
+    told = stopped.run_raw("check")
+    assert told.returncode == 1
+    assert "100 records" in told.stdout
+    assert "postgresql://127.0.0.1:1/nowhere" in told.stdout

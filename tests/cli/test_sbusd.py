@@ -12,9 +12,10 @@ import pytest
 from babelbus.cli.sbusd import Arguments, parse
 from babelbus.protocols.sbus.client import Client
 from babelbus.server.doors import ABSTRACT
+from tests.support.bus import SAFETY_NET_SECONDS
 
 COMMAND = [sys.executable, "-c", "import sys; from babelbus.cli.sbusd import main; main(sys.argv[1:])"]
-SECONDS = 30
+SECONDS = SAFETY_NET_SECONDS
 
 
 def start(*arguments: str, cwd: Path | None = None) -> tuple[subprocess.Popen[str], str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.shell import Served
+from tests.support.bus import SAFETY_NET_SECONDS
 
 
 def first_line(process: "subprocess.Popen[str]") -> str:
@@ -130,7 +131,7 @@ def test_a_watch_shows_what_there_is_and_what_changes_until_ctrl_c(served: Serve
     served.run("state", "delete", "w/b")
     assert json.loads(first_line(process))["deleted"] is True
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == ("", "")
+    assert process.communicate(timeout=SAFETY_NET_SECONDS) == ("", "")
     assert process.returncode == 0
 
 
@@ -140,7 +141,7 @@ def test_a_watch_for_people_ends_after_the_lines_that_were_asked_for(served: Ser
     assert first_line(process) == "p/a  1\n"
     served.run("state", "delete", "p/a")
     assert first_line(process).endswith("Z  admin  p/a  (deleted)\n")
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=SAFETY_NET_SECONDS) == 0
     process.communicate()
 
 
@@ -163,7 +164,7 @@ def test_a_listener_hears_what_is_sent_set_and_published_with_its_source(served:
     served.run("state", "delete", "heard/state")
     assert first_line(process).endswith("Z  heard/state  admin  (removed)\n")
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == ("", "")
+    assert process.communicate(timeout=SAFETY_NET_SECONDS) == ("", "")
     assert process.returncode == 0
 
 
@@ -173,7 +174,7 @@ def test_a_listener_ends_after_the_events_that_were_asked_for(served: Served) ->
         assert process.poll() is None
     event = json.loads(first_line(process))
     assert (event["subject"], event["source"], event["payload"]) == ("max/a", "admin", "{}")
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=SAFETY_NET_SECONDS) == 0
     process.communicate()
 
 
@@ -202,6 +203,6 @@ def test_a_listener_is_told_when_the_server_stops(tmp_path: Path) -> None:
         assert first_line(process)
     finally:
         assert server.stop() == 0
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=SAFETY_NET_SECONDS)
     assert process.returncode == 1
     assert told == "babelbus: the server ended the watch: it stops\n"

@@ -78,6 +78,8 @@ class GroupMachine(RuleBasedStateMachine):
     # -- what is delivered -------------------------------------------------------------------------------------------
 
     def deliver(self, taker: Taker, deliveries: Sequence[Delivery]) -> None:
+        if self.group.paused:
+            self.broken.append("a paused group handed records out")
         for one in deliveries:
             place = (one.partition, one.offset)
             if place in self.finished:
@@ -162,6 +164,38 @@ class GroupMachine(RuleBasedStateMachine):
 
         self.run(nack())
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def reject(self, data: st.DataObject) -> None:
+        async def reject() -> None:
+            place = data.draw(st.sampled_from(sorted(self.held)))
+            held = self.held.pop(place)
+            assert held.taker.member.reject([held.delivery]) == 1
+            await turns(6)
+            assert place in self.dead
+
+        self.run(reject())
+
+    @precondition(lambda self: self.takers)
+    @rule(data=st.data(), count=st.sampled_from([1, 3, 100]))
+    def take(self, data: st.DataObject, count: int) -> None:
+        async def take() -> None:
+            taker = data.draw(st.sampled_from(self.takers))
+            taken = self.group.take(count, taker.member)
+            if taken:
+                self.deliver(taker, taken)
+            await turns(6)
+
+        self.run(take())
+
+    @rule()
+    def pause_or_resume(self) -> None:
+        async def change() -> None:
+            (self.group.resume if self.group.paused else self.group.pause)()
+            await turns(6)
+
+        self.run(change())
+
     @precondition(lambda self: self.takers)
     @rule(data=st.data(), credit=st.sampled_from([None, 1, 5]))
     def set_credit(self, data: st.DataObject, credit: int | None) -> None:
@@ -225,6 +259,7 @@ class GroupMachine(RuleBasedStateMachine):
         if not hasattr(self, "group"):
             self.loop.close()
             return
+        self.group.resume()
         self.takers.append(Taker(self.group, then=self.deliver))
         for _ in range(200):
             if not self.group.info().lag:

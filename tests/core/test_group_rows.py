@@ -1,9 +1,11 @@
 """A chunk decoded for a group: the same records as the storage gives, one by one and all at once."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.group_rows import Rows
+from babelbus.core.group_columns import FEW, cut, decode
+from babelbus.core.group_rows import Rows, Run, read_headers
 from babelbus.storage.columns import decode_columns, find_positions, iterate
 from babelbus.storage.format import encode_batch
 from babelbus.storage.record import Record
@@ -25,6 +27,62 @@ def test_rows_are_the_records_that_the_storage_decodes(some: list[Record]) -> No
         [getattr(one, name) for name in fields] for one in expected
     ]
     assert {(one.partition, one.attempt) for one in given} == {(3, 1)}
+
+
+first_headers = st.tuples(st.sampled_from([b"id", b"idx", b"i", b""]), st.none() | st.binary(max_size=3))
+more_headers = st.lists(st.tuples(st.sampled_from([b"x", b"$y"]), st.none() | st.just(b"z")), max_size=2)
+led = st.builds(
+    Record,
+    st.none() | st.binary(max_size=3),
+    st.none() | st.just(b"key"),
+    st.builds(lambda first, more: (first, *more), first_headers, more_headers),
+    st.just(NOW),
+)
+
+
+@given(st.lists(led, min_size=1, max_size=40) | st.integers(1, 40).flatmap(lambda n: led.map(lambda one: [one] * n)))
+def test_leading_columns_are_those_of_the_records_with_that_first_header(some: list[Record]) -> None:
+    data = bytes(encode_batch(some).data)
+    columns, headed = decode(data, find_positions(data, 0, len(data))[0])
+    rows = Rows(columns, len(some), headed)
+    leading = rows.leading(b"id")
+    wanted = [
+        (number, one.payload, one.headers[0][1], one.headers[1:])
+        for number, one in enumerate(some)
+        if one.headers[0][0] == b"id" and one.headers[0][1] is not None and one.payload is not None
+    ]
+    rests = [read_headers(rest) for rest in leading.rests()]
+    assert list(zip(leading.numbers, leading.payloads(), leading.values(), rests, strict=True)) == [
+        (number, payload, value, tuple(pair for pair in rest if not pair[0].startswith(b"$")))
+        for number, payload, value, rest in wanted
+    ]
+
+
+def test_a_run_is_a_sequence_of_deliveries() -> None:
+    data = bytes(encode_batch([Record(b"%d" % number, timestamp=NOW) for number in range(9)], 3).data)
+    run = Run(Rows(decode(data, find_positions(data, 0, len(data))[0])[0], 12), range(1, 9, 2), 4, None)
+    assert [one.payload for one in run] == [b"1", b"3", b"5", b"7"]
+    assert [(one.offset, one.partition, one.attempt) for one in run[1:3]] == [(6, 4, 1), (8, 4, 1)]
+    assert run[-1].payload == b"7"
+    assert len(run) == 4
+    assert [one.payload for one in run.only([2, 6])] == [b"2", b"6"]
+    assert run[0] in run
+
+
+@given(st.lists(st.sampled_from([b"", b"a", b"b\0", b"\0\0", b"same"]), max_size=3 * FEW))
+def test_parts_are_cut_as_slices_would_be(parts: list[bytes]) -> None:
+    ends = np.cumsum(np.array([len(part) for part in parts], np.int64))
+    sizes = np.array([len(part) for part in parts], np.int64)
+    assert cut(b"".join(parts), ends - sizes, sizes) == parts
+
+
+def test_what_is_made_of_a_chunk_is_made_once() -> None:
+    data = bytes(encode_batch([Record(b"x", timestamp=NOW)]).data)
+    rows = Rows(decode_columns(data, find_positions(data, 0, len(data))[0]), 1)
+    calls: list[Rows] = []
+    for _ in range(3):
+        rows.made(calls.append)
+    assert calls == [rows]
 
 
 def test_headers_of_the_bus_itself_are_left_out() -> None:

@@ -518,6 +518,7 @@ class StateMachine(RuleBasedStateMachine):
             await done([self.state.commit("settle")])
 
         self.loop.run_until_complete(run())
+        self.ear.heard.clear()  # testaments that the start executed: they are in what was committed
         self.told: Stored = dict(self.committed)
 
     def execute(self, owner: str) -> None:

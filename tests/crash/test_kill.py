@@ -19,6 +19,7 @@ from babelbus.config import TopicDefaults
 from babelbus.protocols.jebp.codec import decode_batches, decode_records_created
 from babelbus.protocols.jebp.messages import Response
 from babelbus.storage.columns import decode_chunk, iterate
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.child import Child
 from tests.support.jebp import Caller, create, create_many, create_topic, fetch, said, subscribe
 from tests.support.server import configure
@@ -94,7 +95,7 @@ class Publisher(threading.Thread):
 
     def wait_for(self, acknowledged: int) -> None:
         with self._reached:
-            assert self._reached.wait_for(lambda: self.acknowledged >= acknowledged, 30)
+            assert self._reached.wait_for(lambda: self.acknowledged >= acknowledged, SAFETY_NET_SECONDS)
 
 
 # -- SIGKILL ---------------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def test_after_a_kill_every_acknowledged_record_is_there_in_order_and_once(tmp_p
                 publisher.start()
                 publisher.wait_for(chance.choice([1, 10, 100, 500, 1500]))
                 child.kill()
-                publisher.join(30)
+                publisher.join(SAFETY_NET_SECONDS)
             assert not publisher.refused
             acknowledged = first + publisher.acknowledged
         with settings(tmp_path, ack) as child, child.caller() as caller:
@@ -199,7 +200,7 @@ def test_a_stop_under_load_answers_and_keeps_what_it_took(tmp_path: Path, seed: 
             publisher.start()
             publisher.wait_for(chance.choice([1, 50, 500]))
             assert child.stop() == 0
-            publisher.join(30)
+            publisher.join(SAFETY_NET_SECONDS)
         assert not publisher.refused
         assert "stopped" in child.said
     with settings(tmp_path) as child, child.caller() as caller:

@@ -3,12 +3,13 @@
 import zlib
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.spark import encode
+from babelbus.spark import bulk, encode
 from babelbus.spark.encode import Encoder, NoPlaceError, Piece
 from babelbus.spark.options import Place
 from babelbus.spark.sink_errors import RowRefusedError
@@ -96,6 +97,45 @@ def test_what_is_decoded_is_what_was_in_the_rows(given_rows: list[dict[str, Any]
     ]
 
 
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"value": st.none() | st.binary(max_size=5), "key": st.none() | texts},
+            optional={
+                "partition": st.none() | st.integers(0, 2),
+                "timestamp": st.none() | st.integers(1000, 10**15),
+                "subject": st.none() | st.just("t"),
+            },
+        ).filter(lambda row: row["value"] is not None or row["key"] is not None),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(-1, 3).filter(bool),
+    st.integers(0, 3),
+)
+def test_plain_rows_that_are_encoded_at_once_become_the_records_that_they_become_one_by_one(
+    given_rows: list[dict[str, Any]], count: int, first: int
+) -> None:
+    given_rows = [row | {"partition": None if count < 3 else row.get("partition")} for row in given_rows]
+    batch = chunk(given_rows)[first:]
+    at_once = list(Encoder(options(), partitions({"t": count})).encode(batch, NOW))
+    # A header that one row has, in a chunk of its own making, sends all of them the long way.
+    marked = chunk([row | {"headers": [{"key": "h", "value": b""}]} for row in given_rows])[first:]
+    one_by_one = list(Encoder(options(), partitions({"t": count})).encode(marked, NOW))
+    assert records(at_once) == {
+        at: [msgspec.structs.replace(one, headers=()) for one in found] for at, found in records(one_by_one).items()
+    }
+    assert all(batch.count == len(batch.positions) == len(batch.timestamps) for one in at_once for batch in one.batches)
+
+
+def test_rows_of_one_topic_in_a_column_are_encoded_at_once_and_those_of_many_are_not() -> None:
+    one, many = [chunk([{"topic": name, "value": b"1"} for name in names]) for names in ("tt", "tu")]
+    assert bulk.PlainRows.find(one, options(""), NOW) is not None
+    assert bulk.PlainRows.find(many, options(""), NOW) is None
+    found = records(list(Encoder(options(""), partitions({"t": 1, "u": 1})).encode(many, NOW)))
+    assert sorted(found) == [("t", 0), ("u", 0)]
+
+
 def test_a_key_goes_where_the_server_would_put_it_and_rows_without_one_go_round() -> None:
     encoder = Encoder(options(), partitions({"t": 3}))
     keyed = [{"key": f"k{number}", "value": b"1"} for number in range(50)]
@@ -107,7 +147,7 @@ def test_a_key_goes_where_the_server_would_put_it_and_rows_without_one_go_round(
 
 
 def test_batches_are_cut_by_size_and_a_large_record_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(bulk, "BATCH_BYTES", 1000)
     values = [b"x" * 100] * 20 + [b"y" * 5000] + [b"z"] * 3
     (piece,) = Encoder(options(), partitions({"t": 1})).encode(chunk([{"value": value} for value in values]), NOW)
     assert [batch.count for batch in piece.batches] == [7, 7, 6, 1, 3]

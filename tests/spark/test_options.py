@@ -99,6 +99,10 @@ def test_options_that_contradict_each_other_are_refused(place: dict[str, str]) -
 def test_what_a_batch_or_a_stream_has_no_use_for_is_refused(place: dict[str, str]) -> None:
     assert "for streams" in refusal(place | {"maxOffsetsPerTrigger": "1"}, "batch")
     assert "for batches" in refusal(place | {"endingOffsets": "latest"}, "stream")
+    assert "for streams" in refusal(URL | {"groupId": "g"}, "batch")
+    assert "goes with url" in refusal(place | {"groupId": "g"}, "stream")
+    assert "a name of 1 to 249 bytes" in refusal(URL | {"groupId": ""}, "stream")
+    assert parse(URL | {"kafka.group.id": "g"}, "stream").group == "g"
 
 
 def test_exactly_one_option_says_what_is_read(place: dict[str, str]) -> None:

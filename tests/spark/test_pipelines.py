@@ -157,6 +157,8 @@ def test_the_bus_of_the_command_line_is_for_those_that_name_none() -> None:
     assert bus.options({}) == {"path": "/data"}
     assert bus.options({}, writing=True) == {"url": "jebp://a:1", "identity": "key"}
     assert bus.options({"kafka.bootstrap.servers": "b:2"}) == {"kafka.bootstrap.servers": "b:2"}
+    assert bus.options({"groupId": "g"}) == {"url": "jebp://a:1", "identity": "key", "groupId": "g"}
+    assert Bus(path="/data").options({"groupId": "g"}) == {"path": "/data", "groupId": "g"}
 
 
 def spark_progress(**more: Any) -> str:
@@ -180,6 +182,14 @@ def test_a_batch_tells_rows_lag_and_state() -> None:
     assert (batch.rows_in, batch.rows_out, batch.rows_late, batch.lag, batch.state_rows, batch.seconds) == (
         10, 8, 2, 4, 3, 1.5
     )  # fmt: skip
+    field = {"name": "rows", "type": "long", "nullable": False, "metadata": {}}
+    remote = spark_progress(
+        sources=[{"numInputRows": 6}, {"numInputRows": 4}],
+        observedMetrics={"out": {"values": [8], "schema": {"type": "struct", "fields": [field]}}},
+    ).replace('"numInputRows": 10, ', "", 1)
+    there = progress.read(remote, "p", "s")
+    assert there is not None
+    assert (there.rows_in, there.rows_out) == (10, 8)
     text = [{"endOffset": '{"a":{"0":5}}', "latestOffset": '{"a":{"0":6}}'}]  # as Spark Connect has them
     assert progress.lag(text[0]["endOffset"], text[0]["latestOffset"]) == 1
     other = progress.read(spark_progress(sources=[{"endOffset": 3, "latestOffset": None}]), "p", "s")

@@ -1,24 +1,18 @@
 """The same pipeline on a Spark cluster: a master and two workers, whose Python does not have Babelbus installed."""
 
 import json
-import os
-import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from babelbus.client import BlockingClient, Record
-from babelbus.spark.java import java_home
+from tests.spark.daemons import daemon, environment, wait_for
 from tests.spark.support import NOW
 from tests.support.server import LiveServer, configure
 
-SPARK_HOME = Path(next(iter(pyspark.__path__)))
 COUNT = 2000
 PIPELINE = """
 name: cluster
@@ -29,33 +23,6 @@ steps:
 sinks:
   out: {from: doubled, topic: sink}
 """
-
-
-@contextmanager
-def part(name: str, environment: dict[str, str], log: Path, *args: str) -> Iterator[None]:
-    """A process of Spark's, until the end of the block."""
-    command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *args]
-    with open(log, "wb") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def wait_for(log: Path, pattern: str) -> str:
-    """Give what the log says, as soon as it says it: `tail` sleeps for us until something is written."""
-    with subprocess.Popen(["tail", "-n", "+1", "-F", str(log)], stdout=subprocess.PIPE, text=True) as tail:
-        assert tail.stdout is not None
-        try:
-            for line in tail.stdout:
-                match = re.search(pattern, line)
-                if match is not None:
-                    return match[0]
-        finally:
-            tail.terminate()
-    raise AssertionError(f"{log} never says {pattern}")
 
 
 def bare_python(folder: Path) -> str:
@@ -73,15 +40,8 @@ def bare_python(folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_pipeline_runs_on_two_workers_that_have_nothing_of_ours_but_what_is_sent(tmp_path: Path) -> None:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("BABELBUS_", "PYTHONPATH"))
-    }
-    environment |= {
-        "SPARK_HOME": str(SPARK_HOME),
-        "JAVA_HOME": java_home(),
-        "PYSPARK_PYTHON": bare_python(tmp_path / "python"),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
+    outside = environment(bare_python(tmp_path / "python"))
+    outside.pop("PYTHONPATH", None)
     (tmp_path / "cluster.yaml").write_text(PIPELINE)
     master = tmp_path / "master.log"
     with LiveServer(configure(tmp_path / "data")) as live:
@@ -90,14 +50,14 @@ def test_a_pipeline_runs_on_two_workers_that_have_nothing_of_ours_but_what_is_se
             client.create_topic("sink")
             client.publish_many("source", [Record(b"%d" % n, b"k%d" % n, (), NOW + n) for n in range(COUNT)])
         at = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        with part("master.Master", environment, master, *at):
-            address = wait_for(master, r"spark://127\.0\.0\.1:\d+")
-            worker = ("worker.Worker", environment)
+        with daemon("deploy.master.Master", outside, master, *at):
+            address = wait_for(master, r"spark://127\.0\.0\.1:\d+")[0]
+            worker = ("deploy.worker.Worker", outside)
             about = (*at, "--cores", "1", "--memory", "600m", "--work-dir")
             one, two = tmp_path / "one", tmp_path / "two"
             with (
-                part(*worker, tmp_path / "one.log", *about, str(one), address),
-                part(*worker, tmp_path / "two.log", *about, str(two), address),
+                daemon(*worker, tmp_path / "one.log", *about, str(one), address),
+                daemon(*worker, tmp_path / "two.log", *about, str(two), address),
             ):
                 for log in ("one.log", "two.log"):
                     wait_for(tmp_path / log, "Successfully registered with master")
@@ -109,7 +69,7 @@ def test_a_pipeline_runs_on_two_workers_that_have_nothing_of_ours_but_what_is_se
                         "--conf", "spark.executor.cores=1", "--conf", "spark.driver.host=127.0.0.1",
                         "--server", live.address, "--identity", str(live.conf / "admin_key"),
                     ],
-                    cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+                    cwd=tmp_path, env=outside, capture_output=True, text=True, check=False,
                 )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]
         assert sum(json.loads(line)["rows_out"] for line in done.stdout.splitlines()) == COUNT

@@ -306,6 +306,15 @@ def test_check_finds_what_is_wrong_without_running(place: Place) -> None:
     assert "column 'value' is int" in faults(number)["sinks.out"]
     unknown = ONE.replace("topic: flights, options: {startingOffsets: earliest}", "format: nope")
     assert "nope" in faults(unknown)["sources.raw"]
+    misspelt = ONE.replace("startingOffsets:", "startingOffset:")
+    assert "option startingOffset is unknown" in faults(misspelt)["sources.raw"]
     place.create("out")
     assert faults(ONE) == {}
     assert place.read("out") == []
+    lost = ONE.replace("topic: out}", "topic: out, dead_letters: nowhere}")
+    assert "there is no topic 'nowhere'" in faults(lost)["sinks.out"]
+    files = ONE.replace("topic: out}", "parquet: out, partition_by: [day]}")
+    assert "partition_by: there is no column 'day'; there are: key, value, timestamp" in faults(files)["sinks.out"]
+    place.bus = Bus()
+    assert "option startingOffset is unknown" in faults(misspelt)["sources.raw"]
+    assert faults(ONE) == {}

@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from babelbus.client import BlockingClient, ConnectionLostError
 from babelbus.config import JebpSettings
-from babelbus.spark.errors import PartitionUnreachableError, UnknownTopicError
+from babelbus.spark.errors import OptionError, PartitionUnreachableError, UnknownTopicError
 from babelbus.spark.options import Place, parse
 from babelbus.spark.reader import BatchReader
 from babelbus.spark.schema import full_schema
 from babelbus.spark.server import ServerReach
+from babelbus.spark.stream import StreamReader
 from babelbus.storage.columns import iterate
 from babelbus.storage.files import OffsetOutOfRangeError
 from babelbus.storage.log import Log
@@ -229,6 +231,37 @@ def test_a_topic_that_was_made_again_has_its_own_end(live: LiveServer, reach: Se
     make(live)
     publish(live, numbered(10))
     assert edges(reach) == (0, 10)
+
+
+def test_a_stream_tells_the_server_how_far_it_is(live: LiveServer) -> None:
+    make(live, partitions=2)
+    publish(live, numbered(10))
+    publish(live, numbered(4), partition=1)
+    place = {"url": live.address, "identity": str(live.conf / "admin_key"), "subscribe": "news"}
+
+    reach = reach_of(live)
+
+    def reader(group: str) -> StreamReader:
+        options = parse(place | {"groupId": group, "startingOffsets": "earliest"}, "stream")
+        return StreamReader(options, full_schema(include_headers=False), reach=reach)
+
+    def lag() -> int:
+        groups = live.server.broker.groups
+        assert groups is not None
+        return live.call(lambda: groups.get("news", "spark").info().lag)
+
+    stream = reader("spark")
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadMaxRows(7))
+    assert lag() == 14  # nothing of it is done before the next batch is asked for
+    last = stream.latestOffset(end, ReadAllAvailable())
+    assert lag() == 7
+    stream.latestOffset(last, ReadAllAvailable())
+    assert lag() == 0
+    live.call(lambda: live.server.broker.groups.create("news", "workers"))  # type: ignore[union-attr]
+    with pytest.raises(OptionError, match="'workers' is one for members to share"):
+        reader("workers").latestOffset(start, ReadAllAvailable())
+    reach.close()
 
 
 def test_reading_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:

@@ -187,6 +187,30 @@ def test_a_topic_that_was_made_again_is_noticed(folder: Folder, more: int) -> No
     assert lenient.latestOffset(begun, ALL) == offsets(more)
 
 
+def test_a_topic_that_was_made_again_is_noticed_by_a_query_that_was_started_again(folder: Folder) -> None:
+    folder.add(numbered(10))
+    folder.store.save_settings("news", b'{"id": "one"}')
+    first = stream(folder, startingOffsets="earliest")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    assert end == offsets(10) | {",ids": {"news": "one"}}
+    assert first.latestOffset(end, ALL) == end
+    folder.close()
+    shutil.rmtree(folder.path / "topics" / "news")
+    folder.add(numbered(30))
+    folder.store.save_settings("news", b'{"id": "two"}')
+    with pytest.raises(DataLossError, match="made again"):
+        stream(folder).latestOffset(end, ALL)
+    with pytest.raises(DataLossError, match="made again"):
+        stream(folder).partitions(start, end)  # a batch that was under way when the driver was killed
+    lenient = stream(folder, failOnDataLoss="false")
+    assert lenient.partitions(start, end) == []
+    begun = lenient.latestOffset(end, ALL)
+    assert begun == offsets(0) | {",ids": {"news": "two"}}
+    assert lenient.latestOffset(begun, ALL) == offsets(30) | {",ids": {"news": "two"}}
+    assert stream(folder).latestOffset(offsets(10), ALL)["news"] == {"0": 30}  # a checkpoint of before there were ids
+
+
 def test_a_topic_that_was_removed_is_noticed(folder: Folder) -> None:
     folder.add(numbered(10))
     strict, lenient = stream(folder), stream(folder, failOnDataLoss="false")

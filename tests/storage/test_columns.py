@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.storage import checksum
-from babelbus.storage.checksum import crcs_hold
+from babelbus.storage.checksum import crcs_hold, record_crcs
 from babelbus.storage.columns import Columns, decode_chunk, decode_columns, find_positions, iterate, verify
 from babelbus.storage.format import (
     CorruptRecordError,
@@ -130,6 +130,16 @@ def test_the_quick_check_of_many_crcs_agrees_with_a_call_for_each(make) -> None:
         if 8 <= at - start < 12:
             continue  # a length: the walk would not have given these positions
         assert crcs_hold(damaged, positions, len(damaged)) == expected, at
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(0, 3), st.booleans())
+def test_the_crcs_of_many_records_are_those_of_a_call_for_each(sizes: list[int], skipped: int, alike: bool) -> None:
+    data = encode_batch([Record(bytes(sizes[0] if alike else size), timestamp=1) for size in sizes * 20]).data
+    positions = np.array(walk(data)[skipped:-1], np.int64)
+    stops = [*positions[1:].tolist(), len(data)]
+    wanted = [zlib.crc32(data[at + 16 : stop]) for at, stop in zip(positions.tolist(), stops, strict=True)]
+    assert record_crcs(data, positions, len(data)).tolist() == wanted
+    assert len(record_crcs(data, positions[:0], 0)) == 0
 
 
 def test_the_advance_of_a_crc_is_that_of_zlib() -> None:

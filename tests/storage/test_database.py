@@ -29,8 +29,10 @@ from babelbus.storage.contract import LogSettings
 from babelbus.storage.database import DatabaseStore, DatabaseUrlError
 from babelbus.storage.database_log import DatabaseLog
 from babelbus.storage.database_tables import SchemaVersionError
+from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import DiskError, DiskFullError, File, FolderLockedError, LocalFiles
 from babelbus.storage.format import CorruptRecordError, encode_batch, mark_producer
+from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.record import Record
 from tests.storage.helpers import NOW, append, fill, numbered, payloads, read_all, records
 from tests.support.bus import done, events, in_loop, turns
@@ -440,7 +442,7 @@ def test_rows_of_producers_that_nobody_remembers_do_not_pile_up(place: Place, mo
 
 def test_a_second_server_on_the_same_file_is_refused(place: Place) -> None:
     place.log()
-    with pytest.raises(FolderLockedError, match="in use"):
+    with pytest.raises(FolderLockedError, match=r"db\.sqlite is in use by process [0-9]+; one server"):
         place.make().open_partition("t", 0, LogSettings())
     place.restart()
     assert place.log().next_offset == 0
@@ -623,10 +625,11 @@ def test_errors_of_postgresql_show_neither_statement_nor_values(remote: Database
 # -- under the broker --------------------------------------------------------------------------------------------------
 
 
-def broker_on(store: DatabaseStore) -> Broker:
-    """A broker that keeps its only kind of topics in this store."""
+def broker_on(store: DatabaseStore, catalog: MemoryFiles | None = None) -> Broker:
+    """A broker that keeps its only kind of topics in this store; with a `catalog`, those of engine `db` alone."""
+    disk = store if catalog is None else FolderStore(catalog, "data", ManualClock(NOW))
     broker = Broker(
-        cast("Any", {"disk": store}),
+        cast("Any", {"disk": disk, "db": store}),
         defaults=TopicSettings(),
         checkpoint_bytes=2**20,
         clock=ManualClock(NOW),
@@ -655,6 +658,28 @@ async def test_a_broker_publishes_reads_and_starts_again_on_a_database(ack: str,
     await broker.close()
     place.store = place.make()
     assert place.store.topics() == []
+
+
+@in_loop
+async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Perhaps it is the wrong one: publishers would fill it, and groups begin anew."""
+    place = Place(tmp_path)
+    catalog = MemoryFiles()
+    broker = broker_on(place.store, catalog)
+    await done(broker.create_topic("news", 1, {"engine": "db"}).publish(events(b"x")))
+    await broker.close()
+    (tmp_path / "elsewhere").mkdir()
+    other = Place(tmp_path / "elsewhere")
+    broker = broker_on(other.store, catalog)
+    assert "topic 'news': 1 of its 1 partitions are not there (engine db)" in caplog.text
+    await broker.close()
+    caplog.clear()
+    broker = broker_on(place.make(), catalog)
+    assert partition_payloads(broker.topic("news").partitions[0]) == [b"x"]
+    assert "news" not in caplog.text
+    await broker.close()
 
 
 @in_loop

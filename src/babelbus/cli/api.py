@@ -75,6 +75,10 @@ class AdminApi:
         """Remove a topic and its records."""
         self._ask("DELETE", _path(name))
 
+    def tell_pipeline(self, name: str, sinks: Mapping[str, object]) -> None:
+        """Tell how a pipeline is, for the server's metrics."""
+        self._ask("PUT", f"/api/pipelines/{quote(name, safe='')}", {"sinks": dict(sinks)})
+
     def server(self) -> dict[str, Any]:
         """Give version, data folder and addresses."""
         return self._ask("GET", "/api/server")

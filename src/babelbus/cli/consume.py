@@ -1,17 +1,15 @@
 """`babelbus consume`: records of a topic as a member of a consumer group, each acked when it is done."""
 
 import os
-import signal
-import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from babelbus.cli.command import BusCommand, CommandError, examples
+from babelbus.cli.execute import Interrupts, run_command
 from babelbus.cli.groups import Seconds, ask_group, group_path
 from babelbus.cli.output import json_record, note, print_json, print_line, show_record
 from babelbus.cli.places import place_options, read_place
@@ -24,6 +22,10 @@ if TYPE_CHECKING:
 
 NOT_RUN_CODES = (126, 127)
 """What a shell ends with when the command is none."""
+
+
+class CommandNotRunError(CommandError):
+    """The shell could not run the command of `--exec`."""
 
 
 @click.command(
@@ -75,8 +77,8 @@ def consume(
     _TIMESTAMP (ms), _ATTEMPT, _SUBJECT, _GROUP, _KEY, and _HEADERS as JSON. If it ends with code 0 the record is acked;
     with any other it is nacked: it comes again after a while, and becomes a dead letter in the end.
 
-    On Ctrl-C, and however else this ends, what is not acked goes to other members at once. The exit code is 0 when
-    every record was done, and 1 when one was not.
+    Ctrl-C stops CMD and all that it started; twice, at once. However this ends, what is not acked goes to other members
+    at once. The exit code is 0 when every record was done, and 1 when one was not.
     """
     if command is not None and as_json:
         raise click.UsageError("--json prints records, --exec hands them to a command: give one of them")
@@ -90,13 +92,15 @@ def consume(
         query["max"] = str(count_max)
     if idle_seconds is not None:
         query["idle_ms"] = str(max(round(idle_seconds * 1000), 1))
-    with _interruptible():
-        consumption = _Consumption(api, topic, group, command, as_json)
+    interrupts = Interrupts()
+    consumption = _Consumption(api, topic, group, command, as_json, interrupts)
+    with suppress(KeyboardInterrupt), interrupts.raised():
         consumption.run(query, count_max)
     if consumption.failed:
         raise CommandError(
             f"{consumption.failed} of {consumption.count} records were not done; "
-            f"'babelbus groups show {topic} {group}' tells what comes again"
+            f"'babelbus groups show {topic} {group}' tells what comes again, "
+            "'babelbus dead-letters list' what was given up"
         )
 
 
@@ -122,30 +126,17 @@ def _ensure(
         note(f"made group {group}: it begins with what comes from now on (--from beginning takes what is there, too)")
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """End the block without an error on Ctrl-C and, as a supervisor asks, on SIGTERM."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class _Consumption:
     """One membership: takes what comes, does what is asked for, and says so."""
 
-    def __init__(self, api: "AdminApi", topic: str, group: str, command: str | None, as_json: bool) -> None:
+    def __init__(
+        self, api: "AdminApi", topic: str, group: str, command: str | None, as_json: bool, interrupts: Interrupts
+    ) -> None:
         self._api = api
         self._topic, self._group = topic, group
         self._command = command
         self._as_json = as_json
+        self._interrupts = interrupts
         self._head: Head | None = None
         self._done: list[int] = []
         self.count = 0
@@ -173,6 +164,9 @@ class _Consumption:
                 if count_max is not None and self.count >= count_max:
                     return
             raise CommandError("the server ended the connection; what was not acked is handed out again")
+        except (KeyboardInterrupt, CommandNotRunError, BrokenPipeError):
+            self._leave()
+            raise
         finally:
             lines.close()  # type: ignore[attr-defined]  # a generator: gives the connection, and so the records, back
 
@@ -212,21 +206,15 @@ class _Consumption:
         record = record_of(delivery.record)
         where = f"{delivery.record.partition}:{record.offset}"
         try:
-            # The shell is what was asked for; of the record nothing is on its command line.
-            code = subprocess.run(  # noqa: S602
-                command,
-                shell=True,
-                check=False,
-                input=record.payload or b"",
-                env=dict(os.environb) | record_environment(self._topic, self._group, delivery),
-            ).returncode
+            environment = dict(os.environb) | record_environment(self._topic, self._group, delivery)
+            code = run_command(command, record.payload or b"", environment, self._interrupts)
             reason = "" if code == 0 else f"the command ended with code {code}"
             if code < 0:
                 reason = f"the command was ended by signal {-code}"
         except OSError as error:  # a key or headers that are too long for an environment
             code, reason = 1, f"the command could not be run: {error.strerror}"
         if code in NOT_RUN_CODES:
-            raise CommandError(f"the command cannot be run (code {code}); record {where} is given back")
+            raise CommandNotRunError(f"the command cannot be run (code {code}); record {where} is given back")
         self.count += 1
         if not reason:
             self._done.append(delivery.number)
@@ -242,7 +230,15 @@ class _Consumption:
     def _ack(self) -> None:
         if self._done:
             done, self._done = self._done, []
-            self._answer("ack", {"numbers": done})
+            with self._interrupts.held():  # what is done should not come again because its ack was cut off
+                self._answer("ack", {"numbers": done})
+
+    def _leave(self) -> None:
+        """Say that it is not the records' fault that they come back."""
+        if self._head is not None:
+            path = f"/api/consumers/{self._head.consumer}/leave"
+            with self._interrupts.held(), suppress(CommandError):  # a server that has gone takes them back by itself
+                self._api.ask("POST", path, {}, dict[str, int], content=b"{}")
 
     def _answer(self, what: str, body: object) -> None:
         from babelbus.web.consumers import Answered

@@ -24,7 +24,16 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 name_argument = click.argument("name", metavar="TOPIC|GROUP")
 
 
-@click.group(cls=BusGroup, name="dead-letters")
+@click.group(
+    cls=BusGroup,
+    name="dead-letters",
+    epilog=examples(
+        "babelbus dead-letters list                   which groups gave records up",
+        "babelbus dead-letters show workers           why, and where each came from",
+        "babelbus dead-letters replay workers         publish them again there, once what was wrong is mended",
+        "babelbus dead-letters purge workers          remove them when all were replayed",
+    ),
+)
 def dead_letters() -> None:
     """List, show, replay and purge dead letters: records that a group could not do in all its attempts."""
 
@@ -36,7 +45,10 @@ def dead_letters() -> None:
 @json_option
 @admin_options
 def list_topics(target: Target, as_json: bool) -> None:
-    """Show the topics of dead letters, how many lie there, and which groups send to them."""
+    """List topics of dead letters.
+
+    With how many lie there, and which groups send to them.
+    """
     found: list[dict[str, Any]] = target.api().ask("GET", "/api/dead-letters", {}, dict[str, Any])["dead_letters"]
     if as_json:
         for topic in found:
@@ -84,7 +96,10 @@ def show_letters(
     count_max: int | None,
     as_json: bool,
 ) -> None:
-    """Show dead letters: why the group gave the record up, after how many deliveries, and where it came from."""
+    """Show dead letters.
+
+    Why the group gave each record up, after how many deliveries, and where it came from.
+    """
     api = target.api()
     info = _info(api, name)
     partitions = range(info["partitions"]) if partition is None else [partition]
@@ -120,10 +135,11 @@ def show_letters(
 @json_option
 @admin_options
 def replay_letters(target: Target, name: str, count_max: int | None, places: tuple[str, ...], as_json: bool) -> None:
-    """Publish dead letters again in the topics that they came from, each once.
+    """Publish dead letters again.
 
-    The letters stay where they are and are marked as replayed. Every group on such a topic sees the record again,
-    behind what has come meanwhile. Exit code 1 if one could not be replayed; it waits for the next time.
+    Each once, in the topic that it came from. The letters stay where they are and are marked as replayed. Every
+    group on such a topic sees the record again, behind what has come meanwhile. Exit code 1 if one could not be
+    replayed; it waits for the next time.
     """
     if count_max is not None and places:
         raise click.UsageError("--max takes the oldest, --at names them: give one of the two")
@@ -159,10 +175,10 @@ def replay_letters(target: Target, name: str, count_max: int | None, places: tup
 @json_option
 @admin_options
 def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_json: bool) -> None:
-    """Remove dead letters: the whole topic that they lie in, with the groups that read it. There is no way back.
+    """Remove dead letters.
 
-    The next dead letter makes the topic anew, with the server's defaults. Without --all nothing is removed unless all
-    of them were replayed.
+    The whole topic that they lie in, with the groups that read it. There is no way back. The next dead letter makes
+    the topic anew, with the server's defaults. Without --all nothing is removed unless all of them were replayed.
     """
     api = target.api()
     info = _info(api, name)

@@ -10,7 +10,7 @@ import msgspec
 
 from babelbus.cli.api import AdminApi
 from babelbus.cli.command import BusGroup, CommandError, examples
-from babelbus.cli.output import human_time, print_json, print_line, print_table
+from babelbus.cli.output import human_time, note, print_json, print_line, print_table
 from babelbus.cli.places import place_options, read_place
 from babelbus.cli.target import Target, admin_options
 from babelbus.units import UnitError, format_duration, parse_duration
@@ -57,11 +57,23 @@ _SETTINGS: dict[str, tuple[str, click.ParamType[Any] | type, str, str]] = {
 }  # fmt: skip
 
 
-def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command an option for each setting that can change."""
-    for name, (flag, type_, metavar, text) in reversed(_SETTINGS.items()):
-        command = click.option(flag, name, type=type_, metavar=metavar, help=text)(command)
-    return command
+DEFAULTS = {
+    "ack_seconds": "1m", "attempts_max": "16", "retry_seconds": "1s", "retry_seconds_max": "5m", "order": "key",
+    "in_flight_max": "10000",
+}  # fmt: skip
+"""Setting -> what a new group has, as help says it; a test compares it with the core's."""
+
+
+def setting_options(*, made: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command an option for each setting that can change; with `made`, their help says the defaults."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name, (flag, type_, metavar, text) in reversed(_SETTINGS.items()):
+            told = f"{text}  [default: {DEFAULTS[name]}]" if made and name in DEFAULTS else text
+            command = click.option(flag, name, type=type_, metavar=metavar, help=told)(command)
+        return command
+
+    return decorate
 
 
 def given(values: dict[str, Any]) -> dict[str, object]:
@@ -82,9 +94,20 @@ def ask_group(api: AdminApi, method: str, path: str, body: object = None) -> dic
     return answer
 
 
-@click.group(cls=BusGroup)
+@click.group(
+    cls=BusGroup,
+    epilog=examples(
+        "babelbus groups create orders workers --from beginning",
+        "babelbus consume orders --group workers --exec ./handle     run several: they share the records",
+        "babelbus groups list                                        what each group has still to do",
+        "babelbus groups seek orders workers --to-time -1h           the last hour again",
+    ),
+)
 def groups() -> None:
-    """List, show, create, change, seek, pause and remove consumer groups."""
+    """List, show, create, change, seek, pause and remove consumer groups.
+
+    A group is a place in a topic that its members share: each record goes to one of them. Every group gets all records.
+    """
 
 
 @groups.command(
@@ -94,7 +117,10 @@ def groups() -> None:
 @json_option
 @admin_options
 def list_groups(target: Target, topic: str | None, as_json: bool) -> None:
-    """Show all groups, or those of TOPIC, with how many records they have still to do (lag)."""
+    """Show groups and their lag.
+
+    All groups, or those of TOPIC; the lag is how many records they have still to do.
+    """
     query = {} if topic is None else {"topic": topic}
     found: list[dict[str, Any]] = target.api().ask("GET", "/api/groups", query, dict[str, Any])["groups"]
     if as_json:
@@ -123,7 +149,10 @@ def list_groups(target: Target, topic: str | None, as_json: bool) -> None:
 @json_option
 @admin_options
 def show_group(target: Target, topic: str, group: str, as_json: bool) -> None:
-    """Show one group: its settings, where it is in each partition, and what happened since the server started."""
+    """Show one group.
+
+    Its settings, where it is in each partition, and what happened since the server started.
+    """
     found = ask_group(target.api(), "GET", group_path(topic, group))
     if as_json:
         print_json(found)
@@ -162,7 +191,7 @@ def show_group(target: Target, topic: str, group: str, as_json: bool) -> None:
     help="A record is done when a member says so, or when it is handed out. Fixed.",
 )
 @place_options("from", "Where to begin.  [default: end]")
-@setting_options
+@setting_options(made=True)
 @json_option
 @admin_options
 def create_group(
@@ -176,7 +205,10 @@ def create_group(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Make a group on a topic. Every group gets each record of the topic; its members share them."""
+    """Make a group on a topic.
+
+    Every group gets each record of the topic; its members share them.
+    """
     start = read_place("from", place_at, place_offset, place_time)
     body = {
         "topic": topic,
@@ -184,7 +216,9 @@ def create_group(
         "settings": given(settings) | {"ack": ack.replace("-", "_")},
         "start": start or {"at": "end"},
     }
-    _print_done(ask_group(target.api(), "POST", "/api/groups", body), "is made", as_json)
+    made = ask_group(target.api(), "POST", "/api/groups", body)
+    _print_done(made, "is made", as_json)
+    _warn_of_waiting(made)
 
 
 @groups.command(
@@ -197,11 +231,14 @@ def create_group(
 )
 @click.argument("topic")
 @click.argument("group")
-@setting_options
+@setting_options(made=False)
 @json_option
 @admin_options
 def alter_group(target: Target, topic: str, group: str, as_json: bool, **settings: Any) -> None:
-    """Change settings of a group while it is in use."""
+    """Change settings of a group.
+
+    It may be in use. 'none' takes away a filter, the limit of attempts, or the topic of dead letters.
+    """
     changes = given(settings)
     if not changes:
         raise click.UsageError("nothing to change: name a setting, such as --ack-seconds 5m")
@@ -233,11 +270,17 @@ def seek_group(
     partition: int | None,
     as_json: bool,
 ) -> None:
-    """Let a group go on at another place, also while it is in use. Acks of what was out by then change nothing."""
+    """Let a group go on at another place.
+
+    It may be in use: acks of what was out by then change nothing. An offset counts in each partition unless --partition
+    is given.
+    """
     place = read_place("to", place_at, place_offset, place_time, partition)
     if place is None:
         raise click.UsageError("where to? Give --to beginning, --to end, --to-offset N or --to-time TIME")
-    _print_done(ask_group(target.api(), "POST", group_path(topic, group, "seek"), place), "goes on there", as_json)
+    set_ = ask_group(target.api(), "POST", group_path(topic, group, "seek"), place)
+    _print_done(set_, "goes on there", as_json)
+    _warn_of_waiting(set_)
 
 
 @groups.command("pause", epilog=examples("babelbus groups pause orders workers"))
@@ -246,7 +289,10 @@ def seek_group(
 @json_option
 @admin_options
 def pause_group(target: Target, topic: str, group: str, as_json: bool) -> None:
-    """Hand nothing out any more, until 'resume', also over a restart. Acks are taken meanwhile."""
+    """Hand nothing out until 'resume'.
+
+    Also over a restart. Acks are taken meanwhile.
+    """
     _print_done(ask_group(target.api(), "POST", group_path(topic, group, "pause")), "is paused", as_json)
 
 
@@ -270,7 +316,10 @@ def resume_group(target: Target, topic: str, group: str, as_json: bool) -> None:
 @json_option
 @admin_options
 def remove_group(target: Target, topic: str, group: str, yes: bool, as_json: bool) -> None:
-    """Remove a group: its place in the topic is forgotten, the topic's records stay."""
+    """Remove a group.
+
+    Its place in the topic is forgotten; the topic's records stay.
+    """
     api = target.api()
     found = ask_group(api, "GET", group_path(topic, group))
     told = f"group {group} of topic {topic}, with a lag of {found['lag']} records and {found['members']} members"
@@ -283,6 +332,16 @@ def remove_group(target: Target, topic: str, group: str, yes: bool, as_json: boo
         print_json({"removed": group, "topic": topic, "lag": found["lag"]})
     else:
         print_line(f"group {group} of topic {topic} is removed")
+
+
+def _warn_of_waiting(group: dict[str, Any]) -> None:
+    """Say where a group was set to an offset that is yet to come: it skips what comes in front of it."""
+    for lane in group["lanes"]:
+        if lane["position"] > lane["end"]:
+            note(
+                f"babelbus: partition {lane['partition']} ends at {lane['end']}: "
+                f"the group skips what comes there until offset {lane['position']}"
+            )
 
 
 def _ack(group: dict[str, Any]) -> str:

@@ -12,9 +12,11 @@ import msgspec
 
 from babelbus.cli.command import BusGroup, CommandError, examples
 from babelbus.cli.output import escape, human_bytes, note, print_json, print_line, print_table
+from babelbus.cli.pipeline_report import Reporter
 from babelbus.cli.target import Target, bus_options
 
 if TYPE_CHECKING:
+    from babelbus.cli.api import AdminApi
     from babelbus.spark.pipelines.bus import Bus
     from babelbus.spark.pipelines.load import Loaded
     from babelbus.spark.pipelines.metrics import PipelineMetrics
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from babelbus.spark.pipelines.session import Place
 
 F = Callable[..., Any]
+CONNECT_SCHEME = "sc://"
 
 
 @click.group(cls=BusGroup)
@@ -43,8 +46,11 @@ _set_option = click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", callback=_pairs, help="Give a parameter of the file."
 )
 _SPARK_OPTIONS = (
-    click.option("--master", default="local[*]", show_default=True, help="Where Spark runs, as spark://host:7077."),
-    click.option("--remote", default="", metavar="URL", help="A Spark Connect server instead, as sc://host:15002."),
+    click.option(
+        "--master", default="local[*]", show_default=True,
+        help="Where Spark runs, as spark://host:7077, or sc://host:15002 for a Spark Connect server.",
+    ),
+    click.option("--remote", default="", metavar="URL", help="A Spark Connect server: the same as --master with it."),
     click.option("--conf", multiple=True, metavar="NAME=VALUE", callback=_pairs, help="A setting of the session."),
     click.option("--ship", is_flag=True, help="Send our own code to the executors, where it is not installed."),
     click.option(
@@ -117,17 +123,23 @@ def run(
     loaded = load(file, settings)
     name = loaded.pipeline.name
     place, bus, conf = _spark(target, spark_options)
-    folder = checkpoint or os.path.join("checkpoints", name)
-    folder = folder if "://" in folder else os.path.abspath(folder)
+    folder = _checkpoint(checkpoint, name, place)
     watchers: list[Any] = [_Printer(as_json)]
     if metrics_port is not None:
         metrics = PipelineMetrics(name)
         note(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")
         watchers.append(metrics)
-    policy = Policy(folder, "once" if once else trigger, restarts)
+    policy = Policy(folder, "once" if once else trigger, restarts, remote=bool(place.remote))
     stop = threading.Event()
+    reporter = _reporter(target, name)
+    if reporter is not None:
+        watchers.append(reporter)
     note(f"pipeline {name}: starting Spark on {place.remote or place.master}, checkpoint {folder}")
-    with session(name, place, loaded.pipeline.spark | conf, checkpoint=folder) as spark, _stopping(stop):
+    with (
+        reporter or contextlib.nullcontext(),
+        session(name, place, loaded.pipeline.spark | conf, checkpoint=folder) as spark,
+        _stopping(stop),
+    ):
         Runner(spark, loaded, bus, policy, _All(watchers), stop=stop).run()
     note(f"pipeline {name}: {'stopped' if stop.is_set() else 'done'}")
 
@@ -267,10 +279,27 @@ def _spark(target: Target, options: dict[str, Any]) -> "tuple[Place, Bus, dict[s
     """Give where Spark runs, how the bus is reached, and the session's settings."""
     from babelbus.spark.pipelines.session import Place
 
-    if options["remote"] and options["master"] != "local[*]":
+    master, remote = options["master"], options["remote"]
+    if remote and master != "local[*]":
         raise click.UsageError("--master and --remote do not go together")
-    place = Place(options["master"], options["remote"], options["ship"])
+    if master.startswith(CONNECT_SCHEME):
+        master, remote = "", master
+    elif remote and not remote.startswith(CONNECT_SCHEME):
+        raise click.UsageError(f"--remote: {remote!r} is no Spark Connect server: write {CONNECT_SCHEME}host:15002")
+    place = Place(master, remote, options["ship"])
     return place, _bus(target, place, options["way"]), options["conf"]
+
+
+def _checkpoint(given: str | None, name: str, place: "Place") -> str:
+    """Give where Spark notes how far it is; on a Connect server only its users know where that may be."""
+    if place.remote:
+        if given is None or not ("://" in given or os.path.isabs(given)):
+            raise click.UsageError(
+                "with Spark Connect --checkpoint is needed: the whole path of a folder that the Connect server reaches"
+            )
+        return given
+    folder = given or os.path.join("checkpoints", name)
+    return folder if "://" in folder else os.path.abspath(folder)
 
 
 def _bus(target: Target, place: "Place", way: str | None) -> "Bus":
@@ -295,7 +324,35 @@ def _bus(target: Target, place: "Place", way: str | None) -> "Bus":
         path=path,
         identity=os.path.abspath(given["identity"] or target.conf("admin_key")),
         fingerprint=found["server_fingerprint"] or "",
+        keeps_state=_keeps_state(target),
     )
+
+
+def _keeps_state(target: Target) -> Callable[[str], bool | None]:
+    """Give what asks the server whether a topic keeps state, where its administration endpoint is in reach."""
+    api = _admin(target)
+
+    def ask(topic: str) -> bool | None:
+        try:
+            return None if api is None else bool(api.topic(topic)["settings"].get("retain") == "last")
+        except CommandError:
+            return None  # no such topic, or the server is away: who writes to it finds that
+
+    return ask
+
+
+def _admin(target: Target) -> "AdminApi | None":
+    """Give the administration endpoint, if there is one in reach: that of the server here, or one that was named."""
+    running = target.running()
+    if not click.get_current_context().params["admin"] and (running is None or "admin" not in running.addresses):
+        return None
+    return target.api()
+
+
+def _reporter(target: Target, name: str) -> Reporter | None:
+    """Give who tells the server how the pipeline is, if that is in reach."""
+    api = _admin(target)
+    return None if api is None else Reporter(api, name)
 
 
 @contextlib.contextmanager
@@ -319,7 +376,7 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
 class _All:
     """Tells several watchers."""
 
-    def __init__(self, watchers: "list[_Printer | PipelineMetrics]") -> None:
+    def __init__(self, watchers: "list[_Printer | PipelineMetrics | Reporter]") -> None:
         self._watchers = watchers
 
     def started(self, sink: str) -> None:

@@ -1,9 +1,11 @@
 """`babelbus check` and `babelbus repair`: what is wrong in a data folder, and making it whole again."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import click
 import msgspec
@@ -11,9 +13,13 @@ import msgspec
 from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import human_bytes, note, print_json, print_line, progress
 from babelbus.cli.target import Target, folder_options, lock_owner
+from babelbus.errors import StorageError
 
 if TYPE_CHECKING:
     from babelbus.storage.repair import Problem, Report
+
+DATABASE_NAME = "db.sqlite"
+DATABASE_ADVICE = "a database is never changed by repair: put its rows back from a copy"
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: a problem a line, then the summary.")
 
@@ -31,16 +37,20 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: 
 def check(target: Target, folder: str | None, as_json: bool) -> None:
     """Read every record and every index of a data folder, and say what is wrong. Nothing is changed.
 
-    The server may run meanwhile. Exit code 0: all is well; 1: there are problems.
+    The database of topics with engine db is read too: db.url of the configuration (--config, BABELBUS_DB_URL), else
+    db.sqlite in the folder. The server may run meanwhile. Exit code 0: all is well; 1: there are problems.
     """
     from babelbus.storage.files import LocalFiles
     from babelbus.storage.repair import check_folder
 
     path = _folder(target, folder)
+    # What looks like a leftover of a crash may be the work of a server that runs.
+    live = lock_owner(path) is not None
     with _bytes_read(f"check {path}") as advance:
-        # What looks like a leftover of a crash may be the work of a server that runs.
-        report = check_folder(LocalFiles(), path, progress=advance, live=lock_owner(path) is not None)
+        report = check_folder(LocalFiles(), path, progress=advance, live=live)
     advice = f"stop the server and run 'babelbus repair {path}'" if report.all_problems else ""
+    if _add_database(report, target, path, live=live):
+        advice = "; ".join(filter(None, (advice, DATABASE_ADVICE)))
     _tell(report, "repair would", as_json, advice, {})
     if report.all_problems:
         click.get_current_context().exit(1)
@@ -61,7 +71,7 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
     """Mend what 'babelbus check' finds. The server must be stopped.
 
     Indexes are made again; damaged bytes are moved to a file beside the log and never deleted, and readers go on behind
-    them.
+    them. A database (engine db) is read and not changed: what is wrong there is left.
 
     Exit code 0: all is well now; 1: problems are left, or (--dry-run) there are some.
     """
@@ -71,12 +81,16 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
     path = _folder(target, folder)
     with _bytes_read(f"repair {path}") as advance:
         report = repair_folder(LocalFiles(), path, dry_run=dry_run, progress=advance)
+    mendable = bool(report.all_problems)
+    in_database = _add_database(report, target, path, live=False)
     left = report.all_problems if dry_run else report.left
     advice = ""
     if left:
-        advice = (
-            f"nothing was changed; 'babelbus repair {path}' does it" if dry_run else f"{len(left)} problems are left"
-        )
+        advice = f"{len(left)} problems are left"
+        if dry_run:
+            advice = f"nothing was changed; 'babelbus repair {path}' does it" if mendable else "nothing was changed"
+        if in_database:
+            advice += f"; {DATABASE_ADVICE}"
     more = {"dry_run": dry_run, "kept": report.kept, "left": len(left)}
     _tell(report, "repair would" if dry_run else "done", as_json, advice, more)
     if not as_json and not dry_run:
@@ -94,6 +108,65 @@ def _folder(target: Target, folder: str | None) -> str:
     if not os.path.isdir(os.path.join(path, "topics")):
         raise CommandError(f"{path} is no data folder: it has no folder 'topics'; name the right one")
     return path
+
+
+class _Settings(msgspec.Struct):
+    engine: str = "disk"
+
+
+class _Catalogued(msgspec.Struct):
+    """What is looked at of a topic's settings file."""
+
+    partitions: int
+    settings: _Settings
+
+
+def _in_database(path: str) -> dict[str, int]:
+    """Give the topics of a data folder whose records are in the database, with how many partitions they have."""
+    found = {}
+    for folder in os.listdir(os.path.join(path, "topics")):
+        if folder.startswith("."):
+            continue
+        try:
+            with open(os.path.join(path, "topics", folder, "settings.json"), "rb") as file:
+                kept = msgspec.json.decode(file.read(), type=_Catalogued)
+        except (OSError, msgspec.DecodeError):  # a start says what is wrong with it
+            continue
+        if kept.settings.engine == "db":
+            found[unquote(folder)] = kept.partitions
+    return found
+
+
+def _add_database(report: "Report", target: Target, path: str, *, live: bool) -> bool:
+    """Add to a report what is in the database of the topics with engine db; say whether something is wrong there."""
+    url, default = None, os.path.join(path, DATABASE_NAME)
+    if path == target.folder:  # else the configuration is another server's
+        url = target.config.db.url
+    expected = _in_database(path)
+    if not expected and url is None and not os.path.exists(default):
+        return False  # nobody waits for SQLAlchemy
+    from babelbus.storage.check import Problem, Report
+    from babelbus.storage.database_check import check_database
+    from babelbus.storage.files import LocalFiles
+
+    try:
+        with _bytes_read("check the database") as advance:
+            found = check_database(url or f"sqlite:///{default}", LocalFiles(), progress=advance, live=live)
+    except StorageError as error:
+        fix = "nothing: see that it can be reached"
+        found = Report([], [Problem("unreadable", "the database", str(error), fix)])
+    else:
+        there = Counter(one.topic for one in found.partitions)
+        fix = "nothing: name its database with --config or BABELBUS_DB_URL, if it is another one"
+        found.problems += [
+            Problem("missing", f"topic {topic!r}", f"{count - there[topic]} partitions are not in the database", fix)
+            for topic, count in sorted(expected.items())
+            if there[topic] < count
+        ]
+    report.partitions += found.partitions
+    report.problems += found.problems
+    report.left += found.all_problems
+    return bool(found.all_problems)
 
 
 @contextmanager

@@ -115,6 +115,13 @@ class Broker:
         for name in self._catalog.topics():
             kept = self._load_settings(name)
             stored = self._stores[kept.settings.engine].partition_count(name)
+            if stored < kept.partitions and kept.settings.engine != "memory":
+                # A crash while it was made or grew, or the wrong database or folder: then this must be seen.
+                log.error(
+                    "topic %r: %d of its %d partitions are not there (engine %s) and begin anew, empty; "
+                    "if they are somewhere else, stop the server now and name that place",
+                    name, kept.partitions - stored, kept.partitions, kept.settings.engine,
+                )  # fmt: skip
             self.topics[name] = self._open_topic(name, kept.settings, max(kept.partitions, stored), kept.id)
         self._note_names()
         return finished

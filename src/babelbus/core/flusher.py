@@ -4,6 +4,7 @@ import asyncio
 import logging
 import queue
 import threading
+import weakref
 from typing import Protocol
 
 from babelbus.clock import Clock
@@ -35,6 +36,8 @@ class Flusher:
         self._metrics = metrics
         self._requests: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+        self._said: weakref.WeakKeyDictionary[Flushable, str] = weakref.WeakKeyDictionary()
+        """The failures that were logged; of the thread alone."""
         self.begun_at: float | None = None
         """When the flush that is under way began (monotonic), or `None`: health looks at it."""
         self.last_seconds = 0.0
@@ -70,10 +73,16 @@ class Flusher:
 
     def _flush(self, partition: Flushable) -> Outcome:
         try:
-            return partition, partition.flush_log(), None
+            durable_offset = partition.flush_log()
+            if self._said.pop(partition, None) is not None:
+                log.warning("flushes work again")
+            return partition, durable_offset, None
         except StorageError as error:
             self._metrics.flush_failures_total.inc()
-            log.error("flush failed: %s", error)
+            # Not each time: a partition tries again every second, for as long as its disk or database is away.
+            if self._said.get(partition) != str(error):
+                self._said[partition] = str(error)
+                log.error("flush failed, trying again: %s", error)
             return partition, -1, error
         except Exception as error:  # a bug must not leave publishers without an answer for ever
             log.exception("flush failed")

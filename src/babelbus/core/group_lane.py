@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from babelbus.core.group_columns import decode
 from babelbus.core.group_flight import Counts, LaneFlight
 from babelbus.core.group_rows import Rows
 from babelbus.core.partition import Partition
 from babelbus.core.record import Record
-from babelbus.storage.columns import decode_columns, find_positions
+from babelbus.storage.columns import find_positions
 from babelbus.storage.files import OffsetOutOfRangeError
 from babelbus.storage.format import CorruptRecordError
 
@@ -163,18 +164,18 @@ class Lane:
             self.position = chunk.next_offset
             return None
         positions, _ = find_positions(chunk.data, 0, len(chunk.data))
-        columns = decode_columns(chunk.data, positions)
+        columns, headed = decode(chunk.data, positions)
         if self.done:
             wanted = np.ones(len(positions), bool)
             for start, end in self.done:
                 first, after = np.searchsorted(columns.offsets, (start, end))
                 wanted[first:after] = False
             if not wanted.all():
-                columns = decode_columns(chunk.data, positions[wanted])
+                columns, headed = decode(chunk.data, positions[wanted])
         if not len(columns):
             self.position = chunk.next_offset
             return None
-        self._rows = rows = Rows(columns, chunk.next_offset)
+        self._rows = rows = Rows(columns, chunk.next_offset, headed)
         self._read_ahead.hold(self, len(chunk.data))
         return rows
 
@@ -218,7 +219,7 @@ class Lane:
             self._counts.corrupt += 1
             return None
         positions, _ = find_positions(chunk.data, 0, len(chunk.data))
-        rows = Rows(decode_columns(chunk.data, positions), chunk.next_offset)
+        rows = Rows(decode(chunk.data, positions)[0], chunk.next_offset)
         self._fetched.insert(0, (offset, chunk.next_offset, rows))
         del self._fetched[FETCHED_CHUNKS:]
         record = rows.find(offset)

@@ -4,6 +4,7 @@ A `Run` is some of them as a member gets them. Who asks for runs (`Group.join`) 
 columns instead: `Rows.leading` tells payloads and headers by slices of what is stored.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, cast, overload
@@ -11,14 +12,13 @@ from typing import TypeVar, cast, overload
 import msgspec
 import numpy as np
 
+from babelbus.core.group_columns import Headed, are_equal, cut
 from babelbus.core.group_flight import Delivery, Lease
 from babelbus.core.record import Headers, Record
 from babelbus.storage.columns import I64, Columns
 from babelbus.storage.format import INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers
 
 RESERVED = RESERVED_HEADER_PREFIX[0]
-UNIFORM_MIN = 8
-"""With fewer records than this, numpy's fixed costs are more than it saves."""
 
 Column = TypeVar("Column")
 Made = TypeVar("Made")
@@ -26,15 +26,41 @@ Numbers = range | list[int]
 """Records of a chunk by their place in it, rising."""
 
 
-class Leading(msgspec.Struct, frozen=True, eq=False):
-    """Records that have a payload and a certain first header, a column each; see `Rows.leading`."""
+class Leading:
+    """Records that have a certain first header, with a value, and are no tombstones; see `Rows.leading`.
 
-    numbers: Numbers
-    payloads: list[bytes]
-    values: list[bytes]
-    """Of that header."""
-    rests: list[bytes]
-    """The headers behind it, as they are stored."""
+    Each column is made when it is asked for.
+    """
+
+    __slots__ = ("_columns", "_data", "_known", "_rests", "_values", "numbers")
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        columns: tuple[I64, I64, I64],
+        data: bytes,
+        values: I64,
+        rests: I64,
+        known: list[bytes] | None,
+    ) -> None:
+        self.numbers = numbers
+        self._columns = columns
+        self._data = data
+        self._values = values
+        self._rests = rests
+        self._known = known
+
+    def payloads(self) -> list[bytes]:
+        """Give their payloads."""
+        return cut(self._data, self._columns[0], self._columns[1])
+
+    def values(self) -> list[bytes]:
+        """Give the values of that header."""
+        return cut(self._data, self._values, self._rests - self._values)
+
+    def rests(self) -> list[bytes]:
+        """Give the headers behind it, as they are stored (`read_headers`); one object for many where they are equal."""
+        return self._known or cut(self._data, self._rests, self._columns[2] - self._rests)
 
 
 class _Fields(msgspec.Struct, frozen=True, eq=False):
@@ -51,16 +77,18 @@ class Rows:
     """The records of one chunk; those from `at` on are still to be handed out."""
 
     __slots__ = (
-        "_columns", "_data", "_fields", "_headers", "_made", "at", "count", "keyless", "next_offset", "offsets",
+        "_columns", "_data", "_fields", "_headed", "_headers", "_made", "at", "count", "keyless", "next_offset",
+        "offsets",
     )  # fmt: skip
 
-    def __init__(self, columns: Columns, next_offset: int) -> None:
+    def __init__(self, columns: Columns, next_offset: int, headed: Headed | None = None) -> None:
         self.at = 0
         self.count = len(columns)
         self.next_offset = next_offset
         self.offsets: list[int] = columns.offsets.tolist()
         self.keyless = bool(columns.key_lengths.max(initial=-1) < 0)
         self._columns = columns
+        self._headed = headed
         self._data = bytes(columns.data)
         self._fields: _Fields | None = None
         self._headers: list[Headers] | None = None
@@ -74,8 +102,14 @@ class Rows:
     # -- columns -----------------------------------------------------------------------------------------------------
 
     def leading(self, name: bytes) -> Leading:
-        """Give those whose first header is `name`, with a value; tombstones are left out. About 0.5 us each."""
-        return _find_leading(self._columns, self._data, INT32.pack(len(name)) + name)
+        """Give those whose first header is `name`, with a value; tombstones are left out."""
+        columns, headed, head = self._columns, self._headed, INT32.pack(len(name)) + name
+        if headed is None or headed.front[1:] != head or columns.attributes.any():
+            return _find_leading(columns, self._data, head)
+        values = columns.headers_positions + (len(headed.front) + 4)
+        places = columns.payload_positions, columns.payload_lengths, columns.ends
+        sizes = np.ndarray((len(self._data) - 3,), ">i4", self._data, 0, (1,))[values - 4]
+        return Leading(range(self.count), places, self._data, values, values + sizes, headed.rests)
 
     def made(self, make: Callable[["Rows"], Made]) -> Made:
         """Give what `make` makes of the whole chunk; it is made once, and kept as long as the chunk is."""
@@ -199,6 +233,18 @@ class Run(Sequence[Delivery]):
         return Run(self.rows, numbers, self.partition, self.lease)
 
 
+class RowsFilter(ABC):
+    """A filter (`RecordFilter`) that can say for a whole chunk at once what it wants: no record is made to be asked."""
+
+    @abstractmethod
+    def __call__(self, record: Record) -> bool:
+        """Say whether a record is wanted."""
+
+    @abstractmethod
+    def choose(self, rows: Rows) -> list[bool]:
+        """Say which records of a chunk are wanted."""
+
+
 def pick(column: list[Column], numbers: Numbers) -> list[Column]:
     """Give some places of a column."""
     if type(numbers) is range:
@@ -261,37 +307,17 @@ def read_headers(rest: bytes) -> Headers:
 
 def _find_leading(columns: Columns, data: bytes, head: bytes) -> Leading:
     """Find the records whose first header begins with `head`, a length and a name. All lengths are known to be good."""
-    firsts = columns.headers_positions + 1
+    count, firsts = len(columns), columns.headers_positions + 1
     values = firsts + (len(head) + 4)
-    numbers = np.flatnonzero(
-        (columns.headers_counts > 0) & (values <= columns.ends) & (columns.attributes & TOMBSTONE == 0)
-    )
-    octets = np.frombuffer(data, np.uint8)
-    places = firsts[numbers][:, None] + np.arange(len(head))
-    numbers = numbers[(octets[places] == np.frombuffer(head, np.uint8)).all(axis=1)]
+    numbers = np.flatnonzero(values <= columns.ends)
+    numbers = numbers[are_equal(data, firsts[numbers], head)]
     values = values[numbers]
-    lengths = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))[values - 4].astype(np.int64)
-    good = lengths >= 0
+    sizes = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))[values - 4].astype(np.int64)
+    good = (sizes >= 0) & (columns.headers_counts[numbers] > 0) & (columns.attributes[numbers] & TOMBSTONE == 0)
     if not good.all():
-        numbers, values, lengths = numbers[good], values[good], lengths[good]
-    rests = values + lengths
-    return Leading(
-        range(len(columns)) if len(numbers) == len(columns) else numbers.tolist(),
-        cut(data, columns.payload_positions[numbers], columns.payload_lengths[numbers]),
-        cut(data, values, lengths),
-        cut(data, rests, columns.ends[numbers] - rests),
-    )
-
-
-def cut(data: bytes, starts: I64, sizes: I64) -> list[bytes]:
-    """Give parts of `data`. A fifth of the time of slices if they are of one size, and one object if they are equal."""
-    size = int(sizes[0]) if len(starts) >= UNIFORM_MIN else 0
-    if size == 0 or (sizes != size).any():
-        pairs = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
-        return [data[start:stop] for start, stop in pairs]
-    parts = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))[starts]
-    first = data[starts[0] : starts[0] + size]
-    if first == parts[-1].tobytes() and parts.tobytes() == first * len(parts):
-        return [first] * len(parts)
-    found: list[bytes] = parts.tolist()
-    return found
+        numbers, values, sizes = numbers[good], values[good], sizes[good]
+    if len(numbers) == count:
+        places = columns.payload_positions, columns.payload_lengths, columns.ends
+        return Leading(range(count), places, data, values, values + sizes, None)
+    places = columns.payload_positions[numbers], columns.payload_lengths[numbers], columns.ends[numbers]
+    return Leading(numbers.tolist(), places, data, values, values + sizes, None)

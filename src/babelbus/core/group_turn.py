@@ -12,7 +12,7 @@ from itertools import chain
 from babelbus.core.group_flight import DUE, Counts, Delivery, Entry, Flight, KeyState, Lease
 from babelbus.core.group_lane import Lane
 from babelbus.core.group_member import Member, share
-from babelbus.core.group_rows import Rows, Run, pick
+from babelbus.core.group_rows import Numbers, Rows, RowsFilter, Run, pick
 from babelbus.core.group_settings import GroupClosedError, GroupSettings, RecordFilter
 from babelbus.core.record import Record
 from babelbus.errors import StorageError
@@ -84,8 +84,8 @@ class Dispatcher:
             idle = 0
             bytes_max -= rows.size_bytes
             if self._is_simple(rows, members):
-                self._give(lane, rows, members)
-            else:
+                self._give(lane, rows, members, range(rows.at, rows.count))
+            elif not self._choose(lane, rows, members):
                 self._offer(lane, rows, members)
         flight = self._flight
         if flight is None:
@@ -111,18 +111,17 @@ class Dispatcher:
             return False
         return self._flight is None or self.settings.order == "none" or rows.keyless
 
-    def _give(self, lane: Lane, rows: Rows, members: list[Member]) -> None:
-        """Deal a chunk's records to members in turn, all at once."""
-        at, flight = rows.at, self._flight
-        shares, count, following = share(min(rows.count - at, self._room()), [member.capacity for member in members])
+    def _give(self, lane: Lane, rows: Rows, members: list[Member], wanted: Numbers) -> None:
+        """Deal those of a chunk's records that are wanted to members in turn, all at once."""
+        flight = self._flight
+        shares, count, following = share(min(len(wanted), self._room()), [member.capacity for member in members])
         if flight is not None:
-            flight.reserve(lane.flight, rows.offsets[at : at + count])
+            flight.reserve(lane.flight, pick(rows.offsets, wanted[:count]))
         batches: list[tuple[Member, Sequence[Delivery]]] = []
         for member, parts in zip(members, shares, strict=True):
             if not parts:
                 continue
-            ranges = [range(at + part.start, at + part.stop, part.step or 1) for part in parts]
-            numbers = ranges[0] if len(ranges) == 1 else [*chain.from_iterable(ranges)]
+            numbers = wanted[parts[0]] if len(parts) == 1 else [*chain.from_iterable(wanted[part] for part in parts)]
             lease: Lease | None = None
             if flight is not None:
                 lease = flight.lease_all(lane.flight, member, pick(rows.offsets, numbers))
@@ -130,10 +129,59 @@ class Dispatcher:
             if member.credit is not None:
                 member.credit -= len(run)
             batches.append((member, run if member.runs else run.deliveries()))
-        lane.passed(rows, at + count)
+        at = wanted[count] if count < len(wanted) else rows.count
+        self._counts.filtered += at - rows.at - count
+        lane.passed(rows, at)
         self._turn_to(members[following])
         for member, batch in batches:
             self._send(member, batch)
+
+    def _choose(self, lane: Lane, rows: Rows, members: list[Member]) -> bool:
+        """Deal a chunk's records by filters that say for all of them at once what they want; `False`: not these."""
+        filters = [self.filter, *(member.filter for member in members)]
+        if self._flight is not None or not all(one is None or isinstance(one, RowsFilter) for one in filters):
+            return False
+        flags, *flags_of_members = [_wanted_by(one, rows) for one in filters]
+        wanted: Numbers = range(rows.at, rows.count)
+        if flags is not None:
+            wanted = [number for number in wanted if flags[number]]
+        if any(one is not None for one in flags_of_members):
+            self._deal(lane, rows, wanted, deque(zip(members, flags_of_members, strict=True)))
+        else:
+            self._give(lane, rows, members, wanted)
+        return True
+
+    def _deal(self, lane: Lane, rows: Rows, wanted: Numbers, queue: "deque[tuple[Member, list[bool] | None]]") -> None:
+        """Deal records one by one to members in turn, each to the next that wants it."""
+        room = {member: member.capacity for member, _ in queue}
+        shares: dict[Member, list[int]] = {}
+        count, at = 0, rows.count
+        for number in wanted:
+            if not queue:
+                at = number
+                break
+            count += 1
+            for _ in range(len(queue)):
+                member, flags = queue[0]
+                queue.rotate(-1)
+                if flags is None or flags[number]:
+                    shares.setdefault(member, []).append(number)
+                    room[member] -= 1
+                    if not room[member]:
+                        queue.pop()
+                    break
+            else:
+                self._counts.dropped += 1
+        self._counts.filtered += at - rows.at - count
+        lane.passed(rows, at)
+        if queue:
+            self._turn_to(queue[0][0])
+        for member, numbers in shares.items():
+            if member.credit is not None:
+                member.credit -= len(numbers)
+        for member, numbers in shares.items():
+            run = Run(rows, numbers, lane.number, None)
+            self._send(member, run if member.runs else run.deliveries())
 
     def _offer(self, lane: Lane, rows: Rows, members: list[Member]) -> None:
         """Hand a chunk's records out one by one: filters and keys say who may have which."""
@@ -295,6 +343,10 @@ class _Table:
             member.credit -= 1
         if not member.capacity:
             self.queue.remove(member)
+
+
+def _wanted_by(wanted: RecordFilter | None, rows: Rows) -> list[bool] | None:
+    return rows.made(wanted.choose) if isinstance(wanted, RowsFilter) else None
 
 
 def _wants(member: Member, record: Record) -> bool:

@@ -78,7 +78,7 @@ class FlusherCalls:
 class _Call:
     """A `Flushable` that does one thing."""
 
-    __slots__ = ("_tell", "_work", "future")
+    __slots__ = ("__weakref__", "_tell", "_work", "future")
 
     def __init__(
         self,

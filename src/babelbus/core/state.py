@@ -293,7 +293,10 @@ class State:
             del self._testaments[owner]
             text = b""
         else:
-            text = self._testaments[owner] = msgspec.json.encode(testament)
+            text = msgspec.json.encode(testament)
+            # What was set last is executed last, as after a start from a compacted log, which has no more than that.
+            self._testaments.pop(owner, None)
+            self._testaments[owner] = text
         self._pending.append((Kind.TESTAMENT, owner, text, before, 0))
 
     def execute(self, owner: str) -> None:

@@ -380,6 +380,7 @@ def _apply(columns: Columns, loaded: Loaded, wanted: Callable[[str], bool] | Non
             if gone:
                 loaded.testaments.pop(owner, None)
             elif wanted is None:
+                loaded.testaments.pop(owner, None)  # its place is where it was set last: see State.set_testament
                 loaded.testaments[owner] = data[start:stop]
             continue
         key = raw.decode()

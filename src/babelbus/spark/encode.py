@@ -1,18 +1,18 @@
 """Arrow rows -> batches in the stored form, each for one topic and partition; rows that cannot be records stand aside.
 
-Numbers are computed for a whole chunk at once. What is paid for each row is a slice of its value, a CRC, and with keys
-a join; with headers or times of its own it becomes a `Record` first.
+A chunk of plain rows is encoded at once (`bulk`). Any other is looked at row by row: numbers are computed for all of
+it, and what is paid for each row is a slice of its value, a CRC, and with headers a `Record`.
 """
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from babelbus.spark.bulk import ANY_PARTITION, PlainRows, cut, numbers
 from babelbus.spark.decode import SUBJECT_HEADER
 from babelbus.spark.sink_options import SinkOptions
 from babelbus.storage.format import (
@@ -27,9 +27,6 @@ from babelbus.storage.format import (
 from babelbus.storage.record import Headers, Record, RecordBatch
 
 I64 = npt.NDArray[np.int64]
-BATCH_BYTES = 2 * 2**20
-BATCH_RECORDS = 2**15
-ANY_PARTITION = -1
 DEAD_REASON, DEAD_TOPIC, DEAD_TIME, DEAD_BYTES = b"dead-reason", b"dead-topic", b"dead-time", b"dead-bytes"
 """Headers of a dead letter, the first three as the bus's own have them; the last: the size of a cut value."""
 CONTENT_TYPE, JSON_TYPE = b"content-type", b"application/json"
@@ -64,7 +61,7 @@ class _Rows:
         self.values = _octets(columns["value"])
         self.keys = _octets(columns["key"]) if "key" in columns else None
         self.topics: list[str | None] | None = None if options.topic else columns["topic"].to_pylist()
-        self.partitions = _numbers(columns["partition"], -1) if "partition" in columns else None
+        self.partitions = numbers(columns["partition"], -1) if "partition" in columns else None
         self.headers: list[Headers] | None = self._read_headers(columns["headers"]) if "headers" in columns else None
         self.times: list[int] | None = (
             self._read_times(columns["timestamp"], now_ms) if "timestamp" in columns else None
@@ -103,7 +100,7 @@ class _Rows:
         return found
 
     def _read_times(self, column: pa.Array, now_ms: int) -> list[int]:
-        micros = _numbers(column.cast(pa.int64()), now_ms * 1000)
+        micros = numbers(column.cast(pa.int64()), now_ms * 1000)
         times = micros // 1000
         for row in np.flatnonzero(times <= 0).tolist():
             self._refuse(row, "its timestamp is not after 1970-01-01 00:00 UTC")
@@ -185,11 +182,35 @@ class Encoder:
         """
         if not batch.num_rows:
             return
+        plain = self._encode_plain(batch, now_ms)
+        if plain is not None:
+            yield from plain
+            return
         rows = _Rows(batch, self._options, now_ms)
         pieces = [piece for topic, chosen in self._by_topic(rows) for piece in self._of_topic(rows, topic, chosen)]
         if rows.refused:
             yield from self._bury(rows)
         yield from pieces
+
+    def _encode_plain(self, batch: pa.RecordBatch, now_ms: int) -> list[Piece] | None:
+        """Give a chunk of plain rows; `None` when they are not, or something is wrong with one of them."""
+        rows = PlainRows.find(batch, self._options, now_ms)
+        if rows is None:
+            return None
+        try:
+            count = self._count_partitions(rows.topic)
+        except NoPlaceError:
+            return None
+        if count < 0:
+            return [Piece(rows.topic, ANY_PARTITION, rows.encode())]
+        targets = rows.targets(count, self._turn + 1)
+        if targets is None:
+            return None
+        self._turn += 1
+        found = np.unique(targets).tolist()
+        if len(found) == 1:
+            return [Piece(rows.topic, found[0], rows.encode())]
+        return [Piece(rows.topic, number, rows.encode(np.flatnonzero(targets == number))) for number in found]
 
     def _by_topic(self, rows: _Rows) -> Iterator[tuple[str, I64]]:
         good = np.ones(rows.count, bool)
@@ -208,8 +229,8 @@ class Encoder:
             topic = rows.topics[row]
             assert topic is not None
             by_name.setdefault(topic, []).append(row)
-        for topic, numbers in by_name.items():
-            yield topic, np.array(numbers, np.int64)
+        for topic, found in by_name.items():
+            yield topic, np.array(found, np.int64)
 
     def _of_topic(self, rows: _Rows, topic: str, chosen: I64) -> Iterator[Piece]:
         try:
@@ -260,7 +281,7 @@ class Encoder:
         self.dead += len(letters)
         self._turn += 1
         sizes = np.array([len(one.payload or b"") + len(one.key or b"") + RECORD_BYTES_MIN for one in letters])
-        batches = [encode_batch(letters[start:stop]) for start, stop in _cut(sizes)]
+        batches = [encode_batch(letters[start:stop]) for start, stop in cut(sizes)]
         yield Piece(topic, ANY_PARTITION if count < 0 else self._turn % count, batches)
 
     def _letter(self, rows: _Rows, row: int, reason: str) -> Record:
@@ -300,7 +321,7 @@ def _encode(rows: _Rows, chosen: I64) -> Iterator[RecordBatch]:
     keys = rows.keys if rows.keys is None or numbers is None else [rows.keys[row] for row in numbers]
     headers = rows.headers if rows.headers is None or numbers is None else [rows.headers[row] for row in numbers]
     times = rows.times if rows.times is None or numbers is None else [rows.times[row] for row in numbers]
-    for start, stop in _cut(sizes):
+    for start, stop in cut(sizes):
         part = slice(start, stop)
         yield _encode_batch(
             values[part],
@@ -333,36 +354,10 @@ def _encode_batch(
     )
 
 
-def _cut(sizes: I64) -> Iterator[tuple[int, int]]:
-    """Yield where batches begin and end: of `BATCH_BYTES` and `BATCH_RECORDS` at the most, or one record."""
-    edges = np.concatenate(([0], np.cumsum(sizes)))
-    start, count = 0, len(sizes)
-    while start < count:
-        stop = int(np.searchsorted(edges, edges[start] + BATCH_BYTES, "right")) - 1
-        stop = min(max(stop, start + 1), start + BATCH_RECORDS, count)
-        yield start, stop
-        start = stop
-
-
 def _octets(column: pa.Array) -> list[bytes | None]:
-    """Give a column of strings or bytes as bytes; without nulls by slices, which is twice as fast as Arrow's way."""
-    if column.type != pa.binary():
-        column = column.cast(pa.binary())
-    if column.null_count or not len(column):
-        found: list[bytes | None] = column.to_pylist()
-        return found
-    _, edges, data = column.buffers()
-    ends = np.frombuffer(edges, np.int32, len(column) + 1, column.offset * 4)
-    if data is None:
-        return [b""] * len(column)
-    first = int(ends[0])
-    content = bytes(memoryview(data)[first : int(ends[-1])])
-    return [content[start:stop] for start, stop in pairwise((ends - first).tolist())]
-
-
-def _numbers(column: pa.Array, default: int) -> I64:
-    """Give a column of numbers; `default` stands for null."""
-    return np.asarray(column.cast(pa.int64()).fill_null(default).to_numpy(zero_copy_only=False), np.int64)
+    """Give a column of strings or bytes as bytes."""
+    found: list[bytes | None] = column.cast(pa.binary()).to_pylist()
+    return found
 
 
 def _sizes(values: Sequence[bytes | None]) -> I64:

@@ -19,7 +19,7 @@ from babelbus.spark.errors import UnknownTopicError
 from babelbus.spark.plan import Bounds
 from babelbus.storage import checkpoint as checkpoints
 from babelbus.storage.columns import Columns, decode_columns, find_positions
-from babelbus.storage.disk import folder_name
+from babelbus.storage.disk import SETTINGS_NAME, folder_name
 from babelbus.storage.files import File, LocalFiles, OffsetOutOfRangeError, disk_error
 from babelbus.storage.format import CorruptRecordError
 from babelbus.storage.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
@@ -266,6 +266,21 @@ class PartitionFolder:
         return None
 
 
+class _Kept(msgspec.Struct):
+    """What a server keeps of a topic, as far as it matters here."""
+
+    id: str = ""
+
+
+def _topic_id(path: str) -> str:
+    """Give the id that the server gave to a topic, empty if there is none that can be read."""
+    try:
+        with open(f"{path}/{SETTINGS_NAME}", "rb") as file:
+            return msgspec.json.decode(file.read(), type=_Kept).id
+    except (FileNotFoundError, msgspec.DecodeError):
+        return ""
+
+
 def _read_segment(segment: Segment, start: int, end: int) -> Iterator[tuple[Columns | None, int]]:
     """Yield the records of one segment, each time with the offset that follows."""
     position, offset = segment.locate(start)
@@ -318,7 +333,7 @@ class FolderReach:
         """
         path = self._path(topic)
         try:
-            identity = str(os.stat(path).st_ino)
+            identity = f"{_topic_id(path)}#{os.stat(path).st_ino}"
             names = os.listdir(path)
         except FileNotFoundError:
             raise UnknownTopicError(topic, f"in the data folder {self._folder}") from None

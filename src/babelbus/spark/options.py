@@ -30,10 +30,12 @@ SERVER_VARIABLE = "BABELBUS_SERVER"
 IDENTITY_VARIABLE = "BABELBUS_IDENTITY"
 FINGERPRINT_VARIABLE = "BABELBUS_SERVER_FINGERPRINT"
 INT64_MAX = 2**63 - 1
+GROUP_BYTES_MAX = 249
 
 _ALIASES = {
     "maxrecordspertrigger": "maxOffsetsPerTrigger",
     "minrecordspertrigger": "minOffsetsPerTrigger",
+    "kafka.group.id": "groupId",
 }
 _NAMES = (
     "path", "url", "identity", "serverFingerprint", "requestTimeoutMs",
@@ -42,11 +44,11 @@ _NAMES = (
     "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
     "minPartitions", "maxRecordsPerPartition", "targetPartitionBytes",
-    "failOnDataLoss", "includeHeaders",
+    "failOnDataLoss", "includeHeaders", "groupId",
 )  # fmt: skip
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-_URL_ONLY = ("identity", "serverFingerprint", "requestTimeoutMs")
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "groupId")
+_URL_ONLY = ("identity", "serverFingerprint", "requestTimeoutMs", "groupId")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -98,6 +100,8 @@ class SourceOptions(msgspec.Struct, frozen=True):
     task_bytes: int
     fail_on_data_loss: bool
     include_headers: bool
+    group: str = ""
+    """Under which name the server hears how far a stream is; empty: it does not."""
 
 
 def names() -> tuple[str, ...]:
@@ -141,6 +145,7 @@ def parse(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "
         task_bytes=read_bytes(options, "targetPartitionBytes") or 128 * 2**20,
         fail_on_data_loss=read_flag(options, "failOnDataLoss", default=True),
         include_headers=read_flag(options, "includeHeaders", default=False),
+        group=_group(options),
     )
 
 
@@ -233,6 +238,13 @@ def _json(name: str, value: str, wanted: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not found:
         raise wrong_value(name, value, wanted)
     return found
+
+
+def _group(options: Mapping[str, str]) -> str:
+    name = options.get("groupId", "")
+    if "groupId" in options and not 0 < len(name.encode()) <= GROUP_BYTES_MAX:
+        raise wrong_value("groupId", name, f"a name of 1 to {GROUP_BYTES_MAX} bytes")
+    return name
 
 
 # -- from where to where ----------------------------------------------------------------------------------------------

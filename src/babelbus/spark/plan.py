@@ -9,6 +9,8 @@ Offsets = dict[str, dict[int, int]]
 """Topic -> partition -> offset."""
 At = tuple[str, int]
 """Topic and partition."""
+IDS = ",ids"
+"""Beside the topics in an offset of Spark's: which ids they had. No topic can have this name."""
 SHARE_BYTES_MIN = 8 * 2**20
 """Less than this is read by one core before another one has begun."""
 
@@ -16,7 +18,8 @@ SHARE_BYTES_MIN = 8 * 2**20
 class Bounds(msgspec.Struct, frozen=True):
     """What a partition holds: offsets `first` to `end` (excluded), in about `size_bytes` bytes.
 
-    `identity` changes when the topic is removed and made again; empty where that cannot be seen.
+    `identity` changes when the topic is removed and made again; empty where that cannot be seen. What stands behind
+    a `#` in it holds for one folder on one machine only.
     """
 
     first: int
@@ -28,6 +31,11 @@ class Bounds(msgspec.Struct, frozen=True):
     def record_bytes(self) -> float:
         """Size of a record on the average; compaction makes it look smaller, per offset."""
         return max(self.size_bytes, 1) / max(self.end - self.first, 1)
+
+    @property
+    def id(self) -> str:
+        """What `identity` says everywhere and for good: the id that the server gave to the topic, empty if none."""
+        return self.identity.partition("#")[0]
 
 
 class Span(msgspec.Struct, frozen=True):

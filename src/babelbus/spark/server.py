@@ -15,13 +15,14 @@ from babelbus.client import (
     FetchedBatch,
     Identity,
     RecordTooLargeError,
+    RequestError,
     TopicPositions,
     UnknownPartitionError,
     UnsupportedByServerError,
 )
 from babelbus.client import OffsetOutOfRangeError as NoOffsetError
 from babelbus.client import UnknownTopicError as NoTopicError
-from babelbus.spark.errors import PartitionUnreachableError, UnknownTopicError
+from babelbus.spark.errors import OptionError, PartitionUnreachableError, UnknownTopicError
 from babelbus.spark.options import Place
 from babelbus.spark.plan import Bounds
 from babelbus.storage.columns import Columns, decode_columns, find_positions
@@ -92,6 +93,27 @@ class ServerReach:
         """Give the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
         batch, _ = self._fetch(topic, partition, timestamp=timestamp, bytes_max=PROBE_BYTES)
         return batch.base_offset if batch is not None else None
+
+    def move_group(self, topic: str, group: str, offsets: dict[int, int]) -> None:
+        """Tell how far a stream is in the partitions of a topic: the next offset that it reads of each.
+
+        Raises:
+            OptionError: the group cannot be one that a reader moves, or the server is an older one.
+            UnknownTopicError: there is no such topic, or we may not read it.
+            ClientError: the server is not to be reached.
+        """
+        client = self._connected()
+        try:
+            client.move_group(topic, group, offsets)
+        except (UnknownPartitionError, NoTopicError):
+            raise self._no_topic(topic) from None
+        except UnsupportedByServerError:
+            raise OptionError("option groupId: the server is an older one, which cannot be told") from None
+        except RequestError as error:
+            raise OptionError(f"option groupId: {error}") from None
+        except ClientClosedError:
+            self._client = None
+            raise
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:
         """Yield the records of some offsets; the next chunk is fetched while the caller works on the last one.

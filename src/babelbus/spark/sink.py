@@ -62,7 +62,7 @@ class Target(msgspec.Struct, frozen=True):
 def stage(
     chunks: "Iterator[pa.RecordBatch]", options: SinkOptions, target: Target, clock: Clock | None = None
 ) -> Staged:
-    """Stage the rows of one task; each chunk is on the server's disk before Spark is asked for the next one.
+    """Stage the rows of one task. A few MiB are on their way to the server's disk while Spark is asked for more.
 
     Raises:
         RowRefusedError: a row cannot be a record, and there is no dead-letter topic.
@@ -84,6 +84,7 @@ def stage(
             task.stage(first)
             for chunk in rows:
                 task.stage(chunk)
+            task.writer.drain()
         except BaseException:
             task.give_up()
             raise
@@ -114,7 +115,7 @@ class _Task:
     def stage(self, chunk: "pa.RecordBatch") -> None:
         self._must_know = self._must_know or "key" in chunk.schema.names or "partition" in chunk.schema.names
         for piece in self.encoder.encode(chunk, self._clock.now_ms()):
-            self.writer.stage_batches(piece.topic, piece.batches, partition=piece.partition)
+            self.writer.put(piece.topic, piece.batches, partition=piece.partition)
 
     def give_up(self) -> None:
         """Drop what was staged; should that fail, the server does it after a day."""

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.spark.options import SourceOptions
-from babelbus.spark.plan import At, Bounds, limit_bytes, limit_records
+from babelbus.spark.plan import IDS, At, Bounds, limit_bytes, limit_records
 from babelbus.spark.reach import Reach, open_reach
 from babelbus.spark.reader import plan_tasks, read_task
 from babelbus.spark.survey import Survey
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-JsonOffsets = dict[str, dict[str, int]]
+JsonOffsets = dict[str, dict[str, Any]]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("babelbus")`. An offset of Spark's is `{"topic": {"partition": offset}}`.
 
+    Beside the topics it has their ids: so a query that is started again notices too that a topic was made again.
     A partition that appears while the query runs joins the offsets with its first one before anything of it is read:
     so a batch that is run again after a crash begins where it began, whatever retention did meanwhile.
     """
@@ -54,6 +55,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._identities: dict[At, str] = {}
         self._target: dict[At, int] | None = None
         self._waiting_since: float | None = None
+        self._told: dict[At, int] = {}
 
     # -- what Spark asks on the driver -------------------------------------------------------------------------------
 
@@ -61,7 +63,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give where a new query begins; Spark asks twice, and must hear the same twice."""
         if self._initial is None:
             bounds = self._look(missing_ok=False)
-            self._initial = to_json(self._surveyor().settle(bounds, self._options.start))
+            self._initial = to_json(self._surveyor().settle(bounds, self._options.start), bounds)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -88,24 +90,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None and self._options.start.option and not self._bounds:
             log.warning("the checkpoint says where to go on; option %s has no effect", self._options.start.option)
         bounds = self._look()
-        begin, begun_again = self._check(from_json(start), bounds)
+        begin, begun_again = self._check(from_json(start), start.get(IDS, {}), bounds)
+        self._tell(begin)
         new = {at: self._first_of(at, bounds) for at in bounds if at not in begin}
         ends = {at: self._end_of(at, bounds) for at in begin}
         end = self._limited(begin, ends, bounds, limit)
         if begun_again or new:
             log.info("%d partitions are new, or were made again", len(new) + len(begun_again))
-        return to_json(end | new | begun_again)
+        return to_json(end | new | begun_again, bounds)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Give where the topics end: the lag is what lies between this and a batch's end."""
-        return to_json({at: one.end for at, one in self._bounds.items()}) if self._bounds else None
+        return to_json({at: one.end for at, one in self._bounds.items()}, {}) if self._bounds else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Deal what lies between two offsets out to tasks."""
         begin, until = from_json(start), from_json(end)
+        ids = end.get(IDS, {})
         if any(at not in self._bounds or self._bounds[at].end < until[at] for at in until):
             self._look()
         known = {at: offset for at, offset in until.items() if at in begin}  # the others have nothing to read yet
+        for at, offset in list(known.items()):
+            there = self._bounds.get(at)
+            if there is not None and offset > begin[at] and _is_another(there, ids.get(at[0], "")):
+                self._surveyor().lose(*at, begin[at], there, offset - begin[at], _MADE_AGAIN)
+                del known[at]
         return plan_tasks(self._options, self._surveyor().spans(begin, known, self._bounds))
 
     # -- what runs in the tasks --------------------------------------------------------------------------------------
@@ -125,6 +134,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bounds = self._surveyor().bounds(missing_ok=missing_ok)
         return self._bounds
 
+    def _tell(self, begin: dict[At, int]) -> None:
+        """Tell the server how far the query is: all in front of `begin` is done, for the next batch begins there."""
+        group = self._options.group
+        if not group or begin == self._told:
+            return
+        from babelbus.spark.server import ServerReach
+
+        reach = self._reach or open_reach(self._options.place)
+        assert isinstance(reach, ServerReach)  # the option goes with url
+        for topic in sorted({topic for topic, _ in begin}):
+            reach.move_group(topic, group, {number: at for (name, number), at in begin.items() if name == topic})
+        self._told = begin
+
     def _first_of(self, at: At, bounds: dict[At, Bounds]) -> int:
         log.info("topic %r, partition %d is new and read from offset %d on", *at, bounds[at].first)
         self._identities[at] = bounds[at].identity
@@ -133,7 +155,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end_of(self, at: At, bounds: dict[At, Bounds]) -> int:
         return bounds[at].end if self._target is None else min(bounds[at].end, self._target.get(at, 0))
 
-    def _check(self, start: dict[At, int], bounds: dict[At, Bounds]) -> tuple[dict[At, int], dict[At, int]]:
+    def _check(
+        self, start: dict[At, int], ids: dict[str, str], bounds: dict[At, Bounds]
+    ) -> tuple[dict[At, int], dict[At, int]]:
         """Give where the batch begins in each partition, and the first offsets of those that were made again.
 
         Raises:
@@ -148,8 +172,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 survey.lose(*at, offset, None, 0, "the topic or the partition was removed")
                 continue
             known = self._identities.setdefault(at, there.identity)
-            if there.end < offset or there.identity != known:
-                survey.lose(*at, offset, there, 0, "the topic was removed and made again, or has lost its end")
+            if there.end < offset or there.identity != known or _is_another(there, ids.get(at[0], "")):
+                survey.lose(*at, offset, there, 0, f"{_MADE_AGAIN}, or has lost its end")
                 self._identities[at] = there.identity
                 begun_again[at] = there.first
             else:
@@ -191,14 +215,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
 
-def to_json(offsets: dict[At, int]) -> JsonOffsets:
-    """Give offsets as Spark keeps them in its checkpoint."""
+_MADE_AGAIN = "the topic was removed and made again"
+
+
+def _is_another(there: Bounds, known: str) -> bool:
+    """Say whether a topic is not the one whose id was noted; those of before there were ids have none."""
+    return bool(known and there.id) and there.id != known
+
+
+def to_json(offsets: dict[At, int], bounds: dict[At, Bounds]) -> JsonOffsets:
+    """Give offsets as Spark keeps them in its checkpoint, with the ids of their topics."""
     found: JsonOffsets = {}
+    ids: dict[str, str] = {}
     for (topic, number), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(number)] = offset
-    return found
+        there = bounds.get((topic, number))
+        if there is not None and there.id:
+            ids[topic] = there.id
+    return found | {IDS: ids} if ids else found
 
 
 def from_json(offsets: JsonOffsets) -> dict[At, int]:
-    """Read what `to_json` gave."""
-    return {(topic, int(number)): at for topic, partitions in offsets.items() for number, at in partitions.items()}
+    """Read the offsets of what `to_json` gave."""
+    return {
+        (topic, int(number)): at
+        for topic, partitions in offsets.items()
+        if topic != IDS
+        for number, at in partitions.items()
+    }

@@ -12,7 +12,7 @@ Measured for records of 139 bytes: 0.15 us each, against 0.6 us for a slice and 
 
 import zlib
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,17 @@ from babelbus.storage.format import HEAD_BYTES
 
 I64 = npt.NDArray[np.int64]
 """Registers are kept as int64 although they have 32 bits: numpy takes from tables by this type without converting."""
+U32 = npt.NDArray[np.uint32]
 
 POLYNOMIAL = 0xEDB88320
 ALL_ONES = 0xFFFFFFFF
 CRC_AT = 12
 TOGETHER_MIN = 64
 """Fewer records than this are faster checked one by one."""
+CUT_RECORDS = 1024
+"""So many are cut out at a time, so that they are still in the cache when their CRC is computed."""
+SIZE_RECORDS_MIN = 16
+"""With fewer records of each size than this, slices are faster than numpy."""
 
 
 def _byte_table() -> I64:
@@ -107,14 +112,40 @@ def crcs_hold(data: bytes | bytearray | memoryview, positions: I64, end: int) ->
     return all(_hold_together(data, found, size) for size, found in runs.items())
 
 
+def record_crcs(data: bytes | bytearray | memoryview, positions: I64, end: int) -> U32:
+    """Give the CRC of each of the records at `positions`, which follow each other without gaps up to `end`.
+
+    What a record's CRC covers is cut out for all records of one size in one call of numpy, so that a call of zlib is
+    what is left to pay for each: a slice costs more than that call.
+    """
+    count = len(positions)
+    sizes = np.diff(positions, append=end) - HEAD_BYTES
+    if count == 0 or (sizes == sizes[0]).all():
+        size = int(sizes[0]) if count else 0
+        start = int(positions[0]) + HEAD_BYTES if count else 0
+        bodies = np.ndarray((count,), f"V{size}", data, start, (size + HEAD_BYTES,))
+        parts = (bodies[first : first + CUT_RECORDS].tolist() for first in range(0, count, CUT_RECORDS))
+        return np.fromiter(map(zlib.crc32, chain.from_iterable(parts)), np.uint32, count)
+    order = np.argsort(sizes, kind="stable")
+    edges = np.flatnonzero(np.diff(sizes[order])) + 1
+    crcs = np.empty(count, np.uint32)
+    if len(edges) * SIZE_RECORDS_MIN > count:
+        view, stops = memoryview(data), positions.tolist()
+        stops.append(end)
+        crc32 = zlib.crc32
+        crcs[:] = [crc32(view[at + HEAD_BYTES : stop]) for at, stop in pairwise(stops)]
+        return crcs
+    for rows in np.split(order, edges):
+        size = int(sizes[rows[0]])
+        bodies = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))[positions[rows] + HEAD_BYTES].tolist()
+        crcs[rows] = np.fromiter(map(zlib.crc32, bodies), np.uint32, len(rows))
+    return crcs
+
+
 def _hold_one_by_one(data: bytes | bytearray | memoryview, positions: I64, end: int) -> bool:
     """Check records of any sizes, a call of zlib for each."""
-    crcs = np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))[positions + CRC_AT].tolist()
-    view, stops = memoryview(data), positions.tolist()
-    stops.append(end)
-    crc32 = zlib.crc32
-    found = [crc32(view[at + HEAD_BYTES : stop]) for at, stop in pairwise(stops)]
-    return found == list(crcs)
+    crcs = np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))[positions + CRC_AT]
+    return bool((record_crcs(data, positions, end) == crcs).all())
 
 
 def _hold_together(data: bytes | bytearray | memoryview, runs: list[tuple[int, int]], size: int) -> bool:

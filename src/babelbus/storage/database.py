@@ -22,7 +22,7 @@ from babelbus.storage.database_tables import partitions, producers, ranges, reco
 from babelbus.storage.files import FileSystem
 
 GRAVE_PREFIX = "removed-"
-EXAMPLES = "sqlite:////var/lib/babelbus/db.sqlite, postgresql://user:password@host/database"
+EXAMPLES = "sqlite:////var/lib/babelbus/db.sqlite, postgresql://user@host/database (its password in PGPASSWORD)"
 
 
 class DatabaseUrlError(StorageError):
@@ -36,14 +36,14 @@ class DatabaseStore:
     """
 
     def __init__(self, url: str, files: FileSystem, clock: Clock) -> None:
-        """Take the URL of the database: `sqlite:///` and a path, or `postgresql://user:password@host/database`.
+        """Take the URL of the database: `sqlite:///` and a path, or `postgresql://user@host/database`.
 
         Raises:
             DatabaseUrlError: it is none, or of another kind of database.
         """
         self._files = files
         self._clock = clock
-        self._database = _choose(url, files)
+        self._database = choose_database(url, files)
         self._opening = threading.Lock()
         self._is_open = False
         self.name = self._database.name
@@ -163,7 +163,7 @@ def _topic_id(connection: Connection, name: str) -> int:
     return int(found)
 
 
-def _choose(url: str, files: FileSystem) -> Database:
+def choose_database(url: str, files: FileSystem) -> Database:
     """Give the database of a URL, not yet opened.
 
     Raises:

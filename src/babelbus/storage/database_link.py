@@ -103,6 +103,10 @@ class Database(ABC):
             self.close()
             raise
 
+    def look(self) -> None:
+        """Let `read` and `fetch` be used beside the server that owns the database, until `close`."""
+        self._closed = False
+
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Run a transaction: all of the block or nothing. One at a time; another thread waits.

@@ -90,6 +90,13 @@ class PartitionRows:
         known = np.array([found.base_offset - 1, *offsets, found.next_offset])
         return [(int(known[at]) + 1, int(known[at + 1])) for at in np.flatnonzero(np.diff(known) > 1).tolist()]
 
+    def count_outside(self, connection: Connection, first: int, end: int | None) -> int:
+        """Count the records in front of the offset `first`, and those from `end` on."""
+        outside = records.c.offset < first if end is None else (records.c.offset < first) | (records.c.offset >= end)
+        return int(
+            connection.execute(select(func.count()).where(records.c.partition_id == self.id, outside)).scalar_one()
+        )
+
     def find_time(self, connection: Connection, found: Range, timestamp: int) -> int | None:
         """Give the offset of the first record of a range whose timestamp (ms) is `timestamp` or later."""
         table = records.c

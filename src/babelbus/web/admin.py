@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import hdrs, web
 from prometheus_client.exposition import choose_encoder
 
+from babelbus.clock import Clock, SystemClock
 from babelbus.config import read_topic_changes
 from babelbus.metrics import Metrics
 from babelbus.web.answers import Handler, answer, answer_errors, read_body
@@ -19,6 +20,7 @@ from babelbus.web.contract import Administration, Health, PartitionInfo, ServerI
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.groups import GroupRoutes
 from babelbus.web.live import LiveRoutes
+from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.state import StateRoutes
 
 __all__ = ["AdminServer", "Administration", "Health", "PartitionInfo", "ServerInfo", "TopicInfo"]
@@ -39,7 +41,14 @@ class AdminServer:
     """The listening endpoint. `start` it on the event loop that serves the bus; `stop` it before that ends."""
 
     def __init__(
-        self, administration: Administration, metrics: Metrics, *, token: str, host: str = "127.0.0.1", port: int = 8600
+        self,
+        administration: Administration,
+        metrics: Metrics,
+        *,
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 8600,
+        clock: Clock | None = None,
     ) -> None:
         assert token, "an empty token would let everybody in"
         self._bus = administration
@@ -54,6 +63,9 @@ class AdminServer:
             *ConsumerRoutes(administration).routes,
             *DeadLetterRoutes(administration).routes,
         )
+        pipelines = Pipelines(clock or SystemClock())
+        metrics.registry.register(pipelines)
+        self._pipelines = PipelineRoutes(pipelines)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -108,6 +120,7 @@ class AdminServer:
             *self._state.routes,
             *self._live.routes,
             *self._groups,
+            *self._pipelines.routes,
         ):
             router.add_route(method, path, self._with_token(handler))
         return application

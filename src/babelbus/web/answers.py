@@ -30,6 +30,7 @@ from babelbus.web.contract import (
     InvalidPatternError,
     InvalidValueError,
     ReadOnlyKeyError,
+    TooManyPipelinesError,
     UnknownConsumerError,
 )
 
@@ -66,6 +67,7 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (InvalidValueError, 400, "invalid_value"),
     (InvalidEventError, 400, "invalid_event"),
     (ReadOnlyKeyError, 403, "read_only_key"),
+    (TooManyPipelinesError, 429, "too_many_pipelines"),
     (VersionedError, 409, "versioned"),
     (VersionMismatchError, 409, "version_mismatch"),
     (HistoryGoneError, 410, "history_gone"),

@@ -117,6 +117,10 @@ class UnknownConsumerError(BabelbusError):
     """The consumer's answer is not open any more: what it held has gone to others."""
 
 
+class TooManyPipelinesError(BabelbusError):
+    """So many pipelines, or sinks of one, are not shown: each is a series for Prometheus."""
+
+
 class ReadOnlyKeyError(BabelbusError):
     """The key or pattern is the server's own, which tells of itself there."""
 

@@ -27,6 +27,7 @@ from babelbus.client import (
     UnsupportedByServerError,
 )
 from babelbus.config import Config, JebpSettings
+from babelbus.core.group_settings import BEGINNING
 from babelbus.core.record import Event
 from babelbus.core.subject import exactly
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
@@ -36,6 +37,7 @@ from babelbus.protocols.jebp.messages import (
     FROM_TIMESTAMP,
     FetchPartition,
     Malformed,
+    MoveGroup,
     OffsetBounds,
     PartitionFetched,
     PartitionRequest,
@@ -73,6 +75,13 @@ REQUESTS: list[tuple[PartitionRequest, str]] = [
         "25" + "010161" + "00000000" + "c0" + "0000018bcfe56800" + "0000000000000009" + "00000000" + "0000ea60",
     ),
 ]
+REQUESTS += [
+    (MoveGroup("news", "me", ((2, 9),)), "26" + "01046e657773" + "026d65" + "00000002" + "0000000000000009"),
+    (
+        MoveGroup("a", "é", ((0, 0), (1, 2**62))),
+        "26" + "010161" + "02c3a9" + "00" * 12 + "000000014000000000000000",
+    ),
+]
 FETCH_TAIL = "c1" + "0000000000000007" + NONE + "00010000" + "00000000"
 MALFORMED = [
     "24",
@@ -93,6 +102,17 @@ MALFORMED = [
     "25" + "010161" + "00000000" + "c1" + "0000000000000007" + NONE + "ffffffff" + "00000000",
     "25" + "010161" + "00000000" + "c1" + "0000000000000007" + NONE + "00010000" + "0000ea61",
     "25" + "010161" + "00000000" + "c1" + "0000000000000007" + NONE + "00010000" + "ffffffff",
+]
+MALFORMED += [
+    "26",
+    "26" + "010161",
+    "26" + "010161" + "016d",
+    "26" + "010161" + "00" + "00" * 12,
+    "26" + "010161" + "02ffff" + "00" * 12,
+    "26" + "010161" + "fa" + "6d" * 250 + "00" * 12,
+    "26" + "010161" + "016d" + "00" * 11,
+    "26" + "010161" + "016d" + "ffffffff" + "00" * 8,
+    "26" + "010161" + "016d" + "00000000" + NONE,
 ]
 TOLD = TopicPositions("news", "0a1b", "disk", (PartitionPositions(3, 10, 700), PartitionPositions(0, 0, 0, 0)))
 TOLD_BYTES = (
@@ -144,6 +164,12 @@ def test_any_bytes_behind_the_command_are_a_request_or_malformed(content: bytes,
         FetchPartition("a", 0, FROM_OFFSET, 0, -1, -1),
         FetchPartition("a", 0, FROM_OFFSET, 0, -1, 0, 60_001),
         FetchPartition("a", 0, 0, 0, -1, 0),
+        MoveGroup("", "me", ((0, 0),)),
+        MoveGroup("a", "", ((0, 0),)),
+        MoveGroup("a", "m" * 250, ((0, 0),)),
+        MoveGroup("a", "me", ()),
+        MoveGroup("a", "me", ((0, -1),)),
+        MoveGroup("a", "me", ((2**31, 0),)),
     ],
 )
 def test_what_the_protocol_cannot_carry_is_not_sent(request_: PartitionRequest) -> None:
@@ -165,10 +191,13 @@ def test_the_answers_have_these_bytes_and_are_read_back() -> None:
 
 def test_the_bytes_of_the_documentation_are_those() -> None:
     page = (Path(__file__).parents[3] / "docs" / "protocols" / "jebp.md").read_text()
-    rows = [line.split("|")[1] for line in page.partition("commands 24 and 25)\n")[2].splitlines() if line[:3] == "| `"]
-    positions, told, fetch, fetched, bounds = [
-        bytes.fromhex("".join(re.findall("`([0-9a-f ]+)`", row))) for row in rows[-5:]
+    rows = [
+        line.split("|")[1] for line in page.partition("commands 24, 25 and 26)\n")[2].splitlines() if line[:3] == "| `"
     ]
+    positions, told, fetch, fetched, bounds, move = [
+        bytes.fromhex("".join(re.findall("`([0-9a-f ]+)`", row))) for row in rows[-6:]
+    ]
+    assert decode_request(move) == MoveGroup("news", "me", ((2, 9),))
     assert decode_request(positions) == TellPositions(("news",), NOW)
     there = PartitionPositions(3, 10, 700, 4)
     assert decode_positions(told[2:]) == PositionsTold((TopicPositions("news", "0a1b", "disk", (there,)),), False)
@@ -361,6 +390,30 @@ async def test_what_cannot_be_fetched_has_its_own_errors(tmp_path: Path) -> None
 
 
 @in_loop
+async def test_a_reader_tells_how_far_it_is_and_its_lag_is_that_of_a_group(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
+        server.broker.create_topic("news", 2)
+        groups = server.broker.groups
+        assert groups is not None
+        await client.publish_many("news", numbered(10), partition=0)
+        await client.publish_many("news", numbered(4), partition=1)
+        await client.move_group("news", "me", {0: 3, 1: 4})
+        assert [(lane.position, lane.lag) for lane in groups.get("news", "me").info().lanes] == [(3, 7), (4, 0)]
+        await client.move_group("news", "me", {0: 10})
+        assert groups.get("news", "me").info().lag == 0
+        groups.create("news", "workers", start=BEGINNING)
+        with pytest.raises(RequestError, match="'workers' is one for members to share"):
+            await client.move_group("news", "workers", {0: 10})
+        assert groups.get("news", "workers").info().lag == 14
+        with pytest.raises(UnknownTopicError):
+            await client.move_group("nope", "me", {0: 1})
+        with pytest.raises(UnknownPartitionError):
+            await client.move_group("news", "me", {0: 1, 2: 1})
+        with pytest.raises(RequestError):
+            await client.move_group("news", "a\x00b", {0: 1})
+
+
+@in_loop
 async def test_who_may_not_read_a_topic_is_not_told_of_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         server.broker.create_topic("t")
@@ -375,6 +428,8 @@ async def test_who_may_not_read_a_topic_is_not_told_of_it(tmp_path: Path) -> Non
                 await client.positions(["t"])
             with pytest.raises(UnknownTopicError):
                 await client.fetch_partition("t", 0, wait_seconds=5)
+            with pytest.raises(UnknownTopicError):
+                await client.move_group("t", "me", {0: 0})
 
 
 @in_loop

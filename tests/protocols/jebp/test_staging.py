@@ -39,9 +39,10 @@ from babelbus.protocols.jebp.staging_codec import (
     encode_told,
 )
 from babelbus.protocols.jebp.status import Outcome
+from babelbus.protocols.jebp.transactions import REQUESTS_ON_THE_WAY
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
-from babelbus.storage.format import encode_batch
+from babelbus.storage.format import encode_batch, encode_payloads
 from tests.support.bus import in_loop
 from tests.support.server import configure
 from tests.support.staging import StagingChild, StagingServer
@@ -246,6 +247,34 @@ async def test_records_in_the_stored_form_are_staged_as_they_are(tmp_path: Path)
             (b"v", b"k", 1_700_000_000_000),
             (None, b"k", 1_700_000_000_001),
         ]
+
+
+@in_loop
+async def test_what_is_put_is_staged_in_order_when_it_is_waited_for(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
+        await client.create_topic("news")
+        batches = client.transaction("etl")
+        writer = batches.writer(0, "p")
+        for number in range(10):
+            await writer.put("news", [encode_payloads([b"%d" % number, b"."], [1, 1])])
+            assert writer.staged.records >= 2 * (number + 1 - REQUESTS_ON_THE_WAY)
+        assert (await writer.stage_stored("news", encode_payloads([b"last"], [1]).data)).records == 21
+        assert await writer.drain() == PartRecords("p", 21)
+        await batches.commit(0, [writer.staged])
+        assert await payloads(client) == [part for number in range(10) for part in (b"%d" % number, b".")] + [b"last"]
+
+
+@in_loop
+async def test_a_refusal_of_what_was_put_comes_with_the_next_call_and_the_part_can_be_dropped(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
+        await client.create_topic("news")
+        writer = client.transaction("etl").writer(0, "p")
+        await writer.put("news", [encode_payloads([b"a"], [1])])
+        await writer.put("nope", [encode_payloads([b"b"], [1])])
+        with pytest.raises(RequestError, match="there is no topic 'nope'"):
+            await writer.drain()
+        await writer.abort()
+        assert (await client.transaction("etl").ask()).staged_bytes == 0
 
 
 def attempt(child: StagingChild, batch_id: int, number: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import closing
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, TypeVar
@@ -270,6 +270,10 @@ class BlockingClient:
     def positions(self, topics: Sequence[str] | None = None, timestamp: int | None = None) -> list[TopicPositions]:
         """Give what partitions topics have and where those begin and end; see `Client.positions`."""
         return self._run(self._client.positions(topics, timestamp))
+
+    def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """Tell how far a reader is that keeps its offsets itself; see `Client.move_group`."""
+        self._run(self._client.move_group(topic, group, offsets))
 
     def fetch_partition(
         self,

@@ -11,7 +11,7 @@ Everything runs in one event loop; the calls may come from any number of its tas
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 
 import msgspec
@@ -408,6 +408,20 @@ class Client:
             RequestError, ClientError: as `fetch`.
         """
         return await self._reader.partitions.positions(topics, timestamp)
+
+    async def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """Tell how far a reader is that keeps its offsets itself: partition -> the next offset that it reads.
+
+        The consumer group of this name is made if there is none. Its lag is what is left to be read; that is all that
+        it is for, and its cursor may be a second older after a crash of the server.
+
+        Raises:
+            UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
+            UnsupportedByServerError: the server is an older one.
+            RequestError: the group is one whose members share the records, or it cannot have this name.
+            ClientError: as `fetch`.
+        """
+        await self._reader.partitions.move_group(topic, group, offsets)
 
     async def fetch_partition(
         self,

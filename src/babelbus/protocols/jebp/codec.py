@@ -24,6 +24,7 @@ from babelbus.protocols.jebp.messages import (
     FETCH_PARTITION,
     FROM_OFFSET,
     FROM_TIMESTAMP,
+    MOVE_GROUP,
     NO_PRODUCER,
     NO_SEQUENCE,
     REMOVE_TOPIC,
@@ -41,6 +42,7 @@ from babelbus.protocols.jebp.messages import (
     Fetch,
     FetchPartition,
     Malformed,
+    MoveGroup,
     RecordsCreated,
     RemoveTopic,
     Request,
@@ -104,7 +106,7 @@ def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Re
         return _read_subscribe(content)
     if command in _STAGING:
         return decode_staging(content)
-    if command in (TELL_POSITIONS, FETCH_PARTITION):
+    if command in (TELL_POSITIONS, FETCH_PARTITION, MOVE_GROUP):
         return decode_partition_request(content)
     if command in (CREATE_TOPIC, REMOVE_TOPIC):
         topic = read_name(content[1:])
@@ -218,7 +220,7 @@ def encode_request(request: Request, *, bare_records: bool = False) -> bytes:
             return b"\x31" + encode_name(topic)
         case StageRecords() | CommitBatch() | AbortBatch() | AskTransaction():
             return encode_staging(request)
-        case TellPositions() | FetchPartition():
+        case TellPositions() | FetchPartition() | MoveGroup():
             return encode_partition_request(request)
         case Malformed():
             raise LocalProtocolError("a malformed request is for reading only")

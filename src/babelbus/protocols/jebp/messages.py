@@ -18,8 +18,9 @@ ABORT_BATCH: Final = 0x16
 SUBSCRIBE: Final = 0x21
 FETCH: Final = 0x22
 ASK_TRANSACTION: Final = 0x23
-TELL_POSITIONS: Final = 0x24  # this and the next one: extension of ours, partitions by number
+TELL_POSITIONS: Final = 0x24  # this and the next two: extension of ours, partitions by number
 FETCH_PARTITION: Final = 0x25
+MOVE_GROUP: Final = 0x26
 REMOVE_TOPIC: Final = 0x31
 
 FROM_TIMESTAMP: Final = 0xC0
@@ -159,7 +160,19 @@ class FetchPartition(msgspec.Struct, frozen=True, gc=False):
     wait_ms: int = 0
 
 
-PartitionRequest = TellPositions | FetchPartition
+class MoveGroup(msgspec.Struct, frozen=True, gc=False):
+    """`26`: this is how far a reader has come that keeps its offsets itself; `offsets` are the next ones it reads.
+
+    The consumer group of this name is made if there is none; one that was made otherwise, for members, is refused.
+    """
+
+    topic: str
+    group: str
+    offsets: tuple[tuple[int, int], ...]
+    """Partition and offset."""
+
+
+PartitionRequest = TellPositions | FetchPartition | MoveGroup
 
 
 StagingRequest = StageRecords | CommitBatch | AbortBatch | AskTransaction

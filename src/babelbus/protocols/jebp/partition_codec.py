@@ -3,6 +3,7 @@
 positions := 24, timestamp: i64, after: name_field or 00, name_field(topic)*
 fetch     := 25, name_field(topic), partition: i32, start_type: u8 (c0, c1), start: i64, end: i64, bytes_max: i32,
              wait_ms: i32
+move      := 26, name_field(topic), text(group), (partition: i32, offset: i64)+
 told      := more: u8, (name_field(topic), text(id), text(engine), count: i32,
              (first: i64, high_watermark: i64, size_bytes: i64, time_offset: i64)*)*
 fetched   := next_offset: i64, first: i64, high_watermark: i64, records
@@ -10,7 +11,7 @@ text      := size: u8, UTF-8
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
@@ -18,12 +19,14 @@ from babelbus.protocols.jebp.messages import (
     FETCH_PARTITION,
     FROM_OFFSET,
     FROM_TIMESTAMP,
+    MOVE_GROUP,
     NO_OFFSET,
     NO_TIMESTAMP,
     TELL_POSITIONS,
     Data,
     FetchPartition,
     Malformed,
+    MoveGroup,
     OffsetBounds,
     PartitionFetched,
     PartitionPositions,
@@ -39,10 +42,12 @@ TOPICS_MAX: Final = 10_000
 """Most that one request names."""
 WAIT_MS_MAX: Final = 60_000
 TEXT_BYTES_MAX: Final = 64
+GROUP_BYTES_MAX: Final = 249
 
 _TIMESTAMP: Final = struct.Struct(">q")
 _FETCH_FIELDS: Final = struct.Struct(">iBqqii")  # partition, start type, start, end, bytes_max, wait_ms
 _COUNT: Final = struct.Struct(">i")
+_MOVED: Final = struct.Struct(">iq")  # partition, offset
 _POSITIONS: Final = struct.Struct(">qqqq")  # first, high watermark, size, offset for the time
 _FETCHED: Final = struct.Struct(">qqq")  # next offset, first, high watermark
 _BOUNDS: Final = struct.Struct(">qq")
@@ -52,7 +57,7 @@ FETCHED_HEAD_BYTES: Final = _FETCHED.size
 
 def decode_partition_request(content: Data) -> PartitionRequest | Malformed:
     """Read a request whose command is one of these; one that has not its form becomes a `Malformed`."""
-    found = _read_positions(content) if content[0] == TELL_POSITIONS else _read_fetch(content)
+    found = _READERS[content[0]](content)
     return found or Malformed(content[0], Outcome.PARTITION_REFUSED)
 
 
@@ -90,6 +95,30 @@ def _read_fetch(content: Data) -> FetchPartition | None:
     return request if _why_not(request) is None else None
 
 
+def _read_move(content: Data) -> MoveGroup | None:
+    field = find_name_field(content, 1)
+    topic = read_name(content[field[0] : field[1]]) if field else None
+    if field is None or topic is None or field[1] >= len(content):
+        return None
+    begin = field[1] + 1
+    end = begin + content[field[1]]
+    if not 0 < end - begin <= GROUP_BYTES_MAX or end >= len(content) or (len(content) - end) % _MOVED.size:
+        return None
+    try:
+        group = bytes(content[begin:end]).decode()
+    except UnicodeDecodeError:
+        return None
+    offsets = tuple(_MOVED.iter_unpack(content[end:]))
+    return MoveGroup(topic, group, offsets) if all(min(pair) >= 0 for pair in offsets) else None
+
+
+_READERS: Final[dict[int, Callable[[Data], PartitionRequest | None]]] = {
+    TELL_POSITIONS: _read_positions,
+    FETCH_PARTITION: _read_fetch,
+    MOVE_GROUP: _read_move,
+}
+
+
 def _why_not(request: FetchPartition) -> str | None:
     """Say which number of a fetch is impossible."""
     if request.start_type not in (FROM_TIMESTAMP, FROM_OFFSET) or request.start < 0:
@@ -115,6 +144,15 @@ def encode_partition_request(request: PartitionRequest) -> bytes:
                 raise LocalProtocolError(f"positions of {len(topics)} topics, limit {TOPICS_MAX}")
             head = bytes((TELL_POSITIONS,)) + _TIMESTAMP.pack(timestamp)
             return b"".join((head, encode_name_field(after) if after else b"\0", *map(encode_name_field, topics)))
+        case MoveGroup():
+            group = request.group.encode()
+            if not 0 < len(group) <= GROUP_BYTES_MAX or not request.offsets or min(map(min, request.offsets)) < 0:
+                raise LocalProtocolError(f"group {request.group!r} cannot be moved to {request.offsets}")
+            try:
+                moved = b"".join(_MOVED.pack(*pair) for pair in request.offsets)
+            except struct.error as error:
+                raise LocalProtocolError(f"a number of {request} is too large") from error
+            return bytes((MOVE_GROUP,)) + encode_name_field(request.topic) + bytes((len(group),)) + group + moved
         case FetchPartition():
             reason = _why_not(request)
             if reason is not None:

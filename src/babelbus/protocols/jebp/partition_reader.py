@@ -1,7 +1,7 @@
 """Partitions by number, from the client's side: what there is of them, and reading one alone."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from babelbus.protocols.jebp.client_errors import (
@@ -17,6 +17,7 @@ from babelbus.protocols.jebp.messages import (
     NO_OFFSET,
     NO_TIMESTAMP,
     FetchPartition,
+    MoveGroup,
     PartitionFetched,
     Response,
     TellPositions,
@@ -112,6 +113,18 @@ class PartitionReader:
             raise RecordTooLargeError(bytes_max, status)
         _check(response, what)
         return decode_partition_fetched(response.content)
+
+    async def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """Tell once; see `Client.move_group`."""
+        what = f"move group {group!r} of {topic!r}"
+        response = await self._ask(encode_request(MoveGroup(topic, group, tuple(sorted(offsets.items())))), what)
+        if response.status == NO_TOPIC_STATUS:
+            raise UnknownTopicError(
+                f"there is no topic {topic!r}, or no right to read it", response.status, response.repeat
+            )
+        if response.status == NO_PARTITION_STATUS:
+            raise UnknownPartitionError(str(response.content, "utf-8", "replace"), response.status, response.repeat)
+        _check(response, what)
 
     async def _ask(self, content: bytes, what: str, *, patient: bool = False) -> Response:
         """Give the answer; what the server's disk refused is asked for again a few times."""

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping
 
 from babelbus.core.access import Action, Identity
+from babelbus.core.group_settings import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
+from babelbus.core.groups import Groups
 from babelbus.core.partition import Partition
 from babelbus.core.topic import Topic, UnknownPartitionError
 from babelbus.errors import StorageError
@@ -15,6 +17,7 @@ from babelbus.protocols.jebp.messages import (
     NO_TIMESTAMP,
     Data,
     FetchPartition,
+    MoveGroup,
     OffsetBounds,
     PartitionPositions,
     TellPositions,
@@ -155,3 +158,33 @@ def _read(request: FetchPartition, partition: Partition, metrics: Metrics, bytes
     if chunk.data:
         metrics.topic_fetched(PROTOCOL, request.topic).inc(chunk.next_offset - chunk.base_offset, len(chunk.data))
     return Outcome.PARTITION_FETCHED, [fetched_head(chunk.next_offset, first, high_watermark), chunk.data]
+
+
+_OF_READERS = {"reader": PROTOCOL}
+"""A label of groups that a reader moves: those that share records among members are not for others to move."""
+
+
+def move_group(request: MoveGroup, groups: Groups | None, topics: Topics, client: Identity) -> Said:
+    """Set a group to where its reader says that it is; its cursor is saved with the next ones, within a second."""
+    if not _may_read(client, topics, request.topic):
+        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
+    topic = topics[request.topic]
+    try:
+        for partition, _ in request.offsets:
+            topic.partition(partition)
+        if groups is None:
+            raise GroupClosedError("there are no groups here")
+        settings = GroupSettings(ack="explicit", labels=_OF_READERS)
+        group = groups.ensure(request.topic, request.group, settings)
+        if group.members or group.settings.labels != _OF_READERS:
+            raise GroupClosedError(f"group {request.group!r} is one for members to share: choose another name")
+        for partition, offset in request.offsets:
+            group.seek(at_offset(offset, partition))
+    except UnknownPartitionError as error:
+        return Outcome.PARTITION_MISSING, [str(error).encode()]
+    except (InvalidGroupNameError, GroupClosedError) as error:
+        return Outcome.PARTITION_REFUSED, [str(error).encode()]
+    except StorageError as error:
+        log.error("group %r of topic %r was not made: %s", request.group, request.topic, error)
+        return Outcome.PARTITION_DISK, [str(error).encode()]
+    return Outcome.GROUP_MOVED, []

@@ -48,6 +48,7 @@ from babelbus.protocols.jebp.messages import (
     Fetch,
     FetchPartition,
     Malformed,
+    MoveGroup,
     PartitionRequest,
     RecordsCreated,
     RemoveTopic,
@@ -57,7 +58,7 @@ from babelbus.protocols.jebp.messages import (
     Subscribe,
     TellPositions,
 )
-from babelbus.protocols.jebp.partition_session import awaited, fetch_partition, tell_positions
+from babelbus.protocols.jebp.partition_session import awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, Reading, answers
 from babelbus.storage.disk import InvalidTopicNameError as InvalidFolderError
@@ -236,7 +237,7 @@ class Session:
                     self._say(self._remove_topic(request))
                 case StageRecords() | CommitBatch() | AbortBatch() | AskTransaction():
                     self._carry_out_staging(request)
-                case TellPositions() | FetchPartition():
+                case TellPositions() | FetchPartition() | MoveGroup():
                     self._read_partitions(request)
                 case Malformed():
                     self._say(self._refuse(request))
@@ -449,7 +450,7 @@ class Session:
             raise _NoOffsetError
         return parts
 
-    # -- 24 and 25: partitions by number -----------------------------------------------------------------------------
+    # -- 24 to 26: partitions by number -----------------------------------------------------------------------------
 
     def _read_partitions(self, request: PartitionRequest) -> None:
         client, topics = self._client, self._broker.topics
@@ -459,6 +460,8 @@ class Session:
         def read() -> list[Data]:
             if isinstance(request, TellPositions):
                 outcome, parts = tell_positions(request, topics, client, bytes_max)
+            elif isinstance(request, MoveGroup):
+                outcome, parts = move_group(request, self._broker.groups, topics, client)
             else:
                 outcome, parts = fetch_partition(request, topics, client, self._metrics, bytes_max)
             return [self._content(outcome), *parts]

@@ -45,6 +45,7 @@ class Outcome(Enum):
     STAGING_REPEAT = auto()  # disk error, commit under way, records in front missing
     POSITIONS_TOLD = auto()
     PARTITION_FETCHED = auto()
+    GROUP_MOVED = auto()
     PARTITION_NO_TOPIC = auto()  # names stand in the content
     PARTITION_MISSING = auto()  # the topic has fewer
     PARTITION_NO_OFFSET = auto()
@@ -98,6 +99,7 @@ _ROWS: dict[Outcome, tuple[int, int, bool]] = {
     Outcome.STAGING_REPEAT: (0xB3, 0xB3, True),
     Outcome.POSITIONS_TOLD: (0xA0, 0xA0, False),
     Outcome.PARTITION_FETCHED: (0xA0, 0xA0, False),
+    Outcome.GROUP_MOVED: (0xA0, 0xA0, False),
     Outcome.PARTITION_NO_TOPIC: (0xB1, 0xB1, False),
     Outcome.PARTITION_MISSING: (0xB6, 0xB6, False),
     Outcome.PARTITION_NO_OFFSET: (0xB2, 0xB2, False),

@@ -108,6 +108,9 @@ class PartWriter:
         self._asker = asker
         self._transaction = transaction
         self._batch_id = batch_id
+        self._sent = 0
+        """Records of all requests, answered or not: the number of the next one."""
+        self._on_the_way: deque[asyncio.Task[Response]] = deque()
 
     async def stage(
         self,
@@ -144,20 +147,46 @@ class PartWriter:
 
         An iterator is asked for the next batch while the server works on the last ones. Offsets do not matter.
         """
-        sent, on_the_way = self.staged.records, deque[asyncio.Task[Response]]()
+        await self.put(topic, batches, partition=partition)
+        return await self.drain()
+
+    async def put(self, topic: str, batches: Iterable[RecordBatch], *, partition: int = ANY_PARTITION) -> None:
+        """Send batches as `stage_batches` does, but leave the last few on the way: `drain` waits for them.
+
+        For a writer who has more to encode meanwhile. `staged` says what the server has answered.
+
+        Raises:
+            BabelbusError: as `stage`, for what was put now or before.
+        """
         try:
             for batch in batches:
-                on_the_way.append(asyncio.create_task(self._send(topic, partition, sent, batch.data)))
-                sent += batch.count
+                self._on_the_way.append(asyncio.create_task(self._send(topic, partition, self._sent, batch.data)))
+                self._sent += batch.count
                 await asyncio.sleep(0)  # the task sends; were they to overtake each other, the server would say so
-                if len(on_the_way) >= REQUESTS_ON_THE_WAY:
-                    self._note(await on_the_way.popleft())
-            while on_the_way:
-                self._note(await on_the_way.popleft())
-        finally:
-            for task in on_the_way:
-                task.cancel()
+                if len(self._on_the_way) >= REQUESTS_ON_THE_WAY:
+                    self._note(await self._on_the_way.popleft())
+        except BaseException:
+            self._give_up()
+            raise
+
+    async def drain(self) -> PartRecords:
+        """Wait for what was put; return what the part has now, once it survives a loss of power on the server.
+
+        Raises:
+            BabelbusError: as `put`.
+        """
+        try:
+            while self._on_the_way:
+                self._note(await self._on_the_way.popleft())
+        except BaseException:
+            self._give_up()
+            raise
         return self.staged
+
+    def _give_up(self) -> None:
+        """Wait for nothing any more: after an error nobody can know what the server has."""
+        while self._on_the_way:
+            self._on_the_way.popleft().cancel()
 
     async def _send(self, topic: str, partition: int, first_record: int, records: Data) -> Response:
         whose = (self._transaction, self._batch_id, self.staged.part)
@@ -169,11 +198,14 @@ class PartWriter:
 
     async def stage_stored(self, topic: str, records: Data, *, partition: int = ANY_PARTITION) -> PartRecords:
         """Stage whole records that have the stored form already, up to 16 MiB, in one request; see `stage`."""
+        await self.drain()
         self._note(await self._send(topic, partition, self.staged.records, records))
+        self._sent = self.staged.records
         return self.staged
 
     async def abort(self) -> None:
         """Drop what was staged."""
+        self._give_up()
         await self._asker.ask(AbortBatch(self._transaction, self._batch_id, self.staged.part), "abort a part")
 
 

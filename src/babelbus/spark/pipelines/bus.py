@@ -1,9 +1,17 @@
 """How a pipeline reaches the bus: options that every source and sink on it gets, unless it has its own."""
 
+from collections.abc import Callable
+
 import msgspec
 
+_OF_SERVERS = frozenset({"groupid", "kafka.group.id"})
+"""Options that only a server understands: with one of them a data folder is not read in place."""
 WAYS = frozenset({"path", "url", "servers", "bootstrap.servers", "kafka.bootstrap.servers"})
 _NAMES = {"url": "url", "path": "path", "identity": "identity", "fingerprint": "serverFingerprint"}
+
+
+def _unknown(topic: str) -> bool | None:
+    return None
 
 
 class Bus(msgspec.Struct, frozen=True):
@@ -13,6 +21,8 @@ class Bus(msgspec.Struct, frozen=True):
     path: str = ""
     identity: str = ""
     fingerprint: str = ""
+    keeps_state: Callable[[str], bool | None] = _unknown
+    """Says whether what is published to a topic becomes state; `None` where nobody knows."""
 
     def __bool__(self) -> bool:
         return bool(self.url or self.path)
@@ -21,6 +31,7 @@ class Bus(msgspec.Struct, frozen=True):
         """Give the options of a source or sink that has `own` ones. Nothing is written through a data folder."""
         if WAYS & {name.lower() for name in own}:
             return own
-        names = ("url", "identity", "fingerprint") if writing or not self.path else ("path",)
+        by_server = writing or not self.path or (self.url and _OF_SERVERS & {name.lower() for name in own})
+        names = ("url", "identity", "fingerprint") if by_server else ("path",)
         given = {_NAMES[name]: getattr(self, name) for name in names if getattr(self, name)}
         return given | own

@@ -1,7 +1,9 @@
 """What can be known of a pipeline without running it: its topics are there, and Spark takes it, on empty sources."""
 
+import json
 import os
 import tempfile
+from typing import Literal
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -20,10 +22,13 @@ from babelbus.spark.reach import open_reach
 from babelbus.spark.schema import full_schema
 from babelbus.spark.sink_options import parse_sink
 from babelbus.spark.sink_schema import check_columns
+from babelbus.spark.state_options import parse_state
 from babelbus.spark.state_table import state_schema
 from babelbus.spark.survey import Survey
 
 NOT_LOOKED = "not looked at: no server runs here and none was named"
+_ANYWHERE = {"url": "jebp://nowhere:1", "identity": "none"}
+"""Where options are looked at and nobody is asked."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -68,11 +73,14 @@ def _source(spark: SparkSession, loaded: Loaded, bus: Bus, name: str, source: So
         if not source.is_bus:
             return Finding(field, True, columns(open_source(spark, source, bus)))
         options = bus.options(text_options(source.options)) | where(source)
+        kind: Literal["stream", "batch"] = "stream" if source.stream else "batch"
         if not bus and not WAYS & {one.lower() for one in options}:
+            options |= _ANYWHERE
+            parse_state(options, kind) if source.state else parse(options, kind)
             return Finding(field, None, NOT_LOOKED)
         if source.state:
             return Finding(field, True, columns(open_source(spark, source, bus)))
-        return Finding(field, True, _reach(parse(options, "stream" if source.stream else "batch")))
+        return Finding(field, True, _reach(parse(options, kind)))
     except (*REFUSALS, BabelbusError, OSError) as error:
         return Finding(field, False, cause(error))
 
@@ -94,11 +102,15 @@ def _sink(frame: DataFrame, target: Target) -> Finding:
         if sink.topic or sink.state:
             options = bus_options(target)
             if not target.bus and not WAYS & {one.lower() for one in options}:
-                options["url"], options["identity"] = "jebp://nowhere:1", "none"  # they are not what is checked here
+                options |= _ANYWHERE
             parsed = parse_sink(options | {"checkpointLocation": "any"}, "stream")
             check_columns(shaped.schema, parsed)
-            if target.bus.url and sink.topic is not True:
-                _reach(parse(target.bus.options({}, writing=True) | {"assign": f'{{"{parsed.topic}": [0]}}'}, "batch"))
+            for topic in filter(None, (parsed.topic, parsed.dead_letter_topic)) if target.bus.url else ():
+                _reach(parse(target.bus.options({}, writing=True) | {"assign": json.dumps({topic: [0]})}, "batch"))
+        for name in sink.partition_by:
+            if name not in frame.columns:
+                known = ", ".join(frame.columns)
+                return Finding(field, False, f"partition_by: there is no column {name!r}; there are: {known}")
         if sink.delta is not None:
             need_delta()
         if not frame.isStreaming:

@@ -11,6 +11,10 @@ class PipelineError(SparkError):
         self.file, self.field, self.problem = file, field, problem
 
 
+class WorkerLateError(PipelineError):
+    """A Python process of Spark's was not there in time: the machine is busy, and it may be the next time."""
+
+
 class QueryFailedError(SparkError):
     """A query of a running pipeline ended with an error, and was not to be started again."""
 

@@ -12,7 +12,7 @@ from babelbus.spark.pipelines.bus import Bus
 from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Function, Scalar, Source
-from babelbus.spark.pipelines.session import REFUSALS, cause
+from babelbus.spark.pipelines.session import REFUSALS, refused
 
 Opener = Callable[[SparkSession, Source, Bus], DataFrame]
 
@@ -101,4 +101,4 @@ def _naming(loaded: Loaded, field: str) -> Iterator[None]:
     try:
         yield
     except REFUSALS as error:
-        raise PipelineError(loaded.file, field, cause(error)) from error
+        raise refused(loaded.file, field, error) from error

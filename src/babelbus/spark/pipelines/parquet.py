@@ -60,6 +60,7 @@ class ParquetFolder:
 
     def _begin(self, batch: int) -> None:
         """Finish or undo what the run before was killed in: only the first batch of a run can be a repeated one."""
+        self._folder = os.path.abspath(self._folder)  # here, which may be on a Connect server
         for folder, _, names in os.walk(self._folder):
             if os.path.basename(folder).startswith(ASIDE):
                 continue

@@ -4,6 +4,11 @@ from typing import Any
 
 import msgspec
 
+from babelbus.spark.plan import IDS
+
+OBSERVED, ROWS = "out", "rows"
+"""Under which names the rows that reach a sink are counted: Spark counts those of some sinks only."""
+
 
 class Batch(msgspec.Struct, frozen=True):
     """One batch of one sink's query."""
@@ -34,6 +39,7 @@ class _Source(msgspec.Struct):
     description: str = ""
     end: Any = msgspec.field(default=None, name="endOffset")
     latest: Any = msgspec.field(default=None, name="latestOffset")
+    rows: int = msgspec.field(default=0, name="numInputRows")
 
 
 class _Sink(msgspec.Struct, frozen=True):
@@ -42,28 +48,31 @@ class _Sink(msgspec.Struct, frozen=True):
 
 class _Progress(msgspec.Struct):
     batch: int = msgspec.field(name="batchId")
-    rows_in: int = msgspec.field(default=0, name="numInputRows")
+    rows_in: int | None = msgspec.field(default=None, name="numInputRows")
     durations: dict[str, int] = msgspec.field(default={}, name="durationMs")
     times: dict[str, str] = msgspec.field(default={}, name="eventTime")
     operators: list[_Operator] = msgspec.field(default=[], name="stateOperators")
     sources: list[_Source] = []
     sink: _Sink = _Sink()
-    observed: dict[str, dict[str, int]] = msgspec.field(default={}, name="observedMetrics")
+    observed: dict[str, Any] = msgspec.field(default={}, name="observedMetrics")
 
 
 def read(text: str, pipeline: str, sink: str) -> Batch | None:
-    """Read one progress of Spark's; `None` when it tells only that nothing happened."""
+    """Read one progress of Spark's; `None` when it tells only that nothing happened.
+
+    A progress from Spark Connect says some of it in other places.
+    """
     progress = msgspec.json.decode(text, type=_Progress)
     if "addBatch" not in progress.durations:
         return None
-    counted = next((values["rows"] for values in progress.observed.values() if "rows" in values), None)
+    counted = _counted(progress.observed.get(OBSERVED))
     lags = [lag(source.end, source.latest) for source in progress.sources]
     known = [one for one in lags if one is not None]
     return Batch(
         pipeline=pipeline,
         sink=sink,
         batch=progress.batch,
-        rows_in=progress.rows_in,
+        rows_in=sum(one.rows for one in progress.sources) if progress.rows_in is None else progress.rows_in,
         rows_out=counted if counted is not None else max(0, progress.sink.rows),
         rows_late=sum(operator.late for operator in progress.operators),
         lag=sum(known) if known else None,
@@ -72,6 +81,17 @@ def read(text: str, pipeline: str, sink: str) -> Batch | None:
         seconds=progress.durations.get("triggerExecution", 0) / 1000,
         watermark=progress.times.get("watermark"),
     )
+
+
+def _counted(observed: Any) -> int | None:
+    """Give the rows that were counted; a progress from Spark Connect has the values beside their schema."""
+    if not isinstance(observed, dict):
+        return None
+    if "schema" in observed:
+        names = [field["name"] for field in observed["schema"]["fields"]]
+        observed = dict(zip(names, observed["values"], strict=True))
+    found = observed.get(ROWS)
+    return found if isinstance(found, int) else None
 
 
 def lag(end: Any, latest: Any) -> int | None:
@@ -88,7 +108,10 @@ def _flat(offset: Any) -> dict[tuple[str, str], int] | None:
             offset = msgspec.json.decode(offset)
         except msgspec.DecodeError:
             return None
-    if not isinstance(offset, dict) or not all(isinstance(one, dict) for one in offset.values()):
+    if not isinstance(offset, dict):
+        return None
+    offset = {topic: one for topic, one in offset.items() if topic != IDS}
+    if not all(isinstance(one, dict) for one in offset.values()):
         return None
     found = {(topic, number): at for topic, partitions in offset.items() for number, at in partitions.items()}
     return found if all(isinstance(at, int) for at in found.values()) else None

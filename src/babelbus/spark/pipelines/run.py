@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 import msgspec
@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from babelbus.clock import Clock, SystemClock
 from babelbus.spark.pipelines import progress
 from babelbus.spark.pipelines.bus import Bus
-from babelbus.spark.pipelines.errors import CheckpointInUseError, PipelineError, QueryFailedError
+from babelbus.spark.pipelines.errors import CheckpointInUseError, PipelineError, QueryFailedError, WorkerLateError
 from babelbus.spark.pipelines.frames import build
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import read_trigger
@@ -41,6 +41,8 @@ class Policy(msgspec.Struct, frozen=True):
     """Of one query, in a row: a batch that succeeds starts the count again."""
     backoff_seconds: float = 1.0
     """Before the first restart; doubled for each further one."""
+    remote: bool = False
+    """The checkpoint is where a Connect server is, which is not for us to lock."""
 
 
 class Watcher(Protocol):
@@ -86,11 +88,11 @@ class Runner:
             QueryFailedError: a query failed for good; the others were stopped.
             CheckpointInUseError: another process runs on the same checkpoint.
         """
-        with lock(self._policy.checkpoint):
+        with nullcontext() if self._policy.remote else lock(self._policy.checkpoint):
             jobs = [_Job(target) for target in self._targets()]
             try:
                 for job in jobs:
-                    self._start(job)
+                    self._begin(job)
                 while not self._stop.is_set() and any(not job.done for job in jobs):
                     self._stop.wait(POLL_SECONDS)
                     for job in jobs:
@@ -105,6 +107,13 @@ class Runner:
             yield Target(
                 self._loaded.file, name, sink, self._bus, self._policy.checkpoint, read_trigger("trigger", text)
             )
+
+    def _begin(self, job: "_Job") -> None:
+        """Start a query for the first time: what Spark refuses then, it would refuse again."""
+        try:
+            self._start(job)
+        except WorkerLateError as error:
+            self._fail(job, error.problem, error)
 
     def _start(self, job: "_Job") -> None:
         # Built anew for each start: a frame of Spark's remembers files and views of the time it was made.

@@ -1,5 +1,7 @@
 """The Spark session of a pipeline: this machine, a cluster, or Spark Connect."""
 
+import importlib.util
+import logging
 import os
 import re
 import sys
@@ -12,10 +14,12 @@ from contextlib import contextmanager
 import msgspec
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from babelbus.spark.errors import SparkError
 from babelbus.spark.java import java_home
+from babelbus.spark.pipelines.errors import PipelineError, WorkerLateError
 from babelbus.spark.pipelines.model import Scalar
 
 FAST_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -33,8 +37,20 @@ SETTINGS: dict[str, str] = {
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
+_OF_SESSIONS = "spark.sql."
+"""How settings begin that a session may choose on a server that runs already."""
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
+
+REFUSAL_LOG = "SQLQueryContextLogger"
+CONNECT = {
+    "grpc": "grpcio",
+    "grpc_status": "grpcio-status",
+    "google.rpc": "googleapis-common-protos",
+    "pandas": "pandas",
+    "zstandard": "zstandard",
+}
+"""What PySpark needs to speak to a Connect server: modules, and the packages that they come with."""
 
 REFUSALS = (PySparkException, Py4JError)
 """What Spark raises where it refuses something: some of the JVM's errors come as they are."""
@@ -47,6 +63,17 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
+
+
+class ConnectMissingError(SparkError):
+    """Packages are not installed that a session on a Connect server needs."""
+
+    def __init__(self, packages: list[str]) -> None:
+        verb = "is" if len(packages) == 1 else "are"
+        super().__init__(
+            f"Spark Connect needs {', '.join(packages)}, which {verb} not installed: pip install 'babelbus[connect]'"
+        )
+        self.packages = packages
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -66,15 +93,22 @@ def session(
 
     Raises:
         JavaMissingError: there is no Java here; a remote session needs none.
+        ConnectMissingError: the session is to be a remote one, and its packages are not installed.
         SparkError: Spark did not start.
     """
     wanted = {key: _text(value) for key, value in settings.items()}
+    if place.remote:
+        need_connect()
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="babelbus-spark-") as folder:
         # PySpark leaves the pipes and sockets to its gateway for the garbage collector to close.
         warnings.simplefilter("ignore", ResourceWarning)
+        # PySpark logs each refusal with the JVM's whole trace; who calls us gets the reason in a line.
+        if log_level == "OFF":
+            PySparkLogger.getLogger(REFUSAL_LOG).setLevel(logging.CRITICAL)
         builder = SparkSession.Builder().appName(f"babelbus {name}")
         if place.remote:
             builder = builder.remote(place.remote)
+            wanted = {key: value for key, value in SETTINGS.items() if key.startswith(_OF_SESSIONS)} | wanted
         else:
             # The workers run the `python3` of PATH otherwise, which need not have PySpark.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -109,6 +143,24 @@ def session(
             spark.stop()
 
 
+def need_connect() -> None:
+    """See that PySpark can speak to a Connect server.
+
+    Raises:
+        ConnectMissingError: it cannot.
+    """
+    missing = [package for module, package in CONNECT.items() if not _is_there(module)]
+    if missing:
+        raise ConnectMissingError(missing)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is a part of is not there
+        return False
+
+
 def is_local(path: str) -> bool:
     """Say whether a path is of this machine's file system."""
     return "://" not in path
@@ -131,6 +183,16 @@ def cause(error: BaseException) -> str:
     if found:
         return (found[-1][1] or found[-1][2]).strip()
     return _first_line(text) or type(error).__name__
+
+
+_LATE = "Python worker failed to connect back"
+
+
+def refused(file: str, field: str, error: BaseException) -> PipelineError:
+    """Give what to raise where Spark refused a part of a pipeline."""
+    # Spark waits 10 s for some of its Python processes, which no setting changes; that is no fault of the pipeline.
+    kind = WorkerLateError if _LATE in str(error) else PipelineError
+    return kind(file, field, cause(error))
 
 
 def _text(value: Scalar) -> str:

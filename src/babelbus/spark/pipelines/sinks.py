@@ -9,16 +9,15 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 
-from babelbus.spark.pipelines.bus import Bus
+from babelbus.spark.pipelines.bus import WAYS, Bus
 from babelbus.spark.pipelines.delta import DeltaFolder, need_delta
 from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.frames import text_options
 from babelbus.spark.pipelines.model import Sink
 from babelbus.spark.pipelines.parquet import ParquetFolder
-from babelbus.spark.pipelines.session import REFUSALS, cause, is_local
+from babelbus.spark.pipelines.progress import OBSERVED, ROWS
+from babelbus.spark.pipelines.session import REFUSALS, is_local, refused
 
-OBSERVED = "out"
-"""The name under which the rows that reach a sink are counted: Spark counts those of some sinks only."""
 CARRIED = ("key", "value", "headers", "timestamp")
 """Columns of a record that are taken from a frame as they are. Its topic, partition and subject are of where it came
 from: they have to be asked for."""
@@ -45,7 +44,7 @@ def start(frame: DataFrame, target: Target) -> StreamingQuery:
     """
     sink, field = target.sink, f"sinks.{target.name}"
     try:
-        writer: Any = shape(frame, target).observe(OBSERVED, F.count(F.lit(1)).alias("rows")).writeStream
+        writer: Any = shape(frame, target).observe(OBSERVED, F.count(F.lit(1)).alias(ROWS)).writeStream
         writer = writer.queryName(target.name).outputMode(sink.mode)
         if target.trigger_seconds is None:
             writer = writer.trigger(availableNow=True)
@@ -56,7 +55,7 @@ def start(frame: DataFrame, target: Target) -> StreamingQuery:
             writer = writer.partitionBy(*sink.partition_by)
         return _ending(writer, target).start()  # type: ignore[no-any-return]
     except REFUSALS as error:
-        raise PipelineError(target.file, field, cause(error)) from error
+        raise refused(target.file, field, error) from error
 
 
 def save(frame: DataFrame, target: Target) -> int:
@@ -73,7 +72,7 @@ def save(frame: DataFrame, target: Target) -> int:
         raise PipelineError(target.file, f"{field}.{what}", f"goes with streams, and {sink.input!r} is none")
     counted = Observation(OBSERVED)
     try:
-        rows = shape(frame, target).observe(counted, F.count(F.lit(1)).alias("rows"))
+        rows = shape(frame, target).observe(counted, F.count(F.lit(1)).alias(ROWS))
         if sink.topic or sink.state:
             _Upsert(bus_options(target), transaction(target))(rows, 0)
         elif sink.delta is not None:
@@ -84,9 +83,9 @@ def save(frame: DataFrame, target: Target) -> int:
         else:
             writer = rows.write.mode("append").partitionBy(*sink.partition_by).options(**text_options(sink.options))
             writer.format(sink.format or "parquet").save(sink.parquet)
-        return int(counted.get["rows"])
+        return int(counted.get[ROWS])
     except REFUSALS as error:
-        raise PipelineError(target.file, field, cause(error)) from error
+        raise refused(target.file, field, error) from error
 
 
 def shape(frame: DataFrame, target: Target) -> DataFrame:
@@ -95,11 +94,18 @@ def shape(frame: DataFrame, target: Target) -> DataFrame:
     A frame without a column `value` becomes JSON: an object for each row, with `null` where there is none.
 
     Raises:
-        PipelineError: a column is missing.
+        PipelineError: a column is missing, or the topic of a sink of the state keeps none.
     """
     sink, field = target.sink, f"sinks.{target.name}"
     if not sink.topic and not sink.state:
         return frame
+    elsewhere = WAYS & {name.lower() for name in sink.options}
+    if sink.state and not elsewhere and target.bus.keeps_state(sink.state) is False:
+        raise PipelineError(
+            target.file, f"{field}.state",
+            f"what is published to the topic {sink.state!r} does not become state:"
+            f" babelbus topics alter {sink.state} --retain last",
+        )  # fmt: skip
     columns = {name: F.col(name) for name in CARRIED if name in frame.columns}
     if sink.topic is True:
         if "topic" not in frame.columns:
@@ -131,7 +137,7 @@ def _ending(writer: Any, target: Target) -> Any:
             return writer.foreachBatch(_Upsert(options, transaction(target)))
         return writer.format("babelbus").options(**options)
     if sink.parquet is not None and sink.compact_files is not None:
-        return writer.foreachBatch(ParquetFolder(os.path.abspath(sink.parquet), sink.partition_by, sink.compact_files))
+        return writer.foreachBatch(ParquetFolder(sink.parquet, sink.partition_by, sink.compact_files))
     if sink.delta is not None:
         need_delta()
         return writer.foreachBatch(DeltaFolder(sink.delta, sink.partition_by, transaction(target), options))

@@ -1,0 +1,118 @@
+"""Running one shell command at a time, so that a signal stops it and all that it started, whenever the signal comes."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+STOP_SECONDS = 5.0
+"""How long a command that was asked to end may take."""
+LOOK_SECONDS = 0.02
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Turns Ctrl-C, SIGTERM of supervisors and SIGHUP of a closed terminal into `KeyboardInterrupt` for a while.
+
+    What was ignored when it began (`nohup`) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self._came = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._held:
+            self._came = True
+        else:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Take the signals until the end of the block."""
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = [(number, signal.signal(number, self._handle)) for number in heard]
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let the block, which must be short, come to its end first."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            if self._came:
+                self._came = False
+                raise KeyboardInterrupt
+
+
+def run_command(command: str, payload: bytes, environment: Mapping[bytes, bytes], interrupts: Interrupts) -> int:
+    """Run `command` with the shell, `payload` on its input; give its exit code, or minus the signal that ended it.
+
+    It runs in a process group of its own. Whatever ends this call early ends the group: with SIGTERM, and with SIGKILL
+    what is there `STOP_SECONDS` later, or when a second signal comes.
+
+    Raises:
+        OSError: it could not be started.
+        KeyboardInterrupt: a signal came, and the command was stopped.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        # Between the fork and the return of Popen a signal would leave a command behind that nobody knows.
+        with interrupts.held():
+            process = subprocess.Popen(  # noqa: S602  # the shell was asked for; nothing of the record is on its line
+                command, shell=True, stdin=subprocess.PIPE, env=environment, process_group=0
+            )
+        process.communicate(payload)
+    except BaseException:
+        if process is not None:
+            _stop(process)
+        raise
+    return process.returncode
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End a command and what it started; on return none of it runs."""
+    try:
+        _send(process.pid, signal.SIGTERM)
+        for _ in range(round(STOP_SECONDS / LOOK_SECONDS)):
+            if not _is_there(process):
+                break
+            time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        pass  # whoever asks twice does not want to wait
+    finally:
+        _send(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+def _is_there(process: "subprocess.Popen[bytes]") -> bool:
+    """Say whether anything of the command's group runs."""
+    # What has ended and nobody has asked about is still there: the shell, and what it left to us if we are the init
+    # process of a container.
+    if process.poll() is not None:
+        with suppress(ChildProcessError):
+            while os.waitpid(-process.pid, os.WNOHANG)[0]:
+                pass
+    return _send(process.pid, 0)
+
+
+def _send(group: int, number: int) -> bool:
+    """Send a signal to a process group; say whether there was anybody to get it."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+        return True
+    return False

@@ -1,0 +1,84 @@
+"""A running pipeline tells the server how it is, so that the server's metrics show it."""
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from babelbus.cli.command import CommandError
+from babelbus.cli.output import note
+
+if TYPE_CHECKING:
+    from babelbus.cli.api import AdminApi
+    from babelbus.spark.pipelines.progress import Batch
+
+TELL_SECONDS = 5.0
+
+
+class Reporter:
+    """Hears of each batch and tells the server, from a thread of its own: a slow server delays no batch.
+
+    Use it in a `with`; at the end it tells that nothing runs any more.
+    """
+
+    def __init__(self, api: "AdminApi", pipeline: str) -> None:
+        self._api = api
+        self._pipeline = pipeline
+        self._sinks: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name="pipeline report", daemon=True)
+
+    def started(self, sink: str) -> None:
+        """Note that a query runs."""
+        with self._lock:
+            self._sink(sink)["running"] = True
+
+    def batch(self, batch: "Batch") -> None:
+        """Count a batch."""
+        with self._lock:
+            sink = self._sink(batch.sink)
+            sink["batches"] += 1
+            sink["batch_seconds"] += batch.seconds
+            for name in ("rows_in", "rows_out", "rows_late"):
+                sink[name] += getattr(batch, name)
+            sink["state_rows"], sink["state_bytes"] = batch.state_rows, batch.state_bytes
+            sink["lag_records"] = batch.lag if batch.lag is not None else sink["lag_records"]
+
+    def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
+        """Count a failure."""
+        with self._lock:
+            self._sink(sink)["failures"] += 1
+            self._sink(sink)["running"] = False
+
+    def tell(self) -> None:
+        """Tell the server now; what goes wrong is said once, for the pipeline's work does not depend on it."""
+        with self._lock:
+            sinks = {name: dict(sink) for name, sink in self._sinks.items()}
+        try:
+            self._api.tell_pipeline(self._pipeline, sinks)
+            self._complained = False
+        except CommandError as error:
+            if not self._complained:
+                note(f"the server's metrics do not show this pipeline: {error}")
+            self._complained = True
+
+    def __enter__(self) -> "Reporter":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        with self._lock:
+            for sink in self._sinks.values():
+                sink["running"] = False
+        self.tell()
+
+    def _run(self) -> None:
+        while not self._ended.wait(TELL_SECONDS):
+            self.tell()
+
+    def _sink(self, name: str) -> dict[str, Any]:
+        counts = ("rows_in", "rows_out", "rows_late", "failures", "batches", "state_rows", "state_bytes")
+        new = {"running": False, "lag_records": None, "batch_seconds": 0.0} | dict.fromkeys(counts, 0)
+        return self._sinks.setdefault(name, new)
