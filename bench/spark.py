@@ -1,6 +1,6 @@
 """Spark reading five million records of 100 bytes in `local[2]`: through the files, over the bus, beside Parquet.
 
-The records are made once and read by every figure; one Spark serves all, and each figure reads some times before it counts.
+The records are made once and read by every figure; one Spark serves all, and each figure warms it first.
 """
 
 import atexit

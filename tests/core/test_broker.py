@@ -7,16 +7,18 @@ from collections.abc import Sequence
 
 import pytest
 
+from babelbus.clock import ManualClock
 from babelbus.core.broker import PARTITIONS_MAX, TopicExistsError, UnknownTopicError
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings
 from babelbus.core.subject import EVERYTHING, InvalidTopicNameError, exactly
 from babelbus.errors import StorageError
+from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk import SETTINGS_NAME, FolderStore
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import NOW, Bus, Gate, done, events, in_loop, payloads, read, turns
+from tests.support.bus import NOW, Bus, Gate, batch, done, events, in_loop, payloads, read, turns
 
 # -- making ----------------------------------------------------------------------------------------------------------
 
@@ -266,6 +268,30 @@ async def test_a_removal_that_a_crash_cut_short_is_finished_at_the_next_start() 
     assert not any("news" in path for path in files.paths())
     topic = again.topic("news")
     assert payloads(topic.partitions[0]) == []
+    await again.broker.close()
+
+
+@in_loop
+@pytest.mark.parametrize("cut_short", [True, False])
+async def test_what_another_engine_holds_is_taken_away_only_if_it_is_left_of_a_removal(cut_short: bool) -> None:
+    files = FaultyFiles()
+    elsewhere = FolderStore(files, "elsewhere", ManualClock(NOW))
+    bus = Bus(files)
+    if cut_short:
+        bus.topic("news")
+    await bus.broker.close()
+    if cut_short:
+        FolderStore(files, "data", bus.clock).hide("news")
+    elsewhere.open_partition("news", 0, LogSettings()).append(batch(b"precious"))
+    again = Bus(files, others={"db": elsewhere})
+    if cut_short:
+        assert payloads(again.topic("news", engine="db").partitions[0]) == []
+    else:
+        with pytest.raises(StorageError, match="does not know"):
+            again.topic("news", engine="db")
+        assert "news" not in again.broker.topics
+        assert elsewhere.partition_count("news") == 1
+        assert again.topic("news", engine="disk").name == "news"
     await again.broker.close()
 
 

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test
 from pyspark.sql import SparkSession
 
 from babelbus.spark.java import java_home
 from tests.spark.support import Folder
 
 FAST_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run hypothesis' tests first: a thread of PySpark draws from the random numbers that hypothesis watches."""
+    items.sort(key=lambda item: not is_hypothesis_test(getattr(item, "obj", None)))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from babelbus.core.state import State
 from babelbus.core.topic import Topic
 from babelbus.metrics import Metrics
 from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.storage.contract import Store
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import FileSystem
 from babelbus.storage.format import encode_batch
@@ -79,13 +80,14 @@ class Bus:
         clock: ManualClock | None = None,
         defaults: TopicSettings | None = None,
         default_partitions: int = 1,
+        others: dict[str, Store] | None = None,
     ) -> None:
         self.files = files or FaultyFiles()
         self.clock = clock or ManualClock(NOW)
         self.metrics = Metrics()
         self.disk = FolderStore(self.files, "data", self.clock)
         self.broker = Broker(
-            {"disk": self.disk, "memory": FolderStore(MemoryFiles(), "memory", self.clock)},
+            {"disk": self.disk, "memory": FolderStore(MemoryFiles(), "memory", self.clock), **(others or {})},
             defaults=defaults or TopicSettings(),
             checkpoint_bytes=2**20,
             clock=self.clock,

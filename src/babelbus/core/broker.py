@@ -83,6 +83,8 @@ class Broker:
         self._table = TopicTable()
         self._default_partitions = default_partitions
         self._erasing: set[asyncio.Future[None]] = set()
+        self._cut_short: set[str] = set()
+        """The topics whose removal the start finished: another engine may hold something of them still."""
         self._cleaning: asyncio.Future[int] | None = None
         self._closed = False
         self.topics: dict[str, Topic] = {}
@@ -112,6 +114,7 @@ class Broker:
         for token, name in self._catalog.removed().items():
             self._catalog.erase(token)
             finished[token] = name
+        self._cut_short = set(finished.values())
         for name in self._catalog.topics():
             kept = self._load_settings(name)
             stored = self._stores[kept.settings.engine].partition_count(name)
@@ -255,26 +258,32 @@ class Broker:
 
     def _make_topic(self, name: str, partitions: int, settings: TopicSettings) -> Topic:
         store = self._stores[settings.engine]
+        if store is not self._catalog and store.partition_count(name):
+            if name not in self._cut_short:  # this folder is new to a database that others use, or used
+                raise StorageError(
+                    f"topic {name!r}: engine {settings.engine} holds records of a topic of this name that this data "
+                    "folder does not know; take another name, or the folder or the database that belongs to them"
+                )
+            store.erase(store.hide(name))
         try:
-            if store is not self._catalog and store.partition_count(name):
-                store.erase(store.hide(name))  # left by a removal that a crash cut short
             kept = _Kept(partitions, settings, _new_id())
             self._save_settings(name, kept)
             self.topics[name] = self._open_topic(name, settings, partitions, kept.id)
         except (OSError, StorageError) as error:
-            self._forget(name)
+            self._forget(name, store)
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"topic {name!r} could not be made: {error.strerror}") from error
         self._changed()
         return self.topics[name]
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, store: Store) -> None:
         """Take away what is there of a topic that could not be made, so that no restart brings it up."""
-        try:
-            self._catalog.erase(self._catalog.hide(name))
-        except (OSError, StorageError) as error:
-            log.debug("nothing to take away of topic %r: %s", name, error)
+        for one in {id(each): each for each in (self._catalog, store)}.values():
+            try:
+                one.erase(one.hide(name))
+            except (OSError, StorageError) as error:
+                log.debug("nothing to take away of topic %r: %s", name, error)
 
     def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
         """Change settings of a topic while it is used; `partitions` may only grow.
