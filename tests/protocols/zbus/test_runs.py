@@ -69,8 +69,67 @@ def decoded(text: bytes) -> Any:
 
 @given(sent_messages, st.binary(max_size=5))
 def test_frames_that_are_read_together_say_what_each_of_them_says(sent: list[tuple[Any, int]], rubbish: bytes) -> None:
-    for frames in (spread(sent), [*spread(sent), rubbish]):
-        assert plain(FrameReader().read(frames)) == [decoded(frame) for frame in frames]
+    reader = FrameReader()
+    for frames in (spread(sent), [*spread(sent), rubbish], spread(sent)):
+        assert plain(reader.read(frames)) == [decoded(frame) for frame in frames]
+
+
+known_frames = st.sampled_from(
+    [
+        b'{"headers":{"cmd":"pub","mq":"Q","id":"%b"},"body":"%b"}',
+        b'{"body": "%b", "headers": {"id": "%b", "cmd": "pub", "mq": "Q"}}',
+        b'{"headers":{"cmd":"pub","mq":"Q"},"body":"%b%b"}',
+        b'{"headers":{"cmd":"pub","mq":"Q","tag":"\xc3\xa9","id":"%b"},"body":"%b"} ',
+        b'{"headers":{"cmd":"pub","mq":"Q","x":"\\u0041","id":"%b"},"body":"%b"}',
+        b'{"headers":{"cmd":"pub","mq":"Q","id":"%b","id":"2"},"body":"%b"}',
+        b'{"headers":{"cmd":"pub","mq":"Q","id":"%b"},"body":"%b","body":"3"}',
+        b'{"headers":{"cmd":"pub","mq":"Q",\n"id":"%b"},"body":"%b"}',
+        b'{"headers":{"cmd":"pub","mq":"Q","id":"%b","\\u0069d":"2"},"body":"%b"}',
+        b'{"headers":{"cmd":"pub","mq":"Q","body":"%b"},"body":"%b"}',
+    ]
+)
+known_values = st.sampled_from(
+    [
+        b"",
+        b"1",
+        b"text",
+        b"~\x7f",
+        b"\xc3\xa9",
+        b"\xff",
+        b"\t",
+        b"\n",
+        b'"',
+        b"\\",
+        b"\\n",
+        b"mark",
+        b'","id":"2',
+        b'"}\n{"',
+    ]
+)
+
+
+@given(known_frames, st.lists(st.lists(st.tuples(known_values, known_values), min_size=4, max_size=8), max_size=4))
+def test_frames_that_are_like_a_known_one_say_what_each_of_them_says(
+    form: bytes, reads: list[list[tuple[bytes, bytes]]]
+) -> None:
+    reader = FrameReader()
+    for chunk in ([(b"%d" % number, b"text") for number in range(MANY)], *reads):
+        frames = [form % pair for pair in chunk]
+        assert plain(reader.read(frames)) == [decoded(frame) for frame in frames]
+
+
+def test_a_text_that_two_frames_make_only_together_is_not_what_a_known_frame_makes_of_it() -> None:
+    reader = FrameReader()
+    form = b'{"headers":{"cmd":"pub","mq":"Q","id":"%b"},"body":"%b"}'
+    frames = [form % (b"%d" % number, b"text") for number in range(MANY)]
+    assert isinstance(reader.read(frames)[0], Run)
+    cut = 30
+    for bad in (frames[0] + b"\n" + frames[1], frames[0] + frames[1]):
+        crooked = [bad, *frames[2:], b""]
+        assert plain(reader.read(crooked)) == [decoded(frame) for frame in crooked]
+    crooked = [frames[0] + b"\n" + frames[1][:cut], frames[1][cut:], *frames[2:]]
+    assert plain(reader.read(crooked)) == [decoded(frame) for frame in crooked]
+    assert len(reader.read(frames)) == 1
 
 
 def test_frames_that_are_one_message_only_together_are_refused_one_by_one() -> None:
