@@ -147,3 +147,20 @@ def test_a_chunk_that_is_one_request_like_those_before_is_taken_without_ceremony
     assert decoder.take_single(sent[5]) is None  # it belongs to what is held
     decoder.receive_data(sent[5][7:])
     assert len(decoder.runs()) == 1
+
+
+def test_what_belongs_to_a_body_is_no_request_although_it_looks_like_one_before() -> None:
+    known = post("1", b"hello")
+    heads = (
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(known),
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % len(known),
+    )
+    for head in heads:
+        decoder = RequestDecoder(varying="id", body_bytes_max=1000)
+        for _ in range(3):
+            decoder.receive_data(known)
+            decoder.runs()
+        assert decoder.take_single(known) is not None
+        decoder.receive_data(head)
+        assert (decoder.runs(), decoder.buffered_bytes, decoder.idle) == ([], 0, False)
+        assert decoder.take_single(known) is None

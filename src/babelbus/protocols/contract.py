@@ -71,12 +71,6 @@ class Answer:
         if not self.left:
             self.outbox.push()
 
-    def fulfil(self, data: bytes) -> None:
-        """Say what was promised (`Outbox.promise`)."""
-        self.encode = lambda: data
-        self.left = 0
-        self.outbox.fulfilled(self, data)
-
 
 class Outbox:
     """What one connection sends, in the order of its requests, with one write for all that is ready.
@@ -139,23 +133,16 @@ class Outbox:
         if not receipts and not self.holding:
             self._drain()
 
-    def promise(self, weight: int) -> Answer:
-        """Keep the place of an answer that `fulfil` will give, behind all answers that were promised before."""
-        answer = Answer(self, bytes, 1, weight + ANSWER_BYTES)
-        self._answers.append(answer)
-        self._weight += answer.weight
-        return answer
+    @property
+    def idle(self) -> bool:
+        """Whether all answers are written, and the peer has taken them."""
+        return not self._answers and not self._transport.get_write_buffer_size()
 
-    def fulfilled(self, answer: Answer, data: bytes) -> None:
-        """Write what was promised, at once if nothing else waits."""
-        answers = self._answers
-        if len(answers) == 1 and answers[0] is answer and not self.holding:
-            answers.clear()
-            self._weight -= answer.weight
+    def say(self, data: bytes) -> None:
+        """Write an answer at once: no other one may wait (`waiting` is 0)."""
+        if not self.closed:
             self._transport.write(data)
             self.on_drained()
-        else:
-            self.push()
 
     def push(self) -> None:
         """Write what became ready, unless it is collected."""

@@ -36,9 +36,11 @@ class ZbusConnection(Connection):
     _session: WebSession | None
 
     def data_received(self, data: bytes) -> None:
-        """Handle one chunk as one batch."""
-        super().data_received(data)
-        self._release()
+        """Handle one chunk as one batch; a publication like the last one is the short way."""
+        session = self._session
+        if session is None or self._ended or not session.publish_again(data):
+            super().data_received(data)
+            self._release()
 
     def room(self) -> None:
         """The outbox may have room again."""

@@ -63,6 +63,8 @@ END_TABLE = np.array([zlib.crc32(bytes([byte])) ^ zlib.crc32(b"\0") for byte in 
 """CRC-32 register after one zero byte, by the low byte before: crc(b) ^ crc(0) is linear in b."""
 VECTOR_MIN = 16
 """From so many records on, numpy is faster than a loop."""
+VECTOR_MIN_BODIES = 64
+"""The same where a record's body is there already, so that less is left to do for each."""
 INT32 = struct.Struct(">i")
 INT64 = struct.Struct(">q")
 HEADERS_MAX = 127
@@ -253,7 +255,7 @@ def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: i
     Costs one CRC a record in a batch of many: the heads are filled in for all at once.
     """
     count = len(bodies)
-    if count < VECTOR_MIN:
+    if count < VECTOR_MIN_BODIES:
         return _encode_few_bodies(bodies, timestamps, base_offset)
     lengths = np.fromiter(map(len, bodies), np.int64, count)
     pieces: list[bytes] = [bytes(HEAD_BYTES)] * (2 * count)
@@ -279,7 +281,7 @@ def _encode_few_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offs
         parts += (pack(offset, size + 4, crc32(body)), body)
         positions.append(position)
         position += HEAD_BYTES + size
-    return RecordBatch(bytearray(b"".join(parts)), positions, timestamps, base_offset)
+    return RecordBatch(bytearray().join(parts), positions, timestamps, base_offset)
 
 
 def _check_timestamps(timestamps: Sequence[int]) -> None:
@@ -416,7 +418,7 @@ def rebase(batch: RecordBatch, base_offset: int) -> RecordBatch:
     Patches `batch.data` in place when it can be written to, else copies it once.
     """
     data = bytearray(batch.data) if memoryview(batch.data).readonly else batch.data
-    if batch.count < 16:
+    if batch.count < VECTOR_MIN_BODIES:
         pack_into = INT64.pack_into
         for offset, position in enumerate(batch.positions, base_offset):
             pack_into(data, position, offset)

@@ -137,14 +137,12 @@ class RequestDecoder:
         return requests
 
     def take_single(self, data: bytes) -> tuple[Request, bytes | None, bytes] | None:
-        """Give the one request that a chunk is, if nothing is held in front of it and it is like those before.
+        """Give the one request that a chunk is, if the decoder is `idle` and it is like those before.
 
         That is what they have in common (the same object as long as they do), the value of the varying header, and the
         body. Otherwise give `None`: nothing is taken, and the chunk is for `receive_data`. Needs `varying`.
         """
-        if self._held or self._runs is None or self._closed or self._stopped or self.error is not None:
-            return None
-        return self._runs.single(data)
+        return self._runs.single(data) if self._runs is not None and self.idle else None
 
     def _read(self, requests: list[Request | RequestRun]) -> None:
         if self.error is None and not self._stopped and self._held and self._ready():
@@ -179,6 +177,12 @@ class RequestDecoder:
         self._stopped = self._closed = self._last
         if self._last:
             self._drop()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next byte is the first of a request, and will be read as one."""
+        begun = self._held or self._head is not None
+        return not (begun or self._closed or self._stopped or self.error is not None)
 
     @property
     def buffered_bytes(self) -> int:

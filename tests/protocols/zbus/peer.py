@@ -98,14 +98,19 @@ class Peer:
         self.session.release()
 
     def send(self, data: bytes) -> None:
-        """What the connection does with one read."""
-        self.outbox.holding = True
-        try:
-            self.session.receive_data(data)
-        finally:
-            self.outbox.release()
-            self.session.release()
+        """What the connection does with one read, in a turn of its own."""
+        self.send_in_turn(data)
         self._house.hub.gatherer.commit()  # as the end of the turn does
+
+    def send_in_turn(self, data: bytes) -> None:
+        """What the connection does with one of several reads of a turn."""
+        if not self.session.publish_again(data):
+            self.outbox.holding = True
+            try:
+                self.session.receive_data(data)
+            finally:
+                self.outbox.release()
+                self.session.release()
 
     def leave(self) -> None:
         self.outbox.close()

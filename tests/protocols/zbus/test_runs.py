@@ -6,6 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.zbus.codec import decode_message
 from babelbus.protocols.zbus.errors import RequestError
 from babelbus.protocols.zbus.messages import Message
@@ -308,3 +309,92 @@ async def test_the_answers_to_requests_that_wait_for_the_disk_keep_their_order()
         (200, "2"),
         (404, "3"),
     ]
+
+
+single_requests = st.sampled_from(
+    [
+        *[request_of(cmd="pub", mq="Q", body=body) for body in (b"hello", b"HELLO", b"\xff\xfe...", b"x")],
+        *[request_of(cmd="pub", mq="Q", id=number, body=b"hello") for number in ("1", "2", "a b")],
+        request_of(cmd="pub", mq="R", body=b"hello"),
+        request_of(cmd="pub", mq="missing", body=b"hello"),
+        request_of("GET", "/?cmd=query&mq=Q"),
+        request_of("GET", "/?cmd=create&mq=R"),
+        request_of("GET", "/?cmd=remove&mq=R"),
+        b"POST / HTTP/1.1\r\n",
+        b"Host: a\r\n\r\n",
+        b"rubbish\r\n\r\n",
+    ]
+)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 2), single_requests, st.integers(1, 4)), max_size=6), max_size=4))
+def test_what_connections_ask_for_in_one_turn_is_answered_as_if_each_had_been_alone(
+    turns_of: list[list[tuple[int, bytes, int]]],
+) -> None:
+    """Order counts within a connection; what several do to an MQ of one of them may be seen or not, so R is one's."""
+
+    @in_loop
+    async def check() -> None:
+        results = []
+        for together in (True, False):
+            house = House()
+            webs = [Peer(house) for _ in range(3)]
+            webs[0].ask(cmd="create", mq="Q")
+            ended: set[int] = set()
+            for web in webs:
+                for _ in range(3):
+                    web.ask(cmd="pub", mq="Q", body=b"hello")
+            for turn in turns_of:
+                for number, data, times in turn:
+                    if number and (b"mq: R" in data or b"mq=R" in data):
+                        continue
+                    for _ in range(times):
+                        if number in ended:
+                            break
+                        try:
+                            webs[number].send_in_turn(data)
+                        except RemoteProtocolError:
+                            ended.add(number)
+                        if not together:
+                            house.hub.gatherer.commit()
+                house.hub.gatherer.commit()
+            answers = [
+                [(one.status, len(one.headers["id"]) if "id" in one.headers else 0) for one in web.responses()]
+                for web in webs
+            ]
+            results.append((answers, sorted(map(repr, stored(house)))))
+        assert results[0] == results[1]
+
+    check()
+
+
+@in_loop
+async def test_a_publication_is_not_done_before_the_end_of_its_turn_and_is_done_although_its_client_left() -> None:
+    house = House()
+    web, gone = Peer(house), Peer(house)
+    web.ask(cmd="create", mq="Q")
+    for peer in (web, gone):
+        for _ in range(3):
+            assert peer.ask(cmd="pub", mq="Q", body=b"x").status == 200
+    for peer in (web, gone):
+        peer.send_in_turn(request_of(cmd="pub", mq="Q", body=b"y"))
+        assert (peer.session.busy, peer.responses()) == (True, [])
+    gone.leave()
+    await turns()
+    assert (web.session.busy, [one.status for one in web.responses()]) == (False, [200])
+    assert gone.responses() == []
+    assert [one[0] for one in stored(house)] == [b"x"] * 6 + [b"y"] * 2
+
+
+@in_loop
+async def test_a_client_that_takes_no_answers_is_not_read_by_the_short_way() -> None:
+    house = House()
+    web = Peer(house)
+    web.ask(cmd="create", mq="Q")
+    one = request_of(cmd="pub", mq="Q", body=b"x")
+    for _ in range(3):
+        web.send(one)
+    web.wire.stuck = 1
+    assert not web.session.publish_again(one)
+    web.wire.stuck = 0
+    assert web.session.publish_again(one)

@@ -1,55 +1,81 @@
-"""Appending what many connections publish in one turn of the event loop with one write for each MQ."""
+"""Storing what many connections publish in one turn of the event loop with one write for each MQ."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from babelbus.core.record import Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import StorageError
-from babelbus.protocols.contract import Answer
+from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus.repeat import Repeat
-from babelbus.protocols.zbus.stored import front_of
+from babelbus.protocols.zbus.stored import mixed_bodies
 from babelbus.storage.format import encode_bodies
 
 GATHER_MAX = 64
 """So many records at once are a batch by themselves."""
 
+Single = tuple[Repeat, bytes | None, bytes, Outbox]
+"""A record that came by itself: what it has in common with the last one, its id (`None`: a new one), its body, and
+where the answer goes."""
+
 
 class _Gathered:
     """Records of one topic that one turn of the event loop brought, from many connections."""
 
-    __slots__ = ("bodies", "front", "promises", "receipt", "size_bytes", "timestamp", "timestamps")
+    __slots__ = ("bodies", "receipt", "singles", "size_bytes", "timestamps", "topic")
 
-    def __init__(self, timestamp: int) -> None:
-        self.timestamp = timestamp
-        self.front = front_of(timestamp)
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
         self.bodies: list[bytes] = []
         self.timestamps: list[int] = []
         self.size_bytes = 0
         self.receipt = Receipt(-1, -1, 0)
-        self.promises: list[tuple[Answer, Repeat, bytes]] = []
-        """Who wants to hear of records that came one by one, and their ids."""
+        self.singles: list[Single] = []
 
-    def settle(self, made: Receipt) -> None:
-        """Tell all who wait what became of it."""
+    def answer(self, made: Receipt, ids: list[bytes]) -> None:
+        """Answer the single ones, whose ids these are; each when it is known what becomes of it."""
         error = made.error
-        self.receipt.resolve(error)
-        for answer, repeat, request_id in self.promises:
-            answer.fulfil(repeat.reply(request_id, error))
+        if error is not None:
+            for (repeat, _, _, outbox), request_id in zip(self.singles, ids, strict=True):
+                outbox.say(repeat.refuse(request_id, error, repeat.request))
+        elif made.done:
+            for (repeat, _, _, outbox), request_id in zip(self.singles, ids, strict=True):
+                outbox.say(repeat.before + request_id + repeat.after)
+        else:
+            for (repeat, _, _, outbox), request_id in zip(self.singles, ids, strict=True):
+                outbox.answer_when([made], partial(_reply, repeat, request_id, made), repeat.weight)
+
+
+def _reply(repeat: Repeat, request_id: bytes, made: Receipt) -> bytes:
+    if made.error is not None:
+        return repeat.refuse(request_id, made.error, repeat.request)
+    return repeat.before + request_id + repeat.after
 
 
 class Gatherer:
     """What waits for the end of the turn.
 
-    `on_appended` is told of what was appended: the topic, how many messages, and the bytes of their bodies.
+    `new_ids` gives so many new ids. `on_appended` is told of what was appended: the topic, how many messages, and the
+    bytes of their bodies.
+
+    Attributes:
+        turn: rises with each `commit`.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Topic, int, int], None] = lambda *_: None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        find_topic: Callable[[str], Topic | None],
+        new_ids: Callable[[int], list[bytes]],
+        on_appended: Callable[[Topic, int, int], None],
     ) -> None:
+        self.turn = 0
         self._loop = loop
+        self._find_topic = find_topic
+        self._new_ids = new_ids
         self._on_appended = on_appended
-        self._waiting: dict[Topic, _Gathered] = {}
+        self._waiting: dict[str, _Gathered] = {}
 
     def append(self, topic: Topic, bodies: Sequence[bytes], timestamp: int, size_bytes: int) -> Receipt:
         """Append records that a `Recorder` made to a topic of one partition; `size_bytes` is that of the payloads.
@@ -58,36 +84,63 @@ class Gatherer:
         one write; `commit` is for who cannot wait.
         """
         if len(bodies) >= GATHER_MAX:
-            if topic in self._waiting:
+            if topic.name in self._waiting:
                 self.commit()
             return self._append(topic, bodies, [timestamp] * len(bodies), size_bytes)
-        gathered = self._waiting.get(topic) or self._begin(topic)
+        gathered = self._waiting.get(topic.name)
+        if gathered is not None and gathered.topic is not topic:  # it was removed and made again
+            self.commit()
+            gathered = None
+        if gathered is None:
+            gathered = self._begin(topic)
         gathered.bodies += bodies
         gathered.timestamps += [timestamp] * len(bodies)
         gathered.size_bytes += size_bytes
         return gathered.receipt
 
-    def append_one(self, topic: Topic, repeat: Repeat, request_id: bytes, body: bytes, answer: Answer) -> None:
-        """Append one more record of a mould, and fulfil its answer when it is stored."""
-        gathered = self._waiting.get(topic) or self._begin(topic)
-        gathered.bodies.append(repeat.mould.body(gathered.front, request_id, body))
-        gathered.timestamps.append(gathered.timestamp)
-        gathered.size_bytes += len(body)
-        gathered.promises.append((answer, repeat, request_id))
+    def append_single(self, single: Single) -> bool:
+        """Append one more record like the last one of its connection; `False` if its MQ is not what it was.
+
+        Its outbox is idle, and gets nothing else to say before the `commit` at the end of this turn.
+        """
+        mq = single[0].mq
+        gathered = self._waiting.get(mq)
+        if gathered is None:
+            topic = self._find_topic(mq)
+            if topic is None or len(topic.partitions) != 1:
+                return False
+            gathered = self._begin(topic)
+        gathered.singles.append(single)
+        return True
 
     def _begin(self, topic: Topic) -> _Gathered:
         if not self._waiting:
             self._loop.call_soon(self.commit)
-        gathered = self._waiting[topic] = _Gathered(topic.stamp())
+        gathered = self._waiting[topic.name] = _Gathered(topic)
         return gathered
 
     def commit(self) -> None:
         """Append what was gathered."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, {}
-            for topic, gathered in waiting.items():
-                made = self._append(topic, gathered.bodies, gathered.timestamps, gathered.size_bytes)
-                made.when_done(gathered.settle)
+        if not self._waiting:
+            return
+        self.turn += 1
+        waiting, self._waiting = self._waiting, {}
+        for gathered in waiting.values():
+            ids = self._fill(gathered) if gathered.singles else []
+            made = self._append(gathered.topic, gathered.bodies, gathered.timestamps, gathered.size_bytes)
+            made.when_done(lambda made, gathered=gathered: gathered.receipt.resolve(made.error))  # type: ignore[misc]
+            gathered.answer(made, ids)
+
+    def _fill(self, gathered: _Gathered) -> list[bytes]:
+        """Make the records of the single ones, and give their ids."""
+        repeats, given, payloads, _ = zip(*gathered.singles, strict=True)
+        fresh = self._new_ids(given.count(None))
+        ids = fresh if len(fresh) == len(given) else [fresh.pop() if one is None else one for one in given]
+        timestamp = gathered.topic.stamp()
+        gathered.bodies += mixed_bodies([one.mould for one in repeats], ids, payloads, timestamp)
+        gathered.timestamps += [timestamp] * len(ids)
+        gathered.size_bytes += sum(map(len, payloads))
+        return ids
 
     def _append(self, topic: Topic, bodies: Sequence[bytes], timestamps: list[int], size_bytes: int) -> Receipt:
         try:

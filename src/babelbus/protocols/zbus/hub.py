@@ -138,7 +138,7 @@ class Hub:
         ids = IdMaker()
         self.new_id = ids.make
         self.new_encoded_id = ids.make_encoded
-        self.gatherer = Gatherer(loop, self.published)
+        self.gatherer = Gatherer(loop, self.find_topic, ids.make_many, self.published)
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self._current)
 

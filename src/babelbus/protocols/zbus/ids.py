@@ -35,6 +35,14 @@ class IdMaker:
             self._fill()
         return self._made.pop()
 
+    def make_many(self, count: int) -> list[bytes]:
+        """Give the texts of new ones as bytes."""
+        while len(self._made) < count:
+            self._fill()
+        at = len(self._made) - count
+        made, self._made = self._made[at:], self._made[:at]
+        return made
+
     def _fill(self) -> None:
         random = bytearray(os.urandom(16 * self.MANY))
         random[6::16] = random[6::16].translate(_VERSION_4)
@@ -46,7 +54,7 @@ class IdMaker:
             texts[:, at : at + size] = digits[:, begin : begin + size]
             begin += size
         data = texts.tobytes()
-        self._made = [data[at : at + _TEXT_BYTES] for at in range(0, len(data), _TEXT_BYTES)]
+        self._made += [data[at : at + _TEXT_BYTES] for at in range(0, len(data), _TEXT_BYTES)]
 
 
 def stored_id(topic: str, topic_id: str, partition: int, offset: int) -> str:

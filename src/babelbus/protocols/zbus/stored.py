@@ -43,16 +43,17 @@ class Mould(msgspec.Struct, frozen=True, gc=False):
             for one, payload in zip(ids, payloads, strict=True)
         ]
 
-    def body(self, front: bytes, request_id: bytes, payload: bytes) -> bytes:
-        """Give the body of one record; `front` is the one of its time (`front_of`)."""
-        lengths = LENGTHS
-        size, id_size = lengths[len(payload)], lengths[len(request_id)]
-        return b"".join((front, self.key, size, payload, self.before_id, id_size, request_id, self.after_id))
 
-
-def front_of(timestamp: int) -> bytes:
-    """Give how the bodies of records begin that have a time: attributes, timestamp."""
-    return _pack_front(0, timestamp)
+def mixed_bodies(
+    moulds: Sequence[Mould], ids: Sequence[bytes], payloads: Sequence[bytes], timestamp: int
+) -> list[bytes]:
+    """Give the bodies of records that have a mould each, as `Mould.bodies` does."""
+    lengths, join = LENGTHS, b"".join
+    front = _pack_front(0, timestamp)
+    return [
+        join((front, one.key, lengths[len(payload)], payload, one.before_id, lengths[len(id_)], id_, one.after_id))
+        for one, id_, payload in zip(moulds, ids, payloads, strict=True)
+    ]
 
 
 class Recorder:

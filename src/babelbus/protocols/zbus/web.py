@@ -133,6 +133,10 @@ class WebSession:
         self._decoder = RequestDecoder(body_bytes_max=hub.options.package_bytes_max, varying=varying)
         self._reader = RequestReader()
         self._repeat: Repeat | None = None
+        self._ready = False
+        """Whether the next chunk may be for `publish_again`: nothing is put off, and no request has begun."""
+        self._turn = -1
+        """The turn of the gatherer in which it was asked last to publish something."""
         self._waiting: deque[Request | RequestRun] = deque()
         self._put_off: Message | None = None
         """What the first of `_waiting` says, if it was looked at and could not be done yet."""
@@ -156,9 +160,12 @@ class WebSession:
             PeerLeavesError: it wants the connection closed, and has all its answers.
         """
         self._active = True
+        self._ready = False
+        if self._turn == self._hub.gatherer.turn:
+            self._hub.gatherer.commit()  # what this connection published before is answered first
         if self._socket is not None:
             self._socket.receive_data(data)
-        elif self._last_word is None and not self._publish_again(data):  # else nothing that follows can be answered
+        elif self._last_word is None:  # else nothing that follows can be answered
             self._decoder.receive_data(data)
             self.resume()
 
@@ -173,28 +180,36 @@ class WebSession:
             return
         if self._last_word is None:
             self._work()
+            self._ready = self._decoder.idle and not self._waiting and not self._is_over
         if self._last_word is not None and not self._outbox.waiting and not self._waiting:
             raise self._last_word
 
-    def _publish_again(self, data: bytes) -> bool:
-        """Publish what one request says that is like the last one; `False` if the chunk is something else."""
+    def publish_again(self, data: bytes) -> bool:
+        """Publish what one request says that is like the last one; `False`: the chunk is for `receive_data`."""
         repeat = self._repeat
-        if repeat is None or self._waiting or self._outbox.full:
+        if repeat is None or not self._ready or not self._outbox.idle:
             return False
-        single = self._decoder.take_single(data)
-        if single is None:
+        request_id: bytes | None = None
+        if len(data) == repeat.size and data.startswith(repeat.head):
+            body = data[len(repeat.head) :]
+            if repeat.kind != "bytes" and not body.isascii():
+                return False
+        else:
+            single = self._decoder.take_single(data)
+            if single is None:
+                return False
+            request, request_id, body = single
+            if request is not repeat.request or not repeat.takes(body):
+                return False
+            if request_id is None:
+                repeat.remember(data, body)
+            elif not request_id.replace(b"-", b"").isalnum():
+                return False
+        gatherer = self._hub.gatherer
+        self._active = True
+        if not gatherer.append_single((repeat, request_id, body, self._outbox)):
             return False
-        request, request_id, body = single
-        if request is not repeat.request or not repeat.takes(body):
-            return False
-        topic = self._hub.find_topic(repeat.mq)
-        if topic is None or len(topic.partitions) != 1:
-            return False
-        if request_id is None:
-            request_id = self._hub.new_encoded_id()
-        elif not request_id.replace(b"-", b"").isalnum():
-            return False
-        self._hub.gatherer.append_one(topic, repeat, request_id, body, self._outbox.promise(repeat.weight))
+        self._turn = gatherer.turn
         return True
 
     def _learn(self, request: Request, message: Message) -> None:
@@ -420,10 +435,10 @@ class WebSession:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are put off, or the end waits for the last answer."""
+        """Whether requests are put off or not answered yet, or the end waits for the last answer."""
         if self._socket is not None:
             return self._socket.busy
-        return bool(self._waiting) or self._last_word is not None
+        return bool(self._waiting) or self._last_word is not None or self._turn == self._hub.gatherer.turn
 
     @property
     def established(self) -> bool:
