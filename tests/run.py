@@ -1,17 +1,26 @@
-"""`make test`: all tests, those with Spark beside the others.
+"""`make test`: all tests, in parts that run beside each other.
 
-Spark spends much of its time starting and waiting, so the two halves together take little longer than one of them.
-With arguments it is pytest with these arguments.
+Much of their time Spark and the servers that are started, killed and started again wait for something, so the parts
+together take little longer than the longest of them. With arguments it is pytest with these arguments.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 SPARK = ("tests/spark", "tests/cli/test_pipeline.py")
+PROCESSES = ("tests/cli", "tests/crash", "tests/end_to_end", "tests/examples", "tests/server")
 NO_TESTS = 5
 """What pytest answers when it found none, as where pyspark is not installed."""
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that lives for some seconds: compiling well and collecting beside the work take a quarter of the CPU."""
+
+
+def _ignored(paths: tuple[str, ...]) -> list[str]:
+    return [f"--ignore={path}" for path in paths]
 
 
 def main(arguments: list[str]) -> int:
@@ -20,18 +29,26 @@ def main(arguments: list[str]) -> int:
     if arguments:
         return subprocess.run([*pytest, *arguments], check=False).returncode
     root = Path(__file__).parent.parent
-    with tempfile.TemporaryFile("w+") as output:
-        beside = subprocess.Popen([*pytest, *SPARK], cwd=root, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            code = subprocess.run([*pytest, *(f"--ignore={path}" for path in SPARK)], cwd=root, check=False).returncode
-            spark_code = beside.wait()
-        except BaseException:
-            beside.kill()
-            beside.wait()
-            raise
-        output.seek(0)
-        sys.stdout.write(f"\nWith Spark, at the same time:\n{output.read()}")
-    return code or (0 if spark_code == NO_TESTS else spark_code)
+    environment = {**os.environ, "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", SHORT_LIVED)}
+    beside = {"With Spark": SPARK, "With processes of their own": (*PROCESSES, *_ignored(SPARK))}
+    with ExitStack() as stack:
+        parts = []
+        for title, choice in beside.items():
+            output = stack.enter_context(tempfile.TemporaryFile("w+"))
+            command = [*pytest, *choice]
+            part = stack.enter_context(
+                subprocess.Popen(command, cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            )
+            stack.callback(part.kill)  # where this is interrupted; leaving the context waits for it
+            parts.append((title, output, part))
+        rest = [*pytest, *_ignored((*SPARK, *PROCESSES))]
+        codes = [subprocess.run(rest, cwd=root, env=environment, check=False).returncode]
+        for title, output, part in parts:
+            code = part.wait()
+            codes.append(0 if code == NO_TESTS and title == "With Spark" else code)
+            output.seek(0)
+            sys.stdout.write(f"\n{title}, at the same time:\n{output.read()}")
+    return max(codes, key=abs)
 
 
 if __name__ == "__main__":
