@@ -43,11 +43,12 @@ def _spark() -> "SparkSession":
         from pyspark.sql import SparkSession
 
         from babelbus.spark.java import java_home
+        from babelbus.spark.python import worker_python
 
         os.environ["JAVA_HOME"] = java_home()
     except (ImportError, BabelbusError) as error:
         raise PeerMissingError(str(error)) from error
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python()
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")

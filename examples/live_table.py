@@ -25,6 +25,7 @@ from rich.table import Table
 
 from babelbus.client import BlockingClient, Record
 from babelbus.spark.java import java_home
+from babelbus.spark.python import worker_python
 from examples.flights import Weather, flights, planes, weather
 from examples.one_bus import Lines
 
@@ -66,7 +67,7 @@ def session() -> Iterator[SparkSession]:
         JavaMissingError: there is no Java that it runs on.
     """
     os.environ["JAVA_HOME"] = java_home()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python()
     warnings.simplefilter("ignore", ResourceWarning)
     spark = (
         SparkSession.builder.master("local[2]")

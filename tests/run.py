@@ -11,7 +11,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-SPARK = ("tests/spark", "tests/cli/test_pipeline.py")
+SPARK = ("tests/spark",)
 PROCESSES = ("tests/cli", "tests/crash", "tests/end_to_end", "tests/examples", "tests/server")
 NO_TESTS = 5
 """What pytest answers when it found none, as where pyspark is not installed."""
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         return subprocess.run([*pytest, *arguments], check=False).returncode
     root = Path(__file__).parent.parent
     environment = {**os.environ, "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", SHORT_LIVED)}
-    beside = {"With Spark": SPARK, "With processes of their own": (*PROCESSES, *_ignored(SPARK))}
+    beside = {"With Spark": SPARK, "With processes of their own": PROCESSES}
     with ExitStack() as stack:
         parts = []
         for title, choice in beside.items():

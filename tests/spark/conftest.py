@@ -1,7 +1,6 @@
 """One Spark for the tests that need one: it takes seconds to start, and is left running until the last of them."""
 
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from hypothesis import is_hypothesis_test
 from pyspark.sql import SparkSession
 
 from babelbus.spark.java import java_home
+from babelbus.spark.python import worker_python
 from tests.spark.support import Folder
 
 FAST_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run the `python3` of PATH otherwise
+    os.environ["PYSPARK_PYTHON"] = worker_python()  # the workers run the `python3` of PATH otherwise
     os.environ["JAVA_HOME"] = java_home()
     with warnings.catch_warnings():
         # PySpark leaves the pipes and sockets to its gateway for the garbage collector to close.

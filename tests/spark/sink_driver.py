@@ -13,6 +13,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from babelbus.spark.java import java_home
+from babelbus.spark.python import worker_python
 from tests.spark.conftest import FAST_CHECKPOINTS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,7 +31,7 @@ class Driver:
             env={
                 **os.environ,
                 "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-                "PYSPARK_PYTHON": sys.executable,
+                "PYSPARK_PYTHON": worker_python(),
                 "JAVA_HOME": java_home(),
             },
             start_new_session=True,

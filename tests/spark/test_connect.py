@@ -18,6 +18,7 @@ import pytest
 
 from babelbus.client import BlockingClient, Record
 from babelbus.spark.pipelines.session import CONNECT, ConnectMissingError, need_connect
+from babelbus.spark.python import worker_python
 from examples.flights import Flight, flights
 from tests.spark.daemons import SPARK_HOME, daemon, environment, wait_for
 from tests.spark.support import NOW
@@ -102,7 +103,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     server = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]")
     with (
         LiveServer(configure(folder / "data")) as live,
-        daemon("deploy.SparkSubmit", environment(sys.executable), log, *server, *named, "spark-internal"),
+        daemon("deploy.SparkSubmit", environment(worker_python()), log, *server, *named, "spark-internal"),
     ):
         port = wait_for(log, r"Connect server started at: [^ ]*:(\d+)$")[1]
         yield Place(folder, live, f"sc://127.0.0.1:{port}")

@@ -21,6 +21,7 @@ from babelbus.spark.errors import SparkError
 from babelbus.spark.java import java_home
 from babelbus.spark.pipelines.errors import PipelineError, WorkerLateError
 from babelbus.spark.pipelines.model import Scalar
+from babelbus.spark.python import worker_python
 
 FAST_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """Halves the cost of a batch where checkpoints are on a local disk; a rename is atomic there, in object stores not."""
@@ -111,13 +112,14 @@ def session(
             wanted = {key: value for key, value in SETTINGS.items() if key.startswith(_OF_SESSIONS)} | wanted
         else:
             # The workers run the `python3` of PATH otherwise, which need not have PySpark.
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            local = place.master.startswith("local")
+            os.environ.setdefault("PYSPARK_PYTHON", worker_python() if local else sys.executable)
             os.environ["JAVA_HOME"] = java_home()
             builder = builder.master(place.master)
             # Spark's own words on standard error would bury ours; what a query fails of is told by the runner.
             java = f"-Dlog4j2.configurationFile={_log_settings(folder, log_level)} {wanted.pop(JAVA_OPTIONS, '')}"
             defaults = SETTINGS | {JAVA_OPTIONS: java.strip()}
-            defaults |= _LOCAL if place.master.startswith("local") else {}
+            defaults |= _LOCAL if local else {}
             if is_local(checkpoint):
                 defaults["spark.sql.streaming.checkpointFileManagerClass"] = FAST_CHECKPOINTS
             wanted = defaults | wanted
