@@ -5,6 +5,7 @@ together take little longer than the longest of them. With arguments it is pytes
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 
 SPARK = ("tests/spark",)
 PROCESSES = ("tests/cli", "tests/crash", "tests/end_to_end", "tests/examples", "tests/server")
+STOP_SECONDS = 60
 NO_TESTS = 5
 """What pytest answers when it found none, as where pyspark is not installed."""
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -23,11 +25,22 @@ def _ignored(paths: tuple[str, ...]) -> list[str]:
     return [f"--ignore={path}" for path in paths]
 
 
+def _stop(part: "subprocess.Popen[bytes]") -> None:
+    """End a part of a run that was interrupted, in good order: it has servers of its own to stop."""
+    if part.poll() is None:
+        part.send_signal(signal.SIGINT)
+        try:
+            part.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            part.kill()
+
+
 def main(arguments: list[str]) -> int:
     """Run the tests; give 0 if all passed."""
     pytest = [sys.executable, "-m", "pytest"]
     if arguments:
         return subprocess.run([*pytest, *arguments], check=False).returncode
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     root = Path(__file__).parent.parent
     environment = {**os.environ, "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", SHORT_LIVED)}
     beside = {"With Spark": SPARK, "With processes of their own": PROCESSES}
@@ -39,7 +52,7 @@ def main(arguments: list[str]) -> int:
             part = stack.enter_context(
                 subprocess.Popen(command, cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT)
             )
-            stack.callback(part.kill)  # where this is interrupted; leaving the context waits for it
+            stack.callback(_stop, part)
             parts.append((title, output, part))
         rest = [*pytest, *_ignored((*SPARK, *PROCESSES))]
         codes = [subprocess.run(rest, cwd=root, env=environment, check=False).returncode]

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from babelbus.wire.websocket import encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
 from tests.protocols.zbus.strategies import texts, values
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Gate, in_loop, read, turns
+from tests.support.bus import Gate, in_loop, payloads, read, turns
 
 MANY = 20
 
@@ -87,6 +88,7 @@ known_frames = st.sampled_from(
         b'{"headers":{"cmd":"pub","mq":"Q",\n"id":"%b"},"body":"%b"}',
         b'{"headers":{"cmd":"pub","mq":"Q","id":"%b","\\u0069d":"2"},"body":"%b"}',
         b'{"headers":{"cmd":"pub","mq":"Q","body":"%b"},"body":"%b"}',
+        b'{"headers":{"cmd":"pub","mq":"Q","id":"%b"},"body":1e999,"body":"%b"}',
     ]
 )
 known_values = st.sampled_from(
@@ -398,3 +400,38 @@ async def test_a_client_that_takes_no_answers_is_not_read_by_the_short_way() -> 
     assert not web.session.publish_again(one)
     web.wire.stuck = 0
     assert web.session.publish_again(one)
+
+
+@in_loop
+async def test_a_connection_publishes_once_a_turn_the_short_way_so_that_no_answer_comes_behind_its_end() -> None:
+    house = House()
+    web = Peer(house)
+    web.ask(cmd="create", mq="Q")
+    one = request_of(cmd="pub", mq="Q", body=b"x")
+    for _ in range(3):
+        web.send(one)
+    web.responses()
+    assert [web.session.publish_again(one), web.session.publish_again(one)] == [True, False]
+    web.send(one)
+    assert [one.status for one in web.responses()] == [200, 200]
+
+
+@in_loop
+async def test_a_fault_of_the_server_in_one_mq_leaves_nobody_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House()
+    webs = [Peer(house), Peer(house)]
+    for web, mq in zip(webs, "QR", strict=True):
+        web.ask(cmd="create", mq=mq)
+        for _ in range(3):
+            web.ask(cmd="pub", mq=mq, body=b"x")
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(house.bus.broker.topics["Q"], "publish_batch", fail)
+    monkeypatch.setattr(house.hub.gatherer, "_on_appended", fail)
+    for web, mq in zip(webs, "QR", strict=True):
+        web.send_in_turn(request_of(cmd="pub", mq=mq, body=b"y"))
+    house.hub.gatherer.commit()
+    assert [[one.status for one in web.responses()] for web in webs] == [[500], [200]]
+    assert payloads(house.bus.broker.topics["R"].partitions[0])[-1:] == [b"y"]

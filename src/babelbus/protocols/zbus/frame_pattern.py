@@ -58,7 +58,10 @@ class FramePattern:
         spans = sorted(found.span(1) for found in ids + bodies)
         edges = [0, *(edge for span in spans for edge in span), len(text)]
         parts = tuple(text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True))
-        if not _stand_alone(text, _MARK.join(parts), has_id=bool(ids)):
+        try:
+            if not _stand_alone(text, _MARK.join(parts), has_id=bool(ids)):
+                return
+        except (msgspec.MsgspecError, RecursionError):  # a number out of range in what nobody reads
             return
         self._parts = parts
         counts = [part.count(b'"') for part in parts]

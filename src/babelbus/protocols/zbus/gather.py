@@ -1,6 +1,7 @@
 """Storing what many connections publish in one turn of the event loop with one write for each MQ."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,6 +12,8 @@ from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus.repeat import Repeat
 from babelbus.protocols.zbus.stored import mixed_bodies
 from babelbus.storage.format import encode_bodies
+
+log = logging.getLogger(__name__)
 
 GATHER_MAX = 64
 """So many records at once are a batch by themselves."""
@@ -101,7 +104,8 @@ class Gatherer:
     def append_single(self, single: Single) -> bool:
         """Append one more record like the last one of its connection; `False` if its MQ is not what it was.
 
-        Its outbox is idle, and gets nothing else to say before the `commit` at the end of this turn.
+        It is the only one of its connection in this turn. The outbox is idle, and gets nothing else to say before the
+        `commit` at the end of the turn.
         """
         mq = single[0].mq
         gathered = self._waiting.get(mq)
@@ -126,26 +130,38 @@ class Gatherer:
         self.turn += 1
         waiting, self._waiting = self._waiting, {}
         for gathered in waiting.values():
-            ids = self._fill(gathered) if gathered.singles else []
-            made = self._append(gathered.topic, gathered.bodies, gathered.timestamps, gathered.size_bytes)
+            ids = self._ids(gathered.singles)
+            made = self._store(gathered, ids)
             made.when_done(lambda made, gathered=gathered: gathered.receipt.resolve(made.error))  # type: ignore[misc]
             gathered.answer(made, ids)
 
-    def _fill(self, gathered: _Gathered) -> list[bytes]:
-        """Make the records of the single ones, and give their ids."""
-        repeats, given, payloads, _ = zip(*gathered.singles, strict=True)
+    def _ids(self, singles: Sequence[Single]) -> list[bytes]:
+        given = [one[1] for one in singles]
         fresh = self._new_ids(given.count(None))
-        ids = fresh if len(fresh) == len(given) else [fresh.pop() if one is None else one for one in given]
-        timestamp = gathered.topic.stamp()
-        gathered.bodies += mixed_bodies([one.mould for one in repeats], ids, payloads, timestamp)
-        gathered.timestamps += [timestamp] * len(ids)
-        gathered.size_bytes += sum(map(len, payloads))
-        return ids
+        return fresh if len(fresh) == len(given) else [fresh.pop() if one is None else one for one in given]
+
+    def _store(self, gathered: _Gathered, ids: Sequence[bytes]) -> Receipt:
+        """Append the records, with those of the single ones, whose ids these are."""
+        topic, timestamps, size_bytes = gathered.topic, gathered.timestamps, gathered.size_bytes
+        bodies = gathered.bodies
+        if ids:
+            timestamp = topic.stamp()
+            payloads = [one[2] for one in gathered.singles]
+            bodies = bodies + mixed_bodies([one[0].mould for one in gathered.singles], ids, payloads, timestamp)
+            timestamps = timestamps + [timestamp] * len(ids)
+            size_bytes += sum(map(len, payloads))
+        return self._append(topic, bodies, timestamps, size_bytes)
 
     def _append(self, topic: Topic, bodies: Sequence[bytes], timestamps: list[int], size_bytes: int) -> Receipt:
         try:
             receipt = topic.publish_batch(encode_bodies(bodies, timestamps, 0))
         except StorageError as error:
             return Receipt.refused(error)
-        self._on_appended(topic, len(bodies), size_bytes)
+        except Exception:  # one topic's bug must not cost the clients of others their answers
+            log.exception("publishing to %s failed", topic.name)
+            return Receipt.refused(StorageError("the server failed; its log says why"))
+        try:
+            self._on_appended(topic, len(bodies), size_bytes)
+        except Exception:
+            log.exception("counting what was published to %s failed", topic.name)
         return receipt

@@ -186,8 +186,9 @@ class WebSession:
 
     def publish_again(self, data: bytes) -> bool:
         """Publish what one request says that is like the last one; `False`: the chunk is for `receive_data`."""
-        repeat = self._repeat
-        if repeat is None or not self._ready or not self._outbox.idle:
+        repeat, gatherer = self._repeat, self._hub.gatherer
+        # One a turn: behind the answer to the first, a connection that has ended may be closed.
+        if repeat is None or not self._ready or self._turn == gatherer.turn or not self._outbox.idle:
             return False
         request_id: bytes | None = None
         if len(data) == repeat.size and data.startswith(repeat.head):
@@ -205,7 +206,6 @@ class WebSession:
                 repeat.remember(data, body)
             elif not request_id.replace(b"-", b"").isalnum():
                 return False
-        gatherer = self._hub.gatherer
         self._active = True
         if not gatherer.append_single((repeat, request_id, body, self._outbox)):
             return False
