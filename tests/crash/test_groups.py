@@ -30,7 +30,7 @@ from tests.support.bus import SAFETY_NET_SECONDS
 
 ROOT = Path(__file__).parent.parent.parent
 SEED = int(os.environ.get("BABELBUS_TEST_SEED", "1"))
-SEEDS = [*range(SEED, SEED + 2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEED + 2, SEED + 40))]
+SEEDS = [SEED, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEED + 1, SEED + 40))]
 RECORDS = 1500
 
 

@@ -65,7 +65,7 @@ class Copy:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("seed", "records", "kills"),
-    [(SEED, 400, 2), *(pytest.param(seed, 20_000, 12, marks=pytest.mark.slow) for seed in range(SEED, SEED + 3))],
+    [(SEED, 300, 2), *(pytest.param(seed, 20_000, 12, marks=pytest.mark.slow) for seed in range(SEED, SEED + 3))],
 )
 def test_what_is_copied_by_a_driver_that_is_killed_again_and_again_is_there_once(
     tmp_path: Path, seed: int, records: int, kills: int

@@ -416,12 +416,12 @@ def test_appending_reading_flushing_and_cleaning_go_on_side_by_side(place: Place
     threads = [threading.Thread(target=repeat, args=(work,)) for work in (log.flush, lambda: log.clean(NOW), read)]
     for thread in threads:
         thread.start()
-    fill(log, 6_000, batch=30)
+    fill(log, 3_000, batch=30)
     done.set()
     for thread in threads:
         thread.join()
     assert failures == []
-    assert (log.flush(), log.next_offset) == (6_000, 6_000)
+    assert (log.flush(), log.next_offset) == (3_000, 3_000)
 
 
 def test_rows_of_producers_that_nobody_remembers_do_not_pile_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
