@@ -168,6 +168,19 @@ def test_a_message_may_have_as_many_headers_as_a_record_can_keep_and_no_more() -
         decode_message(frame(HEADERS_MAX + 1))
 
 
+numbers = st.sampled_from(
+    [b"0", b"-0", b"1", b"-1", b"100", b"9" * 25, b"1.0", b"1e2", b"true", b"null", b'"x"', b"9" * 5000]
+)
+
+
+@given(st.dictionaries(st.sampled_from(["cmd", "id", "window", "x"]), numbers), st.sampled_from([b"", b"[1]"]))
+def test_a_number_among_the_headers_is_what_was_written(sent: dict[str, bytes], body: bytes) -> None:
+    pairs = b",".join(b'"%b":%b' % (name.encode(), number) for name, number in sent.items())
+    message = decode_message(b'{"headers":{%b}%b}' % (pairs, b',"body":' + body if body else b""))
+    assert message.body == (body or None)
+    assert message.headers == {name: number.strip(b'"').decode() for name, number in sent.items() if number != b"null"}
+
+
 def test_a_body_of_a_mebibyte_and_an_empty_one_pass() -> None:
     for text in ("x" * 2**20, "中" * 2**18, ""):
         message = Message({"id": "1"}, body=text.encode(), body_kind="text")

@@ -37,6 +37,16 @@ class _Frame(msgspec.Struct, gc=False):
     body: msgspec.Raw = NO_BODY
 
 
+class _NumberedFrame(msgspec.Struct, gc=False):
+    """The same with headers that are whole numbers, as a window is for some clients."""
+
+    headers: dict[str, str | int]
+    url: str | None = None
+    method: str | None = None
+    status: int | None = None
+    body: msgspec.Raw = NO_BODY
+
+
 class _Reply(msgspec.Struct, gc=False, omit_defaults=True):
     """What we send: absent fields are not there."""
 
@@ -48,6 +58,7 @@ class _Reply(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 _decode_frame = msgspec.json.Decoder(_Frame).decode
+_decode_numbered_frame = msgspec.json.Decoder(_NumberedFrame).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_string = msgspec.json.Decoder(str).decode
@@ -64,7 +75,10 @@ def decode_message(text: bytes) -> Message:
     try:
         frame = _decode_frame(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _decode_slowly(text)
+        numbered = _decode_numbered(text)
+        if numbered is None:
+            return _decode_slowly(text)
+        frame = numbered
     headers, body = frame.headers, bytes(frame.body)
     if headers is None:
         if b'"cmd"' in text:
@@ -93,6 +107,18 @@ def _message(headers: dict[str, str], url: str | None, method: str | None, statu
     except ValueError as error:
         raise MalformedMessageError("body is no UTF-8") from error
     return Message(headers, url, method, status, body, kind)
+
+
+def _decode_numbered(text: bytes) -> _Frame | None:
+    """Read a frame that has whole numbers among its headers, if it is one."""
+    try:
+        frame = _decode_numbered_frame(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if 0 in frame.headers.values():  # it may be written as -0, and a header is what was written
+        return None
+    headers = {name: value if type(value) is str else str(value) for name, value in frame.headers.items()}
+    return _Frame(headers, frame.url, frame.method, frame.status, frame.body)
 
 
 def _decode_slowly(text: bytes) -> Message:
