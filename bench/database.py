@@ -76,7 +76,7 @@ def _appending(url: str) -> Reading:
         return Reading(_append(log, BATCH_RECORDS), f"{small:,.0f}/s in batches of {SMALL_BATCH_RECORDS}")
 
 
-@figure("db.sqlite_append", unit="records/s")
+@figure("db.sqlite_append", unit="records/s", target=150_000)
 def sqlite_append() -> Iterator[Reading]:
     """Batches of 1,000 into a new file each time, flushed every 32 MiB; the note says batches of 100."""
     while True:

@@ -21,10 +21,6 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives for some seconds: compiling well and collecting beside the work take a quarter of the CPU."""
 
 
-def _ignored(paths: tuple[str, ...]) -> list[str]:
-    return [f"--ignore={path}" for path in paths]
-
-
 def _stop(part: "subprocess.Popen[bytes]") -> None:
     """End a part of a run that was interrupted, in good order: it has servers of its own to stop."""
     if part.poll() is None:
@@ -54,7 +50,7 @@ def main(arguments: list[str]) -> int:
             )
             stack.callback(_stop, part)
             parts.append((title, output, part))
-        rest = [*pytest, *_ignored((*SPARK, *PROCESSES))]
+        rest = [*pytest, *(f"--ignore={path}" for path in (*SPARK, *PROCESSES))]
         codes = [subprocess.run(rest, cwd=root, env=environment, check=False).returncode]
         for title, output, part in parts:
             code = part.wait()

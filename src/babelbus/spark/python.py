@@ -1,7 +1,7 @@
 """The Python of Spark's workers, as the command `babelbus-spark-python`: this one, which starts faster so.
 
 Spark puts its own `pyspark.zip` in front of what its workers import. There is no bytecode in it, so each new process
-compiles what it imports, half a second's work: five seconds of the first query on two cores. Where the archive is that
+compiles what it imports, half a second's work: three seconds of the first query on two cores. Where the archive is that
 of the installed package, the package itself is the same and is compiled. This module imports nothing of Spark: it runs
 before each of them.
 """
@@ -15,7 +15,7 @@ COMMAND = "babelbus-spark-python"
 
 
 def worker_python() -> str:
-    """Give what to set `PYSPARK_PYTHON` to for workers on this machine."""
+    """Give what to set `PYSPARK_PYTHON` to for workers on this machine; this Python if there is no such command."""
     command = os.path.join(os.path.dirname(sys.executable), COMMAND)
     return command if os.access(command, os.X_OK) else sys.executable
 

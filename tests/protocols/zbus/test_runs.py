@@ -293,9 +293,9 @@ async def test_the_answers_to_requests_that_wait_for_the_disk_keep_their_order()
     web.send(request_of(cmd="create", mq="Q", mqType="disk", channel="C"))
     for _ in range(4):
         web.send(request_of(cmd="pub", mq="Q", id="1", body=b"x"))
-        await gate.reached()
-        await turns()
-    web.responses()
+        while web.outbox.waiting:
+            await turns()
+    assert [one.status for one in web.responses()] == [200] * 5
     gate.shut()
     for number in range(3):
         web.send(request_of(cmd="pub", mq="Q", id=str(number), body=b"x"))
@@ -370,14 +370,22 @@ def test_what_connections_ask_for_in_one_turn_is_answered_as_if_each_had_been_al
     check()
 
 
+ONE_MORE = request_of(cmd="pub", mq="Q", body=b"x")
+
+
+def repeating(house: House, mq: str = "Q") -> Peer:
+    """A connection that has published the same so often that the next one goes the short way."""
+    web = Peer(house)
+    web.ask(cmd="create", mq=mq)
+    for _ in range(3):
+        assert web.ask(cmd="pub", mq=mq, body=b"x").status == 200
+    return web
+
+
 @in_loop
 async def test_a_publication_is_not_done_before_the_end_of_its_turn_and_is_done_although_its_client_left() -> None:
     house = House()
-    web, gone = Peer(house), Peer(house)
-    web.ask(cmd="create", mq="Q")
-    for peer in (web, gone):
-        for _ in range(3):
-            assert peer.ask(cmd="pub", mq="Q", body=b"x").status == 200
+    web, gone = repeating(house), repeating(house)
     for peer in (web, gone):
         peer.send_in_turn(request_of(cmd="pub", mq="Q", body=b"y"))
         assert (peer.session.busy, peer.responses()) == (True, [])
@@ -390,40 +398,25 @@ async def test_a_publication_is_not_done_before_the_end_of_its_turn_and_is_done_
 
 @in_loop
 async def test_a_client_that_takes_no_answers_is_not_read_by_the_short_way() -> None:
-    house = House()
-    web = Peer(house)
-    web.ask(cmd="create", mq="Q")
-    one = request_of(cmd="pub", mq="Q", body=b"x")
-    for _ in range(3):
-        web.send(one)
+    web = repeating(House())
     web.wire.stuck = 1
-    assert not web.session.publish_again(one)
+    assert not web.session.publish_again(ONE_MORE)
     web.wire.stuck = 0
-    assert web.session.publish_again(one)
+    assert web.session.publish_again(ONE_MORE)
 
 
 @in_loop
 async def test_a_connection_publishes_once_a_turn_the_short_way_so_that_no_answer_comes_behind_its_end() -> None:
-    house = House()
-    web = Peer(house)
-    web.ask(cmd="create", mq="Q")
-    one = request_of(cmd="pub", mq="Q", body=b"x")
-    for _ in range(3):
-        web.send(one)
-    web.responses()
-    assert [web.session.publish_again(one), web.session.publish_again(one)] == [True, False]
-    web.send(one)
+    web = repeating(House())
+    assert [web.session.publish_again(ONE_MORE), web.session.publish_again(ONE_MORE)] == [True, False]
+    web.send(ONE_MORE)
     assert [one.status for one in web.responses()] == [200, 200]
 
 
 @in_loop
 async def test_a_fault_of_the_server_in_one_mq_leaves_nobody_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     house = House()
-    webs = [Peer(house), Peer(house)]
-    for web, mq in zip(webs, "QR", strict=True):
-        web.ask(cmd="create", mq=mq)
-        for _ in range(3):
-            web.ask(cmd="pub", mq=mq, body=b"x")
+    webs = [repeating(house, mq) for mq in "QR"]
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError

@@ -7,7 +7,7 @@ exception (messages.py); as a rule they cost a slice, not a decoding.
 import base64
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -23,24 +23,15 @@ from babelbus.protocols.zbus.messages import (
     is_canonical,
 )
 
+Value = TypeVar("Value")
 NO_BODY: Final = msgspec.Raw(b"")
 NULL: Final = msgspec.Raw(b"null")
 
 
-class _Frame(msgspec.Struct, gc=False):
+class _Frame(msgspec.Struct, Generic[Value], gc=False):
     """What nearly every client sends."""
 
-    headers: dict[str, str] | None = None
-    url: str | None = None
-    method: str | None = None
-    status: int | None = None
-    body: msgspec.Raw = NO_BODY
-
-
-class _NumberedFrame(msgspec.Struct, gc=False):
-    """The same with headers that are whole numbers, as a window is for some clients."""
-
-    headers: dict[str, str | int]
+    headers: dict[str, Value] | None = None
     url: str | None = None
     method: str | None = None
     status: int | None = None
@@ -57,8 +48,8 @@ class _Reply(msgspec.Struct, gc=False, omit_defaults=True):
     status: int | None = None
 
 
-_decode_frame = msgspec.json.Decoder(_Frame).decode
-_decode_numbered_frame = msgspec.json.Decoder(_NumberedFrame).decode
+_decode_frame = msgspec.json.Decoder(_Frame[str]).decode
+_decode_numbered_frame = msgspec.json.Decoder(_Frame[str | int]).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_string = msgspec.json.Decoder(str).decode
@@ -109,13 +100,14 @@ def _message(headers: dict[str, str], url: str | None, method: str | None, statu
     return Message(headers, url, method, status, body, kind)
 
 
-def _decode_numbered(text: bytes) -> _Frame | None:
-    """Read a frame that has whole numbers among its headers, if it is one."""
+def _decode_numbered(text: bytes) -> _Frame[str] | None:
+    """Read a frame that has whole numbers among its headers, as a window is for some clients; `None` if it is none."""
     try:
         frame = _decode_numbered_frame(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if 0 in frame.headers.values():  # it may be written as -0, and a header is what was written
+    # A header is what was written, and -0 is read as 0.
+    if frame.headers is None or 0 in frame.headers.values():
         return None
     headers = {name: value if type(value) is str else str(value) for name, value in frame.headers.items()}
     return _Frame(headers, frame.url, frame.method, frame.status, frame.body)

@@ -36,31 +36,24 @@ class _Gathered:
         self.receipt = Receipt(-1, -1, 0)
         self.singles: list[Single] = []
 
-    def answer(self, made: Receipt, ids: list[bytes]) -> None:
+    def answer(self, made: Receipt, ids: Sequence[bytes]) -> None:
         """Answer the single ones, whose ids these are; each when it is known what becomes of it."""
-        error = made.error
-        if error is not None:
-            for (repeat, _, _, outbox), request_id in zip(self.singles, ids, strict=True):
-                outbox.say(repeat.refuse(request_id, error, repeat.request))
-        elif made.done:
-            for (repeat, _, _, outbox), request_id in zip(self.singles, ids, strict=True):
-                outbox.say(repeat.before + request_id + repeat.after)
-        else:
-            for (repeat, _, _, outbox), request_id in zip(self.singles, ids, strict=True):
+        for (repeat, _, _, outbox), request_id in zip(self.singles, ids, strict=True):
+            if made.done:
+                outbox.say(repeat.reply(request_id, made.error))
+            else:
                 outbox.answer_when([made], partial(_reply, repeat, request_id, made), repeat.weight)
 
 
 def _reply(repeat: Repeat, request_id: bytes, made: Receipt) -> bytes:
-    if made.error is not None:
-        return repeat.refuse(request_id, made.error, repeat.request)
-    return repeat.before + request_id + repeat.after
+    return repeat.reply(request_id, made.error)
 
 
 class Gatherer:
     """What waits for the end of the turn.
 
-    `new_ids` gives so many new ids. `on_appended` is told of what was appended: the topic, how many messages, and the
-    bytes of their bodies.
+    `fill_ids` puts new ids where there are none. `on_appended` is told of what was appended: the topic, how many
+    messages, and the bytes of their bodies.
 
     Attributes:
         turn: rises with each `commit`.
@@ -70,13 +63,13 @@ class Gatherer:
         self,
         loop: asyncio.AbstractEventLoop,
         find_topic: Callable[[str], Topic | None],
-        new_ids: Callable[[int], list[bytes]],
+        fill_ids: Callable[[Sequence[bytes | None]], list[bytes]],
         on_appended: Callable[[Topic, int, int], None],
     ) -> None:
         self.turn = 0
         self._loop = loop
         self._find_topic = find_topic
-        self._new_ids = new_ids
+        self._fill_ids = fill_ids
         self._on_appended = on_appended
         self._waiting: dict[str, _Gathered] = {}
 
@@ -130,15 +123,10 @@ class Gatherer:
         self.turn += 1
         waiting, self._waiting = self._waiting, {}
         for gathered in waiting.values():
-            ids = self._ids(gathered.singles)
+            ids = self._fill_ids([one[1] for one in gathered.singles])
             made = self._store(gathered, ids)
             made.when_done(lambda made, gathered=gathered: gathered.receipt.resolve(made.error))  # type: ignore[misc]
             gathered.answer(made, ids)
-
-    def _ids(self, singles: Sequence[Single]) -> list[bytes]:
-        given = [one[1] for one in singles]
-        fresh = self._new_ids(given.count(None))
-        return fresh if len(fresh) == len(given) else [fresh.pop() if one is None else one for one in given]
 
     def _store(self, gathered: _Gathered, ids: Sequence[bytes]) -> Receipt:
         """Append the records, with those of the single ones, whose ids these are."""

@@ -137,8 +137,8 @@ class Hub:
         self._heads: dict[str, Heads] = {}
         ids = IdMaker()
         self.new_id = ids.make
-        self.new_encoded_id = ids.make_encoded
-        self.gatherer = Gatherer(loop, self.find_topic, ids.make_many, self.published)
+        self.fill_ids = ids.fill
+        self.gatherer = Gatherer(loop, self.find_topic, ids.fill, self.published)
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self._current)
 

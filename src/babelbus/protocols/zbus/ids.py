@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,23 +28,19 @@ class IdMaker:
 
     def make(self) -> str:
         """Give a new one."""
-        return self.make_encoded().decode()
-
-    def make_encoded(self) -> bytes:
-        """Give the text of a new one as bytes."""
         if not self._made:
-            self._fill()
-        return self._made.pop()
+            self._refill()
+        return self._made.pop().decode()
 
-    def make_many(self, count: int) -> list[bytes]:
-        """Give the texts of new ones as bytes."""
-        while len(self._made) < count:
-            self._fill()
-        at = len(self._made) - count
-        made, self._made = self._made[at:], self._made[:at]
-        return made
+    def fill(self, ids: Sequence[bytes | None]) -> list[bytes]:
+        """Give ids with the texts of new ones, as bytes, where there is none."""
+        missing = ids.count(None)
+        while len(self._made) < missing:
+            self._refill()
+        made = self._made
+        return [made.pop() if one is None else one for one in ids]
 
-    def _fill(self) -> None:
+    def _refill(self) -> None:
         random = bytearray(os.urandom(16 * self.MANY))
         random[6::16] = random[6::16].translate(_VERSION_4)
         random[8::16] = random[8::16].translate(_VARIANT)

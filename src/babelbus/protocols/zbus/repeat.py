@@ -15,7 +15,7 @@ from babelbus.wire.http import Request
 class Repeat:
     """What the publications of one connection have in common that come with requests like `request`."""
 
-    __slots__ = ("after", "before", "head", "kind", "mould", "mq", "refuse", "request", "size", "weight")
+    __slots__ = ("_after", "_before", "_refuse", "head", "kind", "mould", "mq", "request", "size", "weight")
 
     def __init__(
         self,
@@ -30,11 +30,9 @@ class Repeat:
         self.mq = mq
         self.mould = mould
         self.kind = kind
-        self.before, self.after = answer
-        """What stands around the id in the answer to one that is stored."""
-        self.refuse = refuse
-        """Gives the answer to one that is not."""
-        self.weight = len(self.before) + len(self.after)
+        self._before, self._after = answer
+        self._refuse = refuse
+        self.weight = len(self._before) + len(self._after)
         self.head = b""
         self.size = -1
         """How the last one began, if its head has no id, and how long it was with its body."""
@@ -45,5 +43,11 @@ class Repeat:
 
     def remember(self, data: bytes, body: bytes) -> None:
         """Know this one by heart, which has no id: the next one may have the same head."""
-        self.head = data[: -len(body)]
+        self.head = data[: len(data) - len(body)]
         self.size = len(data)
+
+    def reply(self, request_id: bytes, error: BabelbusError | None) -> bytes:
+        """Give the answer to one of them."""
+        if error is not None:
+            return self._refuse(request_id, error, self.request)
+        return b"%b%b%b" % (self._before, request_id, self._after)

@@ -14,7 +14,7 @@ import msgspec
 from babelbus.protocols.zbus.codec import NO_BODY, decode_message
 from babelbus.protocols.zbus.content import json_body
 from babelbus.protocols.zbus.errors import RequestError
-from babelbus.protocols.zbus.frame_pattern import FramePattern
+from babelbus.protocols.zbus.frame_cutter import FrameCutter
 from babelbus.protocols.zbus.http_mapping import decode_request, run_kind
 from babelbus.protocols.zbus.messages import HEADERS_MAX, BodyKind, Message, canonical_headers
 from babelbus.wire.http import Request, RequestRun
@@ -65,12 +65,12 @@ class FrameReader:
         self._sent: dict[str, str] = {}
         self._kind: BodyKind = "json"
         self._message = Message({})
-        self._pattern = FramePattern()
+        self._cutter = FrameCutter()
 
     def read(self, texts: Sequence[bytes]) -> list[Item]:
         """Give what they say, in order; in the place of one that is no message, what is wrong with it."""
         if len(texts) >= FRAMES_MIN:
-            columns = self._pattern.cut(texts)
+            columns = self._cutter.cut(texts)
             if columns is not None:
                 return [Run(*columns)]
             try:
@@ -80,7 +80,7 @@ class FrameReader:
             if len(publications) == len(texts):
                 items = self._gather(publications, texts)
                 if type(items[0]) is Run and len(items) == 1 and items[0].message.body_kind == "text":
-                    self._pattern.learn(texts[0], items[0].message)
+                    self._cutter.learn(texts[0], items[0].message)
                 return items
         return [_read_one(text) for text in texts]
 

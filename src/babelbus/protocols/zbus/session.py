@@ -228,8 +228,7 @@ class Session(Generic[Asked]):
             for message in run.messages():
                 self.handle(message, asked)
             return
-        new_id = self._hub.new_encoded_id
-        ids = [new_id() if one is None else one for one in run.ids]
+        ids = self._hub.fill_ids(run.ids)
         publication = self._publication(topic)
         publication.bodies += self._mould.bodies(ids, run.bodies, publication.timestamp)
         publication.size_bytes += sum(map(len, run.bodies))

@@ -193,19 +193,19 @@ class WebSession:
         request_id: bytes | None = None
         if len(data) == repeat.size and data.startswith(repeat.head):
             body = data[len(repeat.head) :]
-            if repeat.kind != "bytes" and not body.isascii():
-                return False
         else:
             single = self._decoder.take_single(data)
             if single is None:
                 return False
             request, request_id, body = single
-            if request is not repeat.request or not repeat.takes(body):
+            if request is not repeat.request:
                 return False
             if request_id is None:
                 repeat.remember(data, body)
             elif not request_id.replace(b"-", b"").isalnum():
                 return False
+        if not repeat.takes(body):
+            return False
         self._active = True
         if not gatherer.append_single((repeat, request_id, body, self._outbox)):
             return False

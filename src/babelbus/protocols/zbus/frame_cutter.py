@@ -1,4 +1,4 @@
-"""Frames that are the same but for id and body: known by heart, all of one read are cut by one pattern.
+"""Frames that are the same but for id and body: known by heart, and those of one read are cut together.
 
 A publisher writes the same text again and again, with another id and another body. What stands around them is learned
 from a frame that was decoded in full, so nothing else is left to be checked in those that follow.
@@ -13,8 +13,8 @@ import numpy as np
 
 from babelbus.protocols.zbus.messages import Message
 
-PATTERNS_MAX: Final = 8
-"""So many are made for one connection: each costs as much as some hundred frames."""
+FRAMES_MAX: Final = 8
+"""So many are learned on one connection: each costs as much as some ten frames."""
 _STRING: Final = rb'([^"\\\x00-\x1f]*)'
 """What stands between the quotes of a JSON string without escapes."""
 _ID: Final = re.compile(rb'"id"[ \t]*:[ \t]*"' + _STRING + b'"')
@@ -30,11 +30,11 @@ Columns = tuple[Message, Sequence[bytes | None], list[bytes]]
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class FramePattern:
+class FrameCutter:
     """Knows one frame by heart, and cuts those that are like it. One for each connection."""
 
     def __init__(self) -> None:
-        self._patterns = 0
+        self._learned = 0
         self._parts: tuple[bytes, ...] = ()
         """What stands around id and body; nothing if no frame is known."""
         self._quotes = 0
@@ -48,9 +48,9 @@ class FramePattern:
 
         The frame is a publication, valid UTF-8, and its body a string.
         """
-        if self._patterns >= PATTERNS_MAX:
+        if self._learned >= FRAMES_MAX:
             return
-        self._patterns += 1
+        self._learned += 1
         self._parts = ()
         ids, bodies = list(_ID.finditer(text)), list(_BODY.finditer(text))
         if len(ids) > 1 or len(bodies) != 1 or b"\\" in text or not _is_plain(text, 0):
