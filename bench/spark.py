@@ -42,7 +42,7 @@ def _spark() -> "SparkSession":
     try:
         from pyspark.sql import SparkSession
 
-        from babelbus.spark.java import java_home
+        from babelbus.spark.java import fast_options, java_home
         from babelbus.spark.python import worker_python
 
         os.environ["JAVA_HOME"] = java_home()
@@ -57,6 +57,7 @@ def _spark() -> "SparkSession":
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "2g")
+        .config("spark.driver.extraJavaOptions", fast_options())
         .config("spark.sql.streaming.checkpointFileManagerClass", FAST_CHECKPOINTS)
         .getOrCreate()
     )

@@ -1,8 +1,18 @@
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from babelbus.spark.java import JavaMissingError, java_home, java_version
+from babelbus.spark.java import (
+    FAST_COLLECTOR,
+    FAST_OPTIONS,
+    OPTION_VARIABLES,
+    JavaMissingError,
+    fast_options,
+    java_home,
+    java_version,
+)
 
 
 def make(home: Path, version: str) -> str:
@@ -32,6 +42,20 @@ def test_java_home_comes_before_path_and_path_before_the_usual_folders(tmp_path:
 def test_a_java_on_the_path_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
     old, new, newer = make(tmp_path / "old", "11.0.2"), make(tmp_path / "a", "25"), make(tmp_path / "b", "17.0.2")
     assert java_home({"PATH": f"{old}/bin"}, [new, newer]) == newer
+
+
+def test_a_collector_that_somebody_chose_is_kept() -> None:
+    assert fast_options("-Xmx2g", {}) == f"{FAST_COLLECTOR} {FAST_OPTIONS} -Xmx2g"
+    for chosen in ("-XX:+UseG1GC", "-Xmx2g -XX:+UseZGC", "-XX:-UseParallelGC"):
+        assert fast_options(chosen, {}) == f"{FAST_OPTIONS} {chosen}"
+        assert fast_options("", {"JDK_JAVA_OPTIONS": chosen}) == FAST_OPTIONS
+    assert fast_options("", {"SPARK_CONF_DIR": "/etc/spark"}) == FAST_OPTIONS
+
+
+def test_a_java_starts_with_the_options() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in OPTION_VARIABLES}
+    program = [str(Path(java_home()) / "bin" / "java"), *fast_options("", {}).split(), "-version"]
+    assert subprocess.run(program, env=environment, capture_output=True, check=False).returncode == 0
 
 
 def test_without_a_java_that_will_do_the_error_says_what_to_install(

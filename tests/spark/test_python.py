@@ -36,6 +36,18 @@ def test_workers_import_the_package_and_keep_what_is_not_sparks() -> None:
     assert said("[__import__('pyspark').__file__]") == [str(PACKAGE / "__init__.py")]
 
 
+def test_a_process_of_sparks_looks_at_its_imports_no_more() -> None:
+    program = """import gc, pyspark.worker
+from babelbus.spark.python import keep_imports
+keep_imports()
+print(gc.get_freeze_count(), len(gc.get_objects()))
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True)
+    assert found.returncode == 0, found.stderr
+    frozen, left = map(int, found.stdout.split())
+    assert frozen > 10_000 > 100 > left
+
+
 def test_the_archives_of_another_spark_are_kept() -> None:
     others = ["/opt/spark/python/lib/pyspark.zip", "/opt/spark/python/lib/py4j-0.10.9.9-src.zip", ""]
     assert without_archives([*others, ARCHIVES[0]], str(PACKAGE.parent)) == others

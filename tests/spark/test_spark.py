@@ -10,10 +10,12 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.streaming.query import StreamingQuery
 
 from babelbus.client import BlockingClient
 from babelbus.config import TopicDefaults
-from babelbus.spark.schema import COLUMNS
+from babelbus.spark.pipelines import progress
+from babelbus.spark.schema import COLUMNS, NULLABLE
 from babelbus.storage.log import Log
 from babelbus.storage.record import Record
 from tests.spark.support import NOW, Folder, numbered
@@ -56,6 +58,7 @@ def test_the_format_is_found_by_its_name_and_gives_the_columns_that_the_document
     assert {field.name: field.dataType for field in frame.schema} == {
         name: kind for name, kind in COLUMNS.items() if name != "timestampType"
     }
+    assert {field.name for field in frame.schema if field.nullable} == NULLABLE
     first, second = frame.select("*", F.unix_millis("timestamp").alias("ms")).orderBy("offset").collect()
     assert (bytes(first.key), bytes(first.value), first.topic, first.partition, first.offset, first.ms) == (
         b"k", b"\xff\x00", "news", 0, 0, NOW
@@ -72,6 +75,9 @@ def test_a_schema_chooses_columns_in_any_order(spark: SparkSession, folder: Fold
     assert rows[2] == Row(offset=2, timestampType=0, value=bytearray(b"2"))
     with pytest.raises(AnalysisException, match="column 'value' is binary, not string: cast it later"):
         source.schema("value string").load().collect()
+    with pytest.raises(AnalysisException, match="column 'value' can be null: leave NOT NULL out"):
+        source.schema("value binary not null").load().collect()
+    assert source.schema("offset bigint not null").load().count() == 3
     with pytest.raises(AnalysisException, match="there is no column 'payload'; the source has key, value"):
         source.schema("payload binary").load().collect()
 
@@ -204,7 +210,7 @@ def test_a_server_says_what_it_cannot_give(
         assert len(rows(assign='{"news": [0]}', startingOffsets='{"news": {"0": 1}}')) == 2
 
 
-def run(source: DataFrame, target: Path) -> None:
+def run(source: DataFrame, target: Path) -> StreamingQuery:
     """Write what there is now to Parquet, exactly once over all runs."""
     query = (
         source.writeStream.format("parquet")
@@ -217,6 +223,7 @@ def run(source: DataFrame, target: Path) -> None:
         assert query.awaitTermination(SECONDS_MAX)
     finally:
         query.stop()
+    return query
 
 
 def stream(spark: SparkSession, folder: Folder, **options: Any) -> DataFrame:
@@ -271,5 +278,7 @@ def test_a_stream_whose_records_are_gone_fails_with_the_offsets(
     folder.log().clean(NOW)
     with pytest.raises(StreamingQueryException, match="offset 10 was wanted, available: offsets 30 to 35"):
         run(stream(spark, folder), tmp_path)
-    run(stream(spark, folder, failOnDataLoss=False), tmp_path)
+    query = run(stream(spark, folder, failOnDataLoss=False), tmp_path)
     assert values(spark.read.parquet(str(tmp_path / "rows"))) == told(*range(10), *range(30, 35))
+    batches = [batch for one in query.recentProgress if (batch := progress.read(one.json, "p", "rows"))]
+    assert [(batch.rows_in, batch.rows_lost) for batch in batches] == [(5, 20)]

@@ -149,8 +149,12 @@ def test_without_failing_the_lost_records_are_counted_and_the_others_read(
     retain(folder)
     reader = stream(folder, failOnDataLoss="false")
     end = reader.latestOffset(offsets(4), ALL)
+    assert end == offsets(20) | {",lost": 6}
     assert values(reader, offsets(4), end) == [b"%d" % n for n in range(10, 20)]
     assert "6 offsets are lost, 6 in all" in caplog.text
+    assert reader.latestOffset(end, ALL) == end
+    again = stream(folder).latestOffset(offsets(8) | {",lost": 6}, ReadMaxRows(3))
+    assert again == offsets(13) | {",lost": 8}
 
 
 def test_records_that_go_while_a_task_runs_are_an_error_too(folder: Folder) -> None:

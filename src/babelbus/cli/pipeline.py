@@ -408,9 +408,10 @@ class _Printer:
         lag = "-" if batch.lag is None else f"{batch.lag:,}"
         state = f"{batch.state_rows:,} rows {human_bytes(batch.state_bytes)}" if batch.state_rows else "-"
         late = f"  late {batch.rows_late:,}" if batch.rows_late else ""
+        lost = f"  lost {batch.rows_lost:,}" if batch.rows_lost else ""
         print_line(
             f"{batch.sink}  batch {batch.batch}  in {batch.rows_in:,}  out {batch.rows_out:,}  lag {lag}"
-            f"  state {state}{late}  {batch.seconds:.2f} s"
+            f"  state {state}{late}{lost}  {batch.seconds:.2f} s"
         )
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:

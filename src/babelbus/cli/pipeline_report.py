@@ -39,7 +39,7 @@ class Reporter:
             sink = self._sink(batch.sink)
             sink["batches"] += 1
             sink["batch_seconds"] += batch.seconds
-            for name in ("rows_in", "rows_out", "rows_late"):
+            for name in ("rows_in", "rows_out", "rows_late", "rows_lost"):
                 sink[name] += getattr(batch, name)
             sink["state_rows"], sink["state_bytes"] = batch.state_rows, batch.state_bytes
             sink["lag_records"] = batch.lag if batch.lag is not None else sink["lag_records"]
@@ -79,6 +79,6 @@ class Reporter:
             self.tell()
 
     def _sink(self, name: str) -> dict[str, Any]:
-        counts = ("rows_in", "rows_out", "rows_late", "failures", "batches", "state_rows", "state_bytes")
+        counts = ("rows_in", "rows_out", "rows_late", "rows_lost", "failures", "batches", "state_rows", "state_bytes")
         new = {"running": False, "lag_records": None, "batch_seconds": 0.0} | dict.fromkeys(counts, 0)
         return self._sinks.setdefault(name, new)

@@ -24,6 +24,13 @@ FOLDERS = (
     "~/.jdk/*",
 )
 """Where systems and version managers put Java; the oldest that is new enough is taken."""
+FAST_OPTIONS = "-Darrow.enable_null_check_for_get=false"
+"""Arrow does not look once more whether there is a value, after Spark has looked."""
+FAST_COLLECTOR = "-XX:+UseParallelGC"
+"""Has no barriers for collecting beside the work, which cost a task more than its pauses do."""
+OPTION_VARIABLES = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+CONFIGURATION_VARIABLES = ("SPARK_HOME", "SPARK_CONF_DIR")
+_COLLECTOR = re.compile(r"-XX:[+-]Use\w*GC\b")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _INSTALLERS = (
     ("apt-get", "apt-get install openjdk-17-jre-headless"),
@@ -92,6 +99,18 @@ def java_version(home: str) -> int | None:
         return None
     match = _VERSION.search(told.stderr + told.stdout)
     return int(match[1]) if match else None
+
+
+def fast_options(given: str = "", environment: Mapping[str, str] | None = None) -> str:
+    """Give options for a JVM that gets its rows from Python, a tenth faster in that, and behind them those `given`.
+
+    A JVM does not start with two collectors: it gets none where another one is chosen, by `given`, by a variable or
+    perhaps by a configuration of Spark that has a place of its own.
+    """
+    environment = os.environ if environment is None else environment
+    chosen = " ".join([given, *(environment.get(name, "") for name in OPTION_VARIABLES)])
+    free = not (_COLLECTOR.search(chosen) or any(environment.get(name) for name in CONFIGURATION_VARIABLES))
+    return " ".join(filter(None, [FAST_COLLECTOR if free else "", FAST_OPTIONS, given]))
 
 
 def install_command() -> str | None:

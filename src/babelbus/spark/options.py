@@ -31,6 +31,8 @@ IDENTITY_VARIABLE = "BABELBUS_IDENTITY"
 FINGERPRINT_VARIABLE = "BABELBUS_SERVER_FINGERPRINT"
 INT64_MAX = 2**63 - 1
 GROUP_BYTES_MAX = 249
+TASK_BYTES = 256 * 2**20
+"""What a task reads unless the user says it: a second's work. With half of it, reading takes an eighth longer."""
 
 _ALIASES = {
     "maxrecordspertrigger": "maxOffsetsPerTrigger",
@@ -142,7 +144,7 @@ def parse(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "
         trigger_delay_seconds=read_duration(options, "maxTriggerDelay", "15m"),
         tasks_min=read_count(options, "minPartitions"),
         records_per_task_max=read_count(options, "maxRecordsPerPartition"),
-        task_bytes=read_bytes(options, "targetPartitionBytes") or 128 * 2**20,
+        task_bytes=read_bytes(options, "targetPartitionBytes") or TASK_BYTES,
         fail_on_data_loss=read_flag(options, "failOnDataLoss", default=True),
         include_headers=read_flag(options, "includeHeaders", default=False),
         group=_group(options),

@@ -9,8 +9,12 @@ Offsets = dict[str, dict[int, int]]
 """Topic -> partition -> offset."""
 At = tuple[str, int]
 """Topic and partition."""
-IDS = ",ids"
-"""Beside the topics in an offset of Spark's: which ids they had. No topic can have this name."""
+NOTE = ","
+"""With what begins that stands beside the topics in an offset of Spark's: no topic's name has it."""
+IDS = f"{NOTE}ids"
+"""Which ids the topics had."""
+LOST = f"{NOTE}lost"
+"""How many offsets were gone when the query came to them, since its beginning."""
 SHARE_BYTES_MIN = 8 * 2**20
 """Less than this is read by one core before another one has begun."""
 

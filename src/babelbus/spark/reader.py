@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 from babelbus.spark.errors import DataLossError
 from babelbus.spark.options import Place, SourceOptions
 from babelbus.spark.plan import Span, make_tasks
+from babelbus.spark.python import keep_imports
 from babelbus.spark.reach import open_reach
 from babelbus.spark.schema import arrow_schema
 from babelbus.spark.survey import Survey
@@ -42,6 +43,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Settle what is read and deal it out to tasks."""
         survey = Survey(self._options, open_reach(self._options.place))
+        keep_imports()
         return plan_tasks(self._options, survey.batch())
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
@@ -69,6 +71,7 @@ def read_task(task: InputPartition, schema: StructType) -> "Iterator[pa.RecordBa
 
     wanted = arrow_schema(schema)
     reach = open_reach(task.place)
+    keep_imports()
     for span in task.spans:
         decoder = Decoder(wanted, span.topic, span.partition)
         start = span.start

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.spark.options import SourceOptions
-from babelbus.spark.plan import IDS, At, Bounds, limit_bytes, limit_records
+from babelbus.spark.plan import IDS, LOST, NOTE, At, Bounds, limit_bytes, limit_records
 from babelbus.spark.reach import Reach, open_reach
 from babelbus.spark.reader import plan_tasks, read_task
 from babelbus.spark.survey import Survey
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-JsonOffsets = dict[str, dict[str, Any]]
+JsonOffsets = dict[str, Any]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("babelbus")`. An offset of Spark's is `{"topic": {"partition": offset}}`.
 
-    Beside the topics it has their ids: so a query that is started again notices too that a topic was made again.
+    Beside the topics it has their ids: so a query that is started again notices too that a topic was made again. And
+    it has how many offsets were lost so far, so that progress shows it with failOnDataLoss=false.
     A partition that appears while the query runs joins the offsets with its first one before anything of it is read:
     so a batch that is run again after a crash begins where it began, whatever retention did meanwhile.
     """
@@ -97,7 +98,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._limited(begin, ends, bounds, limit)
         if begun_again or new:
             log.info("%d partitions are new, or were made again", len(new) + len(begun_again))
-        return to_json(end | new | begun_again, bounds)
+        # Noted with failOnDataLoss too, though `partitions` will raise: Spark keeps this end, and who then says `false`
+        # goes on with the same batch.
+        lost = start.get(LOST, 0) + sum(max(min(end[at], bounds[at].first) - begin[at], 0) for at in begin)
+        found = to_json(end | new | begun_again, bounds)
+        return found | {LOST: lost} if lost else found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Give where the topics end: the lag is what lies between this and a batch's end."""
@@ -240,6 +245,6 @@ def from_json(offsets: JsonOffsets) -> dict[At, int]:
     return {
         (topic, int(number)): at
         for topic, partitions in offsets.items()
-        if topic != IDS
+        if not topic.startswith(NOTE)
         for number, at in partitions.items()
     }

@@ -28,6 +28,7 @@ _COUNTERS = {
     "rows_in": "Rows read",
     "rows_out": "Rows handed to the sink",
     "rows_late": "Rows dropped because they came behind the watermark",
+    "rows_lost": "Offsets that were gone when their turn came",
     "failures": "Times that the query failed",
     "batches": "Batches done",
     "batch_seconds": "Time that they took",
@@ -46,6 +47,7 @@ class SinkReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows_in: int = 0
     rows_out: int = 0
     rows_late: int = 0
+    rows_lost: int = 0
     failures: int = 0
     batches: int = 0
     batch_seconds: float = 0.0

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from babelbus.spark.plan import IDS
+from babelbus.spark.plan import LOST, NOTE
 
 OBSERVED, ROWS = "out", "rows"
 """Under which names the rows that reach a sink are counted: Spark counts those of some sinks only."""
@@ -20,6 +20,8 @@ class Batch(msgspec.Struct, frozen=True):
     rows_out: int
     rows_late: int
     """Dropped because they came behind the watermark."""
+    rows_lost: int
+    """Offsets that were gone when their turn came, where `failOnDataLoss` is `false`."""
     lag: int | None
     """Records of the bus that were there and not read yet; `None` when no source is on the bus, and for a batch that is
     done again after a crash: Spark does not ask then."""
@@ -37,6 +39,7 @@ class _Operator(msgspec.Struct):
 
 class _Source(msgspec.Struct):
     description: str = ""
+    start: Any = msgspec.field(default=None, name="startOffset")
     end: Any = msgspec.field(default=None, name="endOffset")
     latest: Any = msgspec.field(default=None, name="latestOffset")
     rows: int = msgspec.field(default=0, name="numInputRows")
@@ -75,6 +78,7 @@ def read(text: str, pipeline: str, sink: str) -> Batch | None:
         rows_in=sum(one.rows for one in progress.sources) if progress.rows_in is None else progress.rows_in,
         rows_out=counted if counted is not None else max(0, progress.sink.rows),
         rows_late=sum(operator.late for operator in progress.operators),
+        rows_lost=sum(lost(source.start, source.end) for source in progress.sources),
         lag=sum(known) if known else None,
         state_rows=sum(operator.rows for operator in progress.operators),
         state_bytes=sum(operator.memory for operator in progress.operators),
@@ -102,15 +106,26 @@ def lag(end: Any, latest: Any) -> int | None:
     return sum(max(0, tip - ends.get(at, tip)) for at, tip in tips.items())
 
 
-def _flat(offset: Any) -> dict[tuple[str, str], int] | None:
+def lost(start: Any, end: Any) -> int:
+    """Give how many offsets were lost between two positions of our source; 0 for others'."""
+    before, after = ((_parsed(one) or {}).get(LOST, 0) for one in (start, end))
+    return max(0, after - before) if isinstance(before, int) and isinstance(after, int) else 0
+
+
+def _parsed(offset: Any) -> dict[str, Any] | None:
     if isinstance(offset, str):
         try:
             offset = msgspec.json.decode(offset)
         except msgspec.DecodeError:
             return None
-    if not isinstance(offset, dict):
+    return offset if isinstance(offset, dict) else None
+
+
+def _flat(position: Any) -> dict[tuple[str, str], int] | None:
+    offset = _parsed(position)
+    if offset is None:
         return None
-    offset = {topic: one for topic, one in offset.items() if topic != IDS}
+    offset = {topic: one for topic, one in offset.items() if not topic.startswith(NOTE)}
     if not all(isinstance(one, dict) for one in offset.values()):
         return None
     found = {(topic, number): at for topic, partitions in offset.items() for number, at in partitions.items()}

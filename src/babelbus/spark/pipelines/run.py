@@ -132,7 +132,7 @@ class Runner:
         rows = save(frame, job.target)
         seconds = self._clock.monotonic() - begun
         name = self._loaded.pipeline.name
-        self._watcher.batch(Batch(name, job.target.name, 0, rows, rows, 0, None, 0, 0, seconds, None))
+        self._watcher.batch(Batch(name, job.target.name, 0, rows, rows, 0, 0, None, 0, 0, seconds, None))
         job.done = True
 
     def _look(self, job: "_Job") -> None:

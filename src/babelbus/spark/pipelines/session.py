@@ -18,7 +18,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from babelbus.spark.errors import SparkError
-from babelbus.spark.java import java_home
+from babelbus.spark.java import fast_options, java_home
 from babelbus.spark.pipelines.errors import PipelineError, WorkerLateError
 from babelbus.spark.pipelines.model import Scalar
 from babelbus.spark.python import worker_python
@@ -56,6 +56,7 @@ CONNECT = {
 REFUSALS = (PySparkException, Py4JError)
 """What Spark raises where it refuses something: some of the JVM's errors come as they are."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+JAVA_DEFAULTS = "spark.driver.defaultJavaOptions"
 _LOG_SETTINGS = """rootLogger.level = {level}
 rootLogger.appenderRef.console.ref = console
 appender.console.type = Console
@@ -117,8 +118,11 @@ def session(
             os.environ["JAVA_HOME"] = java_home()
             builder = builder.master(place.master)
             # Spark's own words on standard error would bury ours; what a query fails of is told by the runner.
-            java = f"-Dlog4j2.configurationFile={_log_settings(folder, log_level)} {wanted.pop(JAVA_OPTIONS, '')}"
-            defaults = SETTINGS | {JAVA_OPTIONS: java.strip()}
+            java = wanted.pop(JAVA_OPTIONS, "")
+            if local and JAVA_DEFAULTS not in wanted:  # on a cluster rows come to executors
+                java = fast_options(java)
+            java = f"-Dlog4j2.configurationFile={_log_settings(folder, log_level)} {java}".strip()
+            defaults = SETTINGS | {JAVA_OPTIONS: java}
             defaults |= _LOCAL if local else {}
             if is_local(checkpoint):
                 defaults["spark.sql.streaming.checkpointFileManagerClass"] = FAST_CHECKPOINTS
