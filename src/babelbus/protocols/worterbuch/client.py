@@ -28,18 +28,14 @@ from babelbus.protocols.worterbuch.client_errors import (
     error_of,
 )
 from babelbus.protocols.worterbuch.client_link import Connection, dial
+from babelbus.protocols.worterbuch.client_subscription import Event, Subscription
+
+__all__ = ["Client", "Event", "Subscription", "Versioned", "connect"]
 
 SWITCH_ID = 0
 
 _read = msgspec.json.Decoder().decode
 _write = msgspec.json.Encoder().encode
-
-
-class Event(msgspec.Struct, frozen=True):
-    """What a subscription tells: values by key, or the values of keys that were deleted."""
-
-    values: dict[str, Any] = {}
-    deleted: dict[str, Any] = {}
 
 
 class Versioned(msgspec.Struct, frozen=True):
@@ -50,71 +46,6 @@ class Versioned(msgspec.Struct, frozen=True):
 
 
 Answer = asyncio.Future[m.ServerMessage]
-
-
-class Subscription:
-    """The events of one subscription: iterate over them, or give `subscribe` a callback. End it with `close`."""
-
-    def __init__(self, client: "Client", transaction_id: int, key: str, callback: Callable[[Any], None] | None) -> None:
-        self.transaction_id = transaction_id
-        self._client = client
-        self._key = key
-        self._callback = callback
-        self._events: collections.deque[Any] = collections.deque()
-        self._more = asyncio.Event()
-        self._error: ClientError | None = None
-        self._over = False
-
-    def take(self, message: m.ServerMessage) -> None:
-        """Take what came for it."""
-        event: Any
-        match message:
-            case m.State(value=value, deleted=deleted):
-                event = Event(deleted={self._key: _read(value)}) if deleted else Event({self._key: _read(value)})
-            case m.PState(pairs=pairs, deleted=deleted):
-                values = {key: _read(value) for key, value in pairs}
-                event = Event(deleted=values) if deleted else Event(values)
-            case m.LsState(children=children):
-                event = list(children)
-            case _:
-                raise RemoteProtocolError(f"{type(message).__name__} as an event")
-        if self._callback is not None:
-            self._callback(event)
-        else:
-            self._events.append(event)
-            self._more.set()
-
-    def end(self, error: ClientError | None) -> None:
-        """Give no more events than those that came; raise `error` behind them."""
-        self._over, self._error = True, error
-        self._more.set()
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
-
-    async def __anext__(self) -> Any:
-        """Wait for the next event; the iteration ends when the subscription was closed.
-
-        Raises:
-            ConnectionLostError: the connection is gone, and all that came was given.
-        """
-        while not self._events:
-            if self._over:
-                if self._error is not None:
-                    raise self._error
-                raise StopAsyncIteration
-            self._more.clear()
-            await self._more.wait()
-        return self._events.popleft()
-
-    async def close(self) -> None:
-        """End the subscription; events under way are dropped.
-
-        Raises:
-            ClientError: the server refused, or is gone.
-        """
-        if not self._over:
-            await self._client.end_subscription(self.transaction_id)
 
 
 async def connect(
@@ -423,7 +354,7 @@ class Client:
     async def _subscribe(
         self, number: int, message: m.ClientMessage, key: str, callback: Callable[[Any], None] | None
     ) -> Subscription:
-        subscription = self._subscriptions[number] = Subscription(self, number, key, callback)
+        subscription = self._subscriptions[number] = Subscription(self._end_subscription, number, key, callback)
         try:
             await self._ask_as(number, message)
         except BaseException:
@@ -431,8 +362,7 @@ class Client:
             raise
         return subscription
 
-    async def end_subscription(self, number: int) -> None:
-        """End a subscription; what `Subscription.close` does."""
+    async def _end_subscription(self, number: int) -> None:
         subscription = self._subscriptions.pop(number, None)
         if subscription is not None:
             subscription.end(None)

@@ -49,3 +49,19 @@ class UnauthorizedError(BabelbusError):
     """A token does not prove what its client claims; the message says why, and never the token."""
 
     code = ErrorCode.UNAUTHORIZED
+
+
+class RefusedError(BabelbusError):
+    """A request that is answered with an error; the connection goes on."""
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+class FinalRefusalError(BabelbusError):
+    """A request that is answered with an error, and ends the connection."""
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text

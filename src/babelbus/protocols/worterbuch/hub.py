@@ -17,7 +17,7 @@ from babelbus.clock import Clock
 from babelbus.core.broker import Broker
 from babelbus.core.json_text import is_json, json_text
 from babelbus.core.locks import Granted
-from babelbus.core.names import SEPARATOR, KeyPattern
+from babelbus.core.names import KeyPattern
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Route
 from babelbus.core.state import Commit, NoSuchKeyError, State
@@ -40,8 +40,6 @@ SYS = "$SYS"
 FANS_MAX = 65_536
 SETS_MAX = 4096
 CACHED_LENGTH_MAX = 256
-ELEMENTS_MAX = 1024
-"""Of a key or pattern that a client sends: each costs a node of the tree, and taking it away costs their square."""
 TICK_SECONDS = 1.0
 LICENCE = "Apache-2.0"
 SOURCE_CODE = "https://github.com/babelbus/babelbus"
@@ -378,11 +376,6 @@ class Hub:
 def is_below_sys(key: str) -> bool:
     """Say whether a key is `$SYS` or below it."""
     return key == SYS or key.startswith(f"{SYS}/")
-
-
-def has_too_many_elements(key: str) -> bool:
-    """Say whether a key or pattern is longer than the tree takes."""
-    return len(key) >= ELEMENTS_MAX and key.count(SEPARATOR) >= ELEMENTS_MAX
 
 
 def foreign_value(event: Event) -> bytes:

@@ -10,8 +10,15 @@ from babelbus.protocols.worterbuch.errors import ErrorCode
 
 WILDCARD = "?"
 MULTI_WILDCARD = "#"
+ELEMENTS_MAX = 1024
+"""Of a key or pattern that a client sends: each costs a node of the tree, and taking it away costs their square."""
 
 _CODES = {WILDCARD: ErrorCode.ILLEGAL_WILDCARD, MULTI_WILDCARD: ErrorCode.ILLEGAL_MULTI_WILDCARD}
+
+
+def has_too_many_elements(key: str) -> bool:
+    """Say whether a key or pattern is longer than the tree takes."""
+    return len(key) >= ELEMENTS_MAX and key.count(SEPARATOR) >= ELEMENTS_MAX
 
 
 def check_key(key: str) -> ErrorCode | None:

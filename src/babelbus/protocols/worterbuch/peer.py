@@ -47,7 +47,7 @@ class Peer(ABC):
         self._close = close
         self._pushed: list[bytes] = []
         self._pushed_bytes = 0
-        self._sent = False
+        self.sent = False
         """Whether anything was sent since the last tick."""
         self._over = False
 
@@ -97,6 +97,6 @@ class Peer(ABC):
                 self._over = True
                 self._close()
             return
-        self._sent = True
+        self.sent = True
         data = pushed[0] if len(pushed) == 1 else b"".join(pushed)
         outbox.answer(lambda: data, size)

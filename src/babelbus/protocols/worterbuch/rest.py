@@ -10,8 +10,15 @@ import msgspec
 from babelbus.core.state import NoSuchKeyError, VersionedError
 from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
 from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
-from babelbus.protocols.worterbuch.hub import ELEMENTS_MAX, Hub, has_too_many_elements, is_below_sys
-from babelbus.protocols.worterbuch.patterns import check_key, check_pattern, children_pattern, store_pattern
+from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.patterns import (
+    ELEMENTS_MAX,
+    check_key,
+    check_pattern,
+    children_pattern,
+    has_too_many_elements,
+    store_pattern,
+)
 from babelbus.protocols.worterbuch.pointer import InvalidPointerError, find_part
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges
 from babelbus.protocols.worterbuch.profiles import MAIN

@@ -1,4 +1,4 @@
-"""One subscription of a Wörterbuch client, and how a run of changes becomes its messages (specs/worterbuch.md, 7)."""
+"""One subscription of a Wörterbuch client, and which changes are messages for it (specs/worterbuch.md, section 7)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,19 +6,10 @@ from typing import TYPE_CHECKING
 
 from babelbus.core.router import Subscription
 from babelbus.core.state_log import Change, Kept, Kind
-from babelbus.protocols.worterbuch.codec import (
-    pstate_deleted_tail,
-    pstate_head,
-    pstate_tail,
-    state_deleted_tail,
-    state_head,
-    state_tail,
-)
 from babelbus.protocols.worterbuch.values import same_value
 
 if TYPE_CHECKING:
     from babelbus.protocols.worterbuch.peer import Peer
-    from babelbus.protocols.worterbuch.session import Session
 
 DELETED = Kind.DELETED
 
@@ -113,29 +104,3 @@ def is_news(change: Change) -> bool:
     if kind is not Kind.SET or before is None:
         return True
     return not same_value(before.value if isinstance(before, Kept) else before, value)
-
-
-def encode_run(session: "Session", subscriber: Subscriber, changes: Sequence[Change]) -> list[bytes]:
-    """Give the messages that a run of changes is for a subscriber of a session, one each."""
-    if not session.profile.deletions:
-        changes = [change for change in changes if change[0] is not DELETED]
-    if not session.symbols.usual:
-        write = session.symbols.write
-        changes = [(kind, write(key or ""), value, before, n) for kind, key, value, before, n in changes]
-        changes = [change for change in changes if change[1] is not None]
-    if subscriber.pattern is None:
-        head = state_head(subscriber.transaction_id)
-        if not session.profile.pairs:
-            return [
-                head + (state_deleted_tail(value) if kind is DELETED else state_tail(value))
-                for kind, _, value, _, _ in changes
-            ]
-        return [
-            head + (state_deleted_tail(value, key) if kind is DELETED else state_tail(value, key))
-            for kind, key, value, _, _ in changes
-        ]
-    head = pstate_head(subscriber.transaction_id, subscriber.pattern)
-    return [
-        head + (pstate_deleted_tail(key or "", value) if kind is DELETED else pstate_tail(key or "", value))
-        for kind, key, value, _, _ in changes
-    ]

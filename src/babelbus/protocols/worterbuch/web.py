@@ -5,8 +5,6 @@ export, an import, a file) runs beside the event loop and fills the outbox until
 """
 
 import asyncio
-import base64
-import binascii
 import logging
 import uuid
 from collections import deque
@@ -14,12 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from babelbus.core.names import KeyPattern
 from babelbus.core.record import Receipt
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import Encode, Outbox, PeerLeavesError
-from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
-from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.privileges import Privileges
 from babelbus.protocols.worterbuch.profiles import Profile
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply, Rest, error_reply
@@ -35,6 +31,7 @@ from babelbus.protocols.worterbuch.routes import (
 from babelbus.protocols.worterbuch.sockets import SUBPROTOCOL, SocketSession
 from babelbus.protocols.worterbuch.stream import EventStream
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
+from babelbus.protocols.worterbuch.transfer import export_tree, import_tree, read_file
 from babelbus.wire.http import (
     CONTINUE,
     HttpError,
@@ -45,19 +42,16 @@ from babelbus.wire.http import (
     encode_stream_head,
     percent_decode,
 )
-from babelbus.wire.static_files import FileRefusedError, Files
+from babelbus.wire.static_files import Files
 from babelbus.wire.upgrade import accept_upgrade
 
 log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 65_536
 """Answers of more are not collected with others."""
-IMPORT_SLICE = 4096
-"""Keys that an import stores in one go, before others have their turn."""
 PREFLIGHT_SECONDS = 600
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 CORS_HEADERS = "authorization, content-type"
-EVERYTHING = KeyPattern((), rest=True)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -237,7 +231,8 @@ class WebSession:
         elif action is Action.EXPORT:
             self._begin_job(request, lambda: self._export(request))
         elif action is Action.IMPORT:
-            self._begin_job(request, lambda: self._import(call, source))
+            as_text = call.content_type == TEXT_TYPE
+            self._begin_job(request, lambda: import_tree(self._hub, request.body, source, as_text=as_text))
         else:
             self._carry_out(call, privileges, source)
 
@@ -290,7 +285,7 @@ class WebSession:
         if request.method not in ("GET", "HEAD"):
             raise RequestRefusedError(405, "the method here is GET", (("allow", "GET, HEAD, OPTIONS"),))
         path = percent_decode(request.path)
-        self._begin_job(request, lambda: _read_file(files, path))
+        self._begin_job(request, lambda: read_file(files, path))
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -334,45 +329,9 @@ class WebSession:
         self._send(request, [done], lambda: self._encode(request, replies[0]), self._outbox.bytes_max)
         self._job = asyncio.get_running_loop().create_task(run())
 
-    async def _export(self, request: Request) -> Reply:
-        entries = [entry for entry in self._state.entries(EVERYTHING) if not is_below_sys(entry[0])]
-        await _stored(self._state.commit(f"worterbuch:{self._client_id}"))
-        as_text = _accepts_text(request)
-
-        def make() -> bytes:
-            data = pack(entries, bytes_max=self._hub.options.message_bytes_max)
-            return base64.b64encode(data) if as_text else data
-
-        try:
-            body = await asyncio.get_running_loop().run_in_executor(None, make)
-        except ArchiveError as error:
-            raise RequestRefusedError(500, str(error)) from error
-        disposition = f"attachment; filename={self._options.export_name}.json.gz"
-        content_type = TEXT_TYPE if as_text else "application/gzip"
-        return Reply(body, headers=(("content-type", content_type), ("content-disposition", disposition)))
-
-    async def _import(self, call: Call, source: str) -> Reply:
-        """Store what a file holds, slice by slice: who listens hears of it, and others have their turn in between."""
-        body = call.request.body
-        bytes_max = self._hub.options.message_bytes_max
-
-        def read() -> list[Entry]:
-            data = _decode_base64(body) if call.content_type == TEXT_TYPE else body
-            return unpack(data, bytes_max=bytes_max)
-
-        try:
-            entries = await asyncio.get_running_loop().run_in_executor(None, read)
-        except ArchiveError as error:
-            raise RequestRefusedError(400, str(error)) from error
-        put = self._state.put
-        entries = [entry for entry in entries if not is_below_sys(entry[0])]
-        for begin in range(0, len(entries), IMPORT_SLICE):
-            for key, value, version in entries[begin : begin + IMPORT_SLICE]:
-                put(key, value, version)
-            receipt = self._state.commit(source)
-            await asyncio.sleep(0)
-            await _stored(receipt)
-        return Reply(headers=())
+    def _export(self, request: Request) -> Awaitable[Reply]:
+        source = f"worterbuch:{self._client_id}"
+        return export_tree(self._hub, self._options.export_name, source, as_text=_accepts_text(request))
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -433,30 +392,6 @@ class WebSession:
             self._stream.close()
 
 
-async def _read_file(files: Files, path: str) -> Reply:
-    try:
-        found = await asyncio.get_running_loop().run_in_executor(None, lambda: files.read(path, always=True))
-    except FileRefusedError as error:
-        raise RequestRefusedError(500, str(error)) from error
-    if found is None:
-        raise RequestRefusedError(404, "not found")
-    return Reply(found.data, headers=(("content-type", found.content_type),))
-
-
-async def _stored(receipt: Receipt) -> None:
-    """Wait until what was changed is stored.
-
-    Raises:
-        RequestRefusedError: it is not.
-    """
-    if not receipt.done:
-        done = asyncio.Event()
-        receipt.when_done(lambda _: done.set())
-        await done.wait()
-    if receipt.error is not None:
-        raise RequestRefusedError(500, str(receipt.error))
-
-
 def _leaving() -> PeerLeavesError:
     return PeerLeavesError("the client wants the connection closed")
 
@@ -472,10 +407,3 @@ def _keeps_alive(request: Request) -> bool:
 def _accepts_text(request: Request) -> bool:
     kinds = [kind.partition(";")[0].strip().lower() for kind in request.headers.get("accept", "").split(",")]
     return TEXT_TYPE in kinds
-
-
-def _decode_base64(text: bytes) -> bytes:
-    try:
-        return base64.b64decode(b"".join(text.split()), validate=True)
-    except binascii.Error as error:
-        raise ArchiveError(f"no base64: {error}") from error

@@ -1,0 +1,81 @@
+"""What one client may do, and how it proves that it may (specs/worterbuch.md, sections 9.2 and 10)."""
+
+from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, RefusedError, UnauthorizedError
+from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.privileges import Privilege, Privileges, proves_secret
+
+OWN_KEYS = ("graveGoods", "lastWill", "clientName")
+"""What a client may write below `$SYS/clients/<its id>` (section 9.2)."""
+
+
+class Access:
+    """The rights of one client: none while a token is needed and it has shown none, then what its token grants."""
+
+    def __init__(self, hub: Hub, client_id: str) -> None:
+        self._hub = hub
+        self._client_id = client_id
+        self._privileges: Privileges | None = None
+        self.locked = hub.options.verifier is not None
+        """Whether requests are refused until the client is authorised."""
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing needs leave."""
+        return not self.locked and self._privileges is None
+
+    def authorize(self, token: str) -> str | None:
+        """Take a client's JWT; give the name that it proves, `None` where nobody needs one.
+
+        Raises:
+            FinalRefusalError: it proves nothing, or is the second one.
+        """
+        verifier = self._hub.options.verifier
+        if self._privileges is not None:
+            raise FinalRefusalError(ErrorCode.ALREADY_AUTHORIZED, "already authorized")
+        if verifier is None:
+            return None
+        try:
+            self._privileges = verifier.verify(token, self._hub.clock.now_ms() / 1000)
+        except UnauthorizedError as error:
+            raise FinalRefusalError(ErrorCode.UNAUTHORIZED, str(error)) from error
+        self.locked = False
+        return self._privileges.name
+
+    def authenticate(self, token: str) -> None:
+        """Take the hash that clients of servers 0.42 send.
+
+        Raises:
+            FinalRefusalError: it is wrong, of no use here, or the second one.
+        """
+        secret, verifier = self._hub.options.shared_secret, self._hub.options.verifier
+        if secret is None:
+            return
+        if verifier is not None and verifier.algorithm != "HS256":  # a public key is no secret
+            raise FinalRefusalError(ErrorCode.AUTHORIZATION_FAILED, "this server needs a JWT")
+        if not self.locked:
+            raise FinalRefusalError(ErrorCode.ALREADY_AUTHORIZED, "already authenticated")
+        if not proves_secret(token, self._client_id, secret):
+            raise FinalRefusalError(ErrorCode.AUTHORIZATION_FAILED, "wrong token")
+        self.locked = False
+
+    def need(self, privilege: Privilege, pattern: str) -> None:
+        """See that the client may do this.
+
+        Raises:
+            RefusedError: it may not.
+        """
+        privileges = self._privileges
+        if privileges is not None and not privileges.may(privilege, pattern):
+            raise RefusedError(ErrorCode.UNAUTHORIZED, f"no privilege to {privilege} '{pattern}'")
+
+    def check_writable(self, key: str) -> None:
+        """See that a key or pattern is not the server's own (section 9.2).
+
+        Raises:
+            RefusedError: it is.
+        """
+        if is_below_sys(key):
+            elements = key.split("/")
+            own = len(elements) >= 4 and elements[1:3] == ["clients", self._client_id] and elements[3] in OWN_KEYS
+            if not own:
+                raise RefusedError(ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")

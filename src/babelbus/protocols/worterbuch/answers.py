@@ -1,0 +1,144 @@
+"""What a client is answered, in the order of its requests, and not before what they changed is stored."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from babelbus.core.record import Receipt
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.worterbuch import messages as m
+from babelbus.protocols.worterbuch import peer
+from babelbus.protocols.worterbuch.errors import ErrorCode
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.translator import Translator
+
+HEAVY_BYTES = 16_384
+"""Larger answers are counted against what one connection may make the server hold."""
+CHANGING = (m.Set, m.CSet, m.Delete, m.PDelete, m.Publish, m.SPub)
+READING = (m.Get, m.CGet, m.PGet, m.Ls, m.PLs)
+
+
+class Framing(peer.Framing, Protocol):
+    """How messages and answers stand on a connection."""
+
+    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
+        """Give the bytes that carry an `ack` for each of these."""
+
+
+class Answers:
+    """The answers of one client. Those of a chunk are collected, and go out together with `finish`.
+
+    Args:
+        client: whose they are; its `source` stands beside what it changed, and it hears that something was `sent`.
+        again: answers a request that only reads once more, when what it was answered first is not stored.
+    """
+
+    def __init__(
+        self,
+        client: peer.Peer,
+        hub: Hub,
+        outbox: Outbox,
+        framing: Framing,
+        translator: Translator,
+        again: Callable[[m.ClientMessage], bytes],
+    ) -> None:
+        self._client = client
+        self._state = hub.state
+        self._received = hub.received
+        self._outbox = outbox
+        self._framing = framing
+        self._translator = translator
+        self._again = again
+        self.replies: list[bytes] = []
+        self.requests: list[m.ClientMessage] = []
+        """The requests that `replies` answer, one each."""
+        self.heavy_bytes = 0
+        """How much the requests of this chunk made the server hold, as far as it is worth counting."""
+
+    def add(self, request: m.ClientMessage, reply: bytes) -> None:
+        """Answer a request with the next `finish`."""
+        self.requests.append(request)
+        self.replies.append(reply)
+        if len(reply) > HEAVY_BYTES:
+            self.heavy_bytes += len(reply)
+
+    def finish(self) -> Receipt:
+        """Log what was changed, and answer everything that was asked up to here; give when it is stored."""
+        receipt = self._state.commit(self._client.source)
+        requests, replies = self.requests, self.replies
+        if not requests:
+            return receipt
+        self.requests, self.replies = [], []
+        self._received.inc(len(requests), 0)
+        self._client.sent = True
+        if receipt.done and receipt.error is None:
+            data = self._framing.encode(replies)
+            self._outbox.answer(lambda: data, len(data))
+        else:
+            self._outbox.answer_when(
+                [receipt],
+                lambda: self._framing.encode(self._settle(requests, replies, receipt)),
+                sum(map(len, replies)),
+            )
+        return receipt
+
+    def _settle(self, requests: list[m.ClientMessage], replies: list[bytes], receipt: Receipt) -> list[bytes]:
+        """Give the answers once it is known whether the changes are stored; if not, none of them was."""
+        if receipt.error is None:
+            return replies
+        text = str(receipt.error)
+        settled = []
+        for request, reply in zip(requests, replies, strict=True):
+            if isinstance(request, CHANGING):
+                settled.append(self._translator.encode_error(request.transaction_id, ErrorCode.IO_ERROR, text))
+            elif isinstance(request, READING):
+                settled.append(self._again(request))
+            else:
+                settled.append(reply)
+        return settled
+
+    def finish_sets(self, transaction_ids: Sequence[int]) -> None:
+        """Do the same for a chunk that was nothing but sets, with one format for all answers."""
+        receipt = self._state.commit(self._client.source)
+        self._received.inc(len(transaction_ids), 0)
+        if receipt.done and receipt.error is None:
+            self.send_acks(transaction_ids)
+            return
+        self._client.sent = True
+
+        def settle() -> bytes:
+            if receipt.error is None:
+                return self._framing.encode_acks(transaction_ids)
+            text = str(receipt.error)
+            encode_error = self._translator.encode_error
+            return self._framing.encode([encode_error(one, ErrorCode.IO_ERROR, text) for one in transaction_ids])
+
+        self._outbox.answer_when([receipt], settle, 32 * len(transaction_ids))
+
+    def send(self, text: bytes) -> None:
+        """Send a message behind the answers that are finished."""
+        data = self._framing.encode((text,))
+        self._client.sent = True
+        if len(data) > HEAVY_BYTES:
+            self.heavy_bytes += len(data)
+        self._outbox.answer(lambda: data, len(data))
+
+    def send_acks(self, transaction_ids: Sequence[int]) -> None:
+        """Do the same with an `ack` for each of these."""
+        self._client.sent = True
+        data = self._framing.encode_acks(transaction_ids)
+        self._outbox.answer(lambda: data, len(data))
+
+    def send_snapshot(self, receipt: Receipt, encode: Callable[[], bytes]) -> None:
+        """Send what a subscription begins with; when changes that it shows are not stored after all, what is."""
+        text = encode()
+        if receipt.done:
+            if text:
+                self.send(text)
+            return
+
+        def settle() -> bytes:
+            settled = text if receipt.error is None else encode()
+            return self._framing.encode((settled,)) if settled else b""
+
+        self.heavy_bytes += len(text)
+        self._outbox.answer_when([receipt], settle, len(text))

@@ -1,0 +1,104 @@
+"""Files over the HTTP port of Wörterbuch: the tree out and in, what the operator serves (specs/worterbuch.md, 12.4).
+
+What takes long is done in a thread, or slice by slice: others have their turn in between.
+"""
+
+import asyncio
+import base64
+import binascii
+
+from babelbus.core.names import KeyPattern
+from babelbus.core.record import Receipt
+from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
+from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply
+from babelbus.protocols.worterbuch.routes import RequestRefusedError
+from babelbus.wire.static_files import FileRefusedError, Files
+
+IMPORT_SLICE = 4096
+"""Keys that an import stores in one go, before others have their turn."""
+EVERYTHING = KeyPattern((), rest=True)
+
+
+async def export_tree(hub: Hub, name: str, source: str, *, as_text: bool) -> Reply:
+    """Give all that is stored as a file, `name` without its ending; with `as_text` in base64.
+
+    Raises:
+        RequestRefusedError: it is too large, or changes that it shows could not be stored.
+    """
+    entries = [entry for entry in hub.state.entries(EVERYTHING) if not is_below_sys(entry[0])]
+    await _stored(hub.state.commit(source))
+
+    def make() -> bytes:
+        data = pack(entries, bytes_max=hub.options.message_bytes_max)
+        return base64.b64encode(data) if as_text else data
+
+    try:
+        body = await asyncio.get_running_loop().run_in_executor(None, make)
+    except ArchiveError as error:
+        raise RequestRefusedError(500, str(error)) from error
+    disposition = f"attachment; filename={name}.json.gz"
+    content_type = TEXT_TYPE if as_text else "application/gzip"
+    return Reply(body, headers=(("content-type", content_type), ("content-disposition", disposition)))
+
+
+async def import_tree(hub: Hub, body: bytes, source: str, *, as_text: bool) -> Reply:
+    """Store what a file holds, slice by slice: who listens hears of it, and others have their turn in between.
+
+    Raises:
+        RequestRefusedError: it is no such file, or what it holds could not be stored.
+    """
+    bytes_max = hub.options.message_bytes_max
+
+    def read() -> list[Entry]:
+        return unpack(_decode_base64(body) if as_text else body, bytes_max=bytes_max)
+
+    try:
+        entries = await asyncio.get_running_loop().run_in_executor(None, read)
+    except ArchiveError as error:
+        raise RequestRefusedError(400, str(error)) from error
+    put = hub.state.put
+    entries = [entry for entry in entries if not is_below_sys(entry[0])]
+    for begin in range(0, len(entries), IMPORT_SLICE):
+        for key, value, version in entries[begin : begin + IMPORT_SLICE]:
+            put(key, value, version)
+        receipt = hub.state.commit(source)
+        await asyncio.sleep(0)
+        await _stored(receipt)
+    return Reply(headers=())
+
+
+async def read_file(files: Files, path: str) -> Reply:
+    """Give what the operator serves at a path.
+
+    Raises:
+        RequestRefusedError: there is nothing, or it cannot be read.
+    """
+    try:
+        found = await asyncio.get_running_loop().run_in_executor(None, lambda: files.read(path, always=True))
+    except FileRefusedError as error:
+        raise RequestRefusedError(500, str(error)) from error
+    if found is None:
+        raise RequestRefusedError(404, "not found")
+    return Reply(found.data, headers=(("content-type", found.content_type),))
+
+
+async def _stored(receipt: Receipt) -> None:
+    """Wait until what was changed is stored.
+
+    Raises:
+        RequestRefusedError: it is not.
+    """
+    if not receipt.done:
+        done = asyncio.Event()
+        receipt.when_done(lambda _: done.set())
+        await done.wait()
+    if receipt.error is not None:
+        raise RequestRefusedError(500, str(receipt.error))
+
+
+def _decode_base64(text: bytes) -> bytes:
+    try:
+        return base64.b64decode(b"".join(text.split()), validate=True)
+    except binascii.Error as error:
+        raise ArchiveError(f"no base64: {error}") from error

@@ -1,0 +1,190 @@
+"""Between one client and us: its requests in our keys and patterns, our messages as its dialect has them.
+
+The profile decides how messages look (specs/worterbuch.md, sections 11 and 13), the symbols which characters keys have.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from babelbus.core.names import KeyPattern
+from babelbus.core.state_log import Change
+from babelbus.protocols.worterbuch import messages as m
+from babelbus.protocols.worterbuch.codec import (
+    encode_error,
+    encode_pstate,
+    encode_pstate_deleted,
+    pstate_deleted_tail,
+    pstate_head,
+    pstate_tail,
+    state_deleted_tail,
+    state_head,
+    state_tail,
+)
+from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
+from babelbus.protocols.worterbuch.patterns import (
+    ELEMENTS_MAX,
+    check_key,
+    check_parent_pattern,
+    check_pattern,
+    has_too_many_elements,
+    store_pattern,
+)
+from babelbus.protocols.worterbuch.profiles import MAIN, Profile
+from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
+from babelbus.protocols.worterbuch.symbols import Symbols
+
+
+class Translator:
+    """What one client speaks: a profile, which it may change, and symbols, which are the same for its whole life."""
+
+    def __init__(self, profile: Profile, symbols: Symbols) -> None:
+        self.symbols = symbols
+        self.usual = symbols.usual
+        """Whether its keys are ours, character for character."""
+        self.speak(profile)
+
+    def speak(self, profile: Profile) -> None:
+        """Go on in another dialect."""
+        self.profile = profile
+        self.native = profile is MAIN and self.usual
+        """Whether it speaks as we do, so that there is nothing to translate."""
+
+    @property
+    def form(self) -> str:
+        """Clients of an equal form get the same text for the same change and subscription."""
+        return f"{self.profile.name} {'' if self.usual else repr(self.symbols)}"
+
+    # -- what the client says ----------------------------------------------------------------------------------------
+
+    def read(self, message: m.ClientMessage) -> m.ClientMessage:
+        """Give a request with its keys and patterns in our characters.
+
+        Raises:
+            RefusedError: one of them would mean something else here.
+        """
+        changes: dict[str, Any] = {}
+        for field in ("key", "pattern", "parent", "parent_pattern"):
+            text = getattr(message, field, None)
+            if text is not None:
+                changes[field] = self._read_text(text)
+        if isinstance(message, m.Handshake):
+            changes["last_will"] = tuple((self._read_text(key), value) for key, value in message.last_will)
+            changes["grave_goods"] = tuple(map(self._read_text, message.grave_goods))
+        return msgspec.structs.replace(message, **changes) if changes else message
+
+    def _read_text(self, text: str) -> str:
+        read = self.symbols.read(text)
+        if read is None:
+            raise RefusedError(ErrorCode.OTHER, f"'{text}' has an element that stands for something else here")
+        return read
+
+    def check_key(self, key: str) -> None:
+        """See that a key is one.
+
+        Raises:
+            RefusedError: it has a wildcard, or is too long.
+        """
+        if has_too_many_elements(key):
+            raise _too_long(key)
+        code = check_key(key)
+        if code is not None:
+            if self.profile.historic_wildcards:
+                code = ErrorCode.ILLEGAL_WILDCARD
+            raise RefusedError(ErrorCode(code), f"'{key}' has a wildcard where a key is needed")
+
+    def check_elements(self, text: str | None) -> None:
+        """See that a key or pattern of which nothing else is asked is not too long.
+
+        Raises:
+            RefusedError: it is.
+        """
+        if text is not None and has_too_many_elements(text):
+            raise _too_long(text)
+
+    def read_pattern(self, text: str) -> KeyPattern:
+        """Give what the store is asked for a pattern.
+
+        Raises:
+            RefusedError: it is none.
+        """
+        if has_too_many_elements(text):
+            raise _too_long(text)
+        code = check_pattern(text, historic=self.profile.historic_wildcards)
+        if code is not None:
+            raise RefusedError(ErrorCode(code), f"'{text}' has # before its end")
+        return store_pattern(text)
+
+    def read_parent_pattern(self, text: str) -> KeyPattern:
+        """Give what the store is asked for a pattern of parents.
+
+        Raises:
+            RefusedError: it is none.
+        """
+        if has_too_many_elements(text):
+            raise _too_long(text)
+        code = check_parent_pattern(text)
+        if code is not None:
+            raise RefusedError(ErrorCode(code), f"'{text}' has #")
+        return store_pattern(text)
+
+    # -- what the client is told -------------------------------------------------------------------------------------
+
+    def write_pattern(self, pattern: str) -> str:
+        """Give back what `read` made of a pattern: exactly what the client sent."""
+        return self.symbols.write(pattern) or pattern
+
+    def write_pair_key(self, key: str) -> str | None:
+        """Give what stands beside the value in `state`, in the profiles that have it."""
+        return self.symbols.write(key) if self.profile.pairs else None
+
+    def write_pairs(self, pairs: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        """Give pairs with their keys in the client's characters, without those that these cannot express."""
+        if self.usual:
+            return pairs
+        return [(written, value) for key, value in pairs if (written := self.symbols.write(key)) is not None]
+
+    def encode_error(self, transaction_id: int, code: ErrorCode, text: str) -> bytes:
+        """Give the error that answers a request, with a code that the client knows."""
+        return encode_error(transaction_id, self.profile.error_code(code), text)
+
+    def encode_run(self, subscriber: Subscriber, changes: Sequence[Change]) -> list[bytes]:
+        """Give the messages that a run of changes is for a subscriber, one each."""
+        profile = self.profile
+        if not profile.deletions:
+            changes = [change for change in changes if change[0] is not DELETED]
+        if not self.usual:
+            write = self.symbols.write
+            changes = [(kind, write(key or ""), value, before, n) for kind, key, value, before, n in changes]
+            changes = [change for change in changes if change[1] is not None]
+        if subscriber.pattern is None:
+            head = state_head(subscriber.transaction_id)
+            if not profile.pairs:
+                return [
+                    head + (state_deleted_tail(value) if kind is DELETED else state_tail(value))
+                    for kind, _, value, _, _ in changes
+                ]
+            return [
+                head + (state_deleted_tail(value, key) if kind is DELETED else state_tail(value, key))
+                for kind, key, value, _, _ in changes
+            ]
+        head = pstate_head(subscriber.transaction_id, subscriber.pattern)
+        return [
+            head + (pstate_deleted_tail(key or "", value) if kind is DELETED else pstate_tail(key or "", value))
+            for kind, key, value, _, _ in changes
+        ]
+
+    def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
+        """Give the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
+        assert subscriber.pattern is not None
+        deleted = changes[0][0] is DELETED
+        encode = encode_pstate_deleted if deleted else encode_pstate
+        pairs = self.write_pairs([(key or "", value) for _, key, value, _, _ in changes])
+        if not pairs or (deleted and not self.profile.deletions):
+            return b""
+        return encode(subscriber.transaction_id, subscriber.pattern, pairs)
+
+
+def _too_long(text: str) -> RefusedError:
+    return RefusedError(ErrorCode.OTHER, f"'{text[:80]}...' has more than {ELEMENTS_MAX} elements")

@@ -1,0 +1,154 @@
+"""What a client asks of the tree: values, what is published beside them, names (specs/worterbuch.md, section 5)."""
+
+from babelbus.core.state import State, VersionedError, VersionMismatchError
+from babelbus.protocols.worterbuch import messages as m
+from babelbus.protocols.worterbuch.access import Access
+from babelbus.protocols.worterbuch.codec import (
+    encode_ack,
+    encode_cstate,
+    encode_ls,
+    encode_pstate,
+    encode_pstate_deleted,
+    encode_state,
+    encode_state_deleted,
+)
+from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
+from babelbus.protocols.worterbuch.hub import is_below_sys
+from babelbus.protocols.worterbuch.patterns import children_pattern
+from babelbus.protocols.worterbuch.testament import note_change
+from babelbus.protocols.worterbuch.translator import Translator
+
+
+class TreeRequests:
+    """The requests of one client that read or change the tree: each method does one, and gives its answer.
+
+    Raises:
+        RefusedError: it cannot be done, or may not; nothing was changed.
+        NoSuchKeyError: there is nothing.
+    """
+
+    def __init__(self, state: State, client_id: str, translator: Translator, access: Access) -> None:
+        self._state = state
+        self._client_id = client_id
+        self._translator = translator
+        self._access = access
+        self._streams: dict[int, str] = {}
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def get(self, message: m.Get) -> bytes:
+        """Give the value of a key."""
+        key = message.key
+        self._translator.check_key(key)
+        self._access.need("read", key)
+        return encode_state(message.transaction_id, self._state.get(key), self._translator.write_pair_key(key))
+
+    def cget(self, message: m.CGet) -> bytes:
+        """Give the value of a key, and its version."""
+        self._translator.check_key(message.key)
+        self._access.need("read", message.key)
+        return encode_cstate(message.transaction_id, *self._state.get_version(message.key))
+
+    def pget(self, message: m.PGet) -> bytes:
+        """Give all values whose keys match."""
+        translator, text = self._translator, message.pattern
+        pattern = translator.read_pattern(text)
+        self._access.need("read", text)
+        pairs = translator.write_pairs(self._state.match(pattern))
+        return encode_pstate(message.transaction_id, translator.write_pattern(text), pairs)
+
+    def set(self, message: m.Set) -> bytes:
+        """Set a key."""
+        key = message.key
+        self._need_to_write(key)
+        try:
+            self._state.set(key, message.value)
+        except VersionedError as error:
+            raise RefusedError(ErrorCode.CAS, str(error)) from None
+        note_change(self._state, self._client_id, key)
+        return encode_ack(message.transaction_id)
+
+    def cset(self, message: m.CSet) -> bytes:
+        """Set a key if it has the version that the client knows."""
+        key = message.key
+        self._need_to_write(key)
+        try:
+            self._state.compare_and_set(key, message.value, message.version)
+        except VersionMismatchError as error:
+            raise RefusedError(ErrorCode.CAS_VERSION_MISMATCH, str(error)) from None
+        note_change(self._state, self._client_id, key)
+        return encode_ack(message.transaction_id)
+
+    def _need_to_write(self, key: str) -> None:
+        self._translator.check_key(key)
+        self._access.check_writable(key)
+        self._access.need("write", key)
+
+    def delete(self, message: m.Delete) -> bytes:
+        """Delete a key, and give the value that it had."""
+        key = message.key
+        self._translator.check_key(key)
+        self._access.check_writable(key)
+        self._access.need("delete", key)
+        value = self._state.delete(key)
+        note_change(self._state, self._client_id, key)
+        return encode_state_deleted(message.transaction_id, value, self._translator.write_pair_key(key))
+
+    def pdelete(self, message: m.PDelete) -> bytes:
+        """Delete all keys that match, and give the values that they had."""
+        translator, text = self._translator, message.pattern
+        pattern = translator.read_pattern(text)
+        self._access.check_writable(text)
+        self._access.need("delete", text)
+        deleted = self._state.delete_matching(pattern)
+        if is_below_sys(text):
+            for key, _ in deleted:
+                note_change(self._state, self._client_id, key)
+        pairs = () if message.quiet else translator.write_pairs(deleted)
+        return encode_pstate_deleted(message.transaction_id, translator.write_pattern(text), pairs)
+
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    def publish(self, message: m.Publish) -> bytes:
+        """Tell the subscribers of a key, and store nothing."""
+        key = message.key
+        self._translator.check_key(key)
+        if is_below_sys(key):
+            raise RefusedError(ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")
+        self._access.need("write", key)
+        self._state.note(key, message.value)
+        return encode_ack(message.transaction_id)
+
+    def spub_init(self, message: m.SPubInit) -> bytes:
+        """Bind a transaction id to a key, for `spub`."""
+        self._translator.check_elements(message.key)
+        self._access.check_writable(message.key)
+        self._access.need("write", message.key)
+        self._streams[message.transaction_id] = message.key
+        return encode_ack(message.transaction_id)
+
+    def spub(self, message: m.SPub) -> bytes:
+        """Publish to the key that is bound to a transaction id."""
+        key = self._streams.get(message.transaction_id)
+        if key is None:
+            raise RefusedError(ErrorCode.NO_PUB_STREAM, f"no stream {message.transaction_id}")
+        self._translator.check_key(key)
+        self._state.note(key, message.value)
+        return encode_ack(message.transaction_id)
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def ls(self, message: m.Ls) -> bytes:
+        """Give the names below a key."""
+        self._translator.check_elements(message.parent)
+        self._access.need("read", children_pattern(message.parent))
+        return encode_ls(message.transaction_id, self._state.children(message.parent))
+
+    def pls(self, message: m.PLs) -> bytes:
+        """Give the names below all keys that match."""
+        parent = message.parent_pattern
+        if parent is None:
+            return self.ls(m.Ls(message.transaction_id))
+        pattern = self._translator.read_parent_pattern(parent)
+        self._access.need("read", children_pattern(parent))
+        return encode_ls(message.transaction_id, self._state.children_matching(pattern))
