@@ -1,6 +1,7 @@
 """Pipelines at work: a real Spark, a real server, the flights of the first days of 2013."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -31,6 +32,7 @@ class Watched:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.failures: list[tuple[str, float | None]] = []
+        self.skips: list[tuple[str, str]] = []
         self.seen = threading.Event()
 
     def started(self, sink: str) -> None:
@@ -39,6 +41,9 @@ class Watched:
     def batch(self, batch: Batch) -> None:
         self.batches.append(batch)
         self.seen.set()
+
+    def skipped(self, sink: str, reason: str) -> None:
+        self.skips.append((sink, reason))
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         self.failures.append((reason, restart_seconds))
@@ -125,8 +130,16 @@ def test_archive_and_replay_give_back_what_was_published_once_and_in_order(place
         (one.key, one.payload, one.timestamp) for one in sent
     ]
     assert found[0].headers == sent[0].headers
-    place.run("replay.yaml", "replay-checkpoint", folder=folder, into="again")
+    told = place.run("replay.yaml", "replay-checkpoint", folder=folder, into="again")
+    assert (told.batches, [sink for sink, _ in told.skips]) == ([], ["records"])
+    assert "was done before" in told.skips[0][1]
     assert len(place.read("again")) == 600  # a used checkpoint publishes nothing twice
+    place.create("elsewhere")
+    told = place.run("replay.yaml", "replay-checkpoint", folder=folder, into="elsewhere")
+    assert (told.rows("records"), len(place.read("elsewhere"))) == ((600, 600), 600)  # which is another thing to do
+    shutil.rmtree(place.folder / "replay-checkpoint")
+    place.run("replay.yaml", "replay-checkpoint", folder=folder, into="again")
+    assert len(place.read("again")) == 1200  # who removes the checkpoint wants it all once more
 
 
 def test_rollup_gives_final_windows_once_and_live_ones_to_the_state(place: Place) -> None:

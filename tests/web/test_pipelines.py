@@ -78,8 +78,10 @@ def test_a_pipeline_tells_with_the_token_and_anybody_reads_the_metrics() -> None
         body = {"sinks": {"out": {"rows_in": 4, "running": True}}}
         assert (await call("PUT", "/api/pipelines/p", body, authorization=None))[0] == 401
         assert await call("PUT", "/api/pipelines/p", body) == (200, {"pipeline": "p"})
-        status, told = await call("PUT", "/api/pipelines/p", {"sinks": {"out": {"rows": 4}}})
+        status, told = await call("PUT", "/api/pipelines/p", {"sinks": {"out": {"rows_in": "many"}}})
         assert (status, told["code"]) == (400, "bad_request")
+        newer = {"sinks": {"out": {"rows_in": 4, "rows_of_tomorrow": 1}}}
+        assert (await call("PUT", "/api/pipelines/p", newer))[0] == 200
         many: dict[str, Any] = {"sinks": {f"s{n}": {} for n in range(SINKS_MAX + 1)}}
         assert (await call("PUT", "/api/pipelines/p", many))[1]["code"] == "too_many_pipelines"
         async with call.session.get(f"{call.base}/metrics") as reply:

@@ -387,6 +387,10 @@ class _All:
         for watcher in self._watchers:
             watcher.batch(batch)
 
+    def skipped(self, sink: str, reason: str) -> None:
+        for watcher in self._watchers:
+            watcher.skipped(sink, reason)
+
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         for watcher in self._watchers:
             watcher.failed(sink, reason, restart_seconds)
@@ -413,6 +417,9 @@ class _Printer:
             f"{batch.sink}  batch {batch.batch}  in {batch.rows_in:,}  out {batch.rows_out:,}  lag {lag}"
             f"  state {state}{late}{lost}  {batch.seconds:.2f} s"
         )
+
+    def skipped(self, sink: str, reason: str) -> None:
+        note(escape(f"{sink}: nothing to do: it {reason}"))
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         if restart_seconds is not None:

@@ -44,6 +44,9 @@ class Reporter:
             sink["state_rows"], sink["state_bytes"] = batch.state_rows, batch.state_bytes
             sink["lag_records"] = batch.lag if batch.lag is not None else sink["lag_records"]
 
+    def skipped(self, sink: str, reason: str) -> None:
+        """There is nothing to count."""
+
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         """Count a failure."""
         with self._lock:

@@ -41,8 +41,11 @@ _GAUGES = {
 }
 
 
-class SinkReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one run has done for one sink so far. `lag_records` is `None` where it is not known."""
+class SinkReport(msgspec.Struct, frozen=True):
+    """What one run has done for one sink so far. `lag_records` is `None` where it is not known.
+
+    What a newer runner tells beyond it is passed over: it may be upgraded first.
+    """
 
     rows_in: int = 0
     rows_out: int = 0

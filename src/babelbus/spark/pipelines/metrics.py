@@ -67,6 +67,9 @@ class PipelineMetrics:
         if batch.lag is not None:
             self._lag.labels(*at).set(batch.lag)
 
+    def skipped(self, sink: str, reason: str) -> None:
+        """There is nothing to count."""
+
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         """Count a failure."""
         self._failures.labels(self._pipeline, sink).inc()

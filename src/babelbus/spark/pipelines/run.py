@@ -20,6 +20,7 @@ from babelbus.spark.pipelines.frames import build
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import read_trigger
 from babelbus.spark.pipelines.progress import Batch
+from babelbus.spark.pipelines.saves import identity
 from babelbus.spark.pipelines.session import cause, is_local
 from babelbus.spark.pipelines.sinks import Target, save, start
 
@@ -53,6 +54,9 @@ class Watcher(Protocol):
 
     def batch(self, batch: Batch) -> None:
         """Hear of a batch that is done."""
+
+    def skipped(self, sink: str, reason: str) -> None:
+        """Hear that nothing is done, for it was before."""
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         """Hear that a query failed, and when it is started again (`None`: it is not)."""
@@ -105,8 +109,9 @@ class Runner:
         for name, sink in pipeline.sinks.items():
             text = self._policy.trigger or sink.trigger or pipeline.trigger
             yield Target(
-                self._loaded.file, name, sink, self._bus, self._policy.checkpoint, read_trigger("trigger", text)
-            )
+                self._loaded.file, name, sink, self._bus, self._policy.checkpoint, read_trigger("trigger", text),
+                identity(pipeline, name), self._policy.remote,
+            )  # fmt: skip
 
     def _begin(self, job: "_Job") -> None:
         """Start a query for the first time: what Spark refuses then, it would refuse again."""
@@ -132,8 +137,14 @@ class Runner:
         rows = save(frame, job.target)
         seconds = self._clock.monotonic() - begun
         name = self._loaded.pipeline.name
-        self._watcher.batch(Batch(name, job.target.name, 0, rows, rows, 0, 0, None, 0, 0, seconds, None))
         job.done = True
+        if rows is None:
+            where = os.path.join(self._policy.checkpoint, job.target.name)
+            self._watcher.skipped(
+                job.target.name, f"was done before, says {where}; with another --checkpoint it is again"
+            )
+            return
+        self._watcher.batch(Batch(name, job.target.name, 0, rows, rows, 0, 0, None, 0, 0, seconds, None))
 
     def _look(self, job: "_Job") -> None:
         """See what became of one query since the last look."""

@@ -16,6 +16,7 @@ from babelbus.spark.pipelines.frames import text_options
 from babelbus.spark.pipelines.model import Sink
 from babelbus.spark.pipelines.parquet import ParquetFolder
 from babelbus.spark.pipelines.progress import OBSERVED, ROWS
+from babelbus.spark.pipelines.saves import Save
 from babelbus.spark.pipelines.session import REFUSALS, is_local, refused
 
 CARRIED = ("key", "value", "headers", "timestamp")
@@ -34,6 +35,10 @@ class Target(msgspec.Struct, frozen=True):
     checkpoint: str
     trigger_seconds: float | None
     """Between two batches; 0: at once; `None`: what there is now, then the end."""
+    identity: str = ""
+    """What a save of it is known by, for sinks that are no streams (`saves.identity`)."""
+    remote: bool = False
+    """The checkpoint is where a Connect server is."""
 
 
 def start(frame: DataFrame, target: Target) -> StreamingQuery:
@@ -58,31 +63,39 @@ def start(frame: DataFrame, target: Target) -> StreamingQuery:
         raise refused(target.file, field, error) from error
 
 
-def save(frame: DataFrame, target: Target) -> int:
-    """Fill a sink from a frame that is no stream, once; give the number of rows.
+def save(frame: DataFrame, target: Target) -> int | None:
+    """Fill a sink from a frame that is no stream, once; give the number of rows, `None` when it was done before.
 
-    A topic gets them once for a checkpoint, however often it is run; files are added each time.
+    Topics, the state and Delta get them once for a checkpoint and an identity; files are added each time.
 
     Raises:
         PipelineError: Spark or the sink refused it.
+        NoteDamagedError: it is not known whether it was done.
     """
     sink, field = target.sink, f"sinks.{target.name}"
     if sink.mode != "append" or sink.compact_files is not None:
         what = "mode" if sink.mode != "append" else "compact_files"
         raise PipelineError(target.file, f"{field}.{what}", f"goes with streams, and {sink.input!r} is none")
     counted = Observation(OBSERVED)
+    folder = os.path.join(target.checkpoint, target.name)
+    once = Save(folder, target.identity, in_reach=is_local(folder) and not target.remote)
+    own = once.begin() if sink.topic or sink.state or sink.delta is not None else ""
+    if own is None:
+        return None
     try:
         rows = shape(frame, target).observe(counted, F.count(F.lit(1)).alias(ROWS))
         if sink.topic or sink.state:
-            _Upsert(bus_options(target), transaction(target))(rows, 0)
+            _Upsert(bus_options(target), own)(rows, 0)
         elif sink.delta is not None:
             need_delta()
-            DeltaFolder(sink.delta, sink.partition_by, transaction(target), text_options(sink.options))(rows, 0)
+            DeltaFolder(sink.delta, sink.partition_by, own, text_options(sink.options))(rows, 0)
         elif sink.console:
             rows.show(truncate=False)
         else:
             writer = rows.write.mode("append").partitionBy(*sink.partition_by).options(**text_options(sink.options))
             writer.format(sink.format or "parquet").save(sink.parquet)
+        if own:
+            once.end()
         return int(counted.get[ROWS])
     except REFUSALS as error:
         raise refused(target.file, field, error) from error
@@ -162,7 +175,7 @@ def bus_options(target: Target) -> dict[str, str]:
 
 
 def transaction(target: Target) -> str:
-    """Give the transaction id of a sink that is filled by saves: the same as long as its checkpoint is the same."""
+    """Give the transaction id of a stream that is published by saves: the same while its checkpoint is the same."""
     folder = os.path.join(target.checkpoint, target.name)
     if is_local(folder):
         folder = os.path.abspath(folder)
