@@ -1,4 +1,4 @@
-"""A partition's segments on disk: roll, read across, truncate, find an offset by time (docs/storage.md).
+"""A partition on disk: appending, what of it is durable, going on after a failed flush (docs/storage.md).
 
 One thread appends; readers, the flusher and the cleaner come from others. The lock is held for one read or write at a
 time and never while the disk flushes, so that appending goes on meanwhile (group commit).
@@ -6,11 +6,9 @@ time and never while the disk flushes, so that appending goes on meanwhile (grou
 
 import logging
 import threading
-from bisect import bisect_right
 from collections.abc import Iterator
 
 import msgspec
-import numpy as np
 
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
@@ -21,19 +19,15 @@ from babelbus.storage.cleaner import clean
 from babelbus.storage.columns import Columns, decode_columns, find_positions
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import DiskError, FileSystem, OffsetOutOfRangeError, disk_error
-from babelbus.storage.format import INT64, LENGTH_FROM, CorruptRecordError, rebase
+from babelbus.storage.format import CorruptRecordError, rebase
 from babelbus.storage.index import BLOCK_RECORDS
 from babelbus.storage.producers import Producers
 from babelbus.storage.record import RecordBatch
-from babelbus.storage.recovery import RESCUED_SUFFIX, Recovery, open_segments, replace_from
+from babelbus.storage.recovery import RESCUED_SUFFIX, Recovery, open_segments
 from babelbus.storage.segment import Chunk, Segment, base_name
+from babelbus.storage.segments import Segments
 
 log = logging.getLogger(__name__)
-
-PLACES_MAX = 4096
-"""Offsets whose position is remembered: the ends of the last appends and reads, where the next reads begin."""
-OPEN_SEGMENTS_MAX = 16
-"""Sealed segments whose file stays open."""
 
 
 class _Mark(msgspec.Struct):
@@ -45,11 +39,7 @@ class _Mark(msgspec.Struct):
 
 
 class Log:
-    """A partition on disk; see `contract.PartitionLog`.
-
-    Invariant: `_segments` are sorted by base offset, the last one is open for appending, and each ends where the
-    next begins.
-    """
+    """A partition on disk; see `contract.PartitionLog`."""
 
     def __init__(self, files: FileSystem, folder: str, settings: LogSettings, clock: Clock) -> None:
         self._files = files
@@ -57,11 +47,7 @@ class Log:
         self._settings = settings
         self._clock = clock
         self._lock = threading.RLock()
-        self._segments: list[Segment] = []
-        self._bases: list[int] = []
-        self._unflushed: list[Segment] = []
-        self._open: list[Segment] = []
-        self._places: dict[int, tuple[Segment, int]] = {}
+        self._segments: Segments
         self._bytes_since_checkpoint = 0
         self._durable = 0
         self._failed = False
@@ -91,17 +77,16 @@ class Log:
 
     def _open_segments(self) -> None:
         opened = open_segments(self._files, self._folder, self.producers, self.recovery)
-        self._segments = opened.segments
-        self._bases = [segment.base_offset for segment in opened.segments]
-        if not self._segments:
-            self._begin_segment(0)
+        self._segments = Segments(self._files, self._folder, opened.segments)
+        if not opened.segments:
+            self._segments.begin(0)
             self._save_checkpoint(self._mark())
             return
         self._bytes_since_checkpoint = self.recovery.read_bytes
         # What a killed process wrote may be in the system's memory alone; nobody reads it before it is durable.
         for segment in opened.scanned:
             segment.flush()
-        active = self._segments[-1]
+        active = self._segments.active
         active.created_ms = self._clock.now_ms() if active.size_bytes else 0
         if any(path == f"{active.path}.log" for path, _ in self.recovery.bad):
             # Nobody appends behind a damaged range: it stays as it is, and what follows goes into a new segment.
@@ -110,34 +95,28 @@ class Log:
         if self.recovery.read_bytes or self.recovery.cut_bytes:
             self._try_checkpoint(self._mark())
 
-    def _begin_segment(self, base_offset: int) -> None:
-        segment = Segment(self._files, self._folder, base_offset)
-        segment.create()
-        self._segments.append(segment)
-        self._bases.append(base_offset)
-
     # -- what there is -----------------------------------------------------------------------------------------------
 
     @property
     def first_offset(self) -> int:
         """Offset of the oldest record that is still there, or `next_offset` when there is none."""
-        return self._bases[0]
+        return self._segments.bases[0]
 
     @property
     def next_offset(self) -> int:
         """Offset that the next record gets."""
-        return self._segments[-1].next_offset
+        return self._segments.active.next_offset
 
     @property
     def size_bytes(self) -> int:
         """Size of the stored records."""
         with self._lock:
-            return sum(segment.size_bytes for segment in self._segments)
+            return sum(segment.size_bytes for segment in self._segments.all)
 
     @property
     def segment_count(self) -> int:
         """How many runs of files hold them."""
-        return len(self._segments)
+        return len(self._segments.all)
 
     @property
     def compacted_until(self) -> int:
@@ -149,7 +128,7 @@ class Log:
             if self._compacted_until is None:
                 known = compacted.load(self._files, self._folder)
                 if known is None:
-                    known = 0 if all(segment.dense for segment in self._segments[:-1]) else self._opened_at
+                    known = 0 if all(segment.dense for segment in self._segments.all[:-1]) else self._opened_at
                 self._compacted_until = known
             return self._compacted_until
 
@@ -187,17 +166,17 @@ class Log:
         with self._lock:
             if self._failed:
                 raise DiskError(f"{self._folder}: a flush failed and its records have no new place yet")
-            active = self._segments[-1]
+            active = self._segments.active
             if active.size_bytes and self._is_full(active):
                 self._roll()
-                active = self._segments[-1]
+                active = self._segments.active
             if not active.created_ms:
                 active.created_ms = self._clock.now_ms()
             if batch.base_offset != active.next_offset:
                 batch = rebase(batch, active.next_offset)
             active.append(batch)
             self._bytes_since_checkpoint += len(batch.data)
-            self._remember(active.next_offset, active, active.size_bytes)
+            self._segments.remember(active.next_offset, active, active.size_bytes)
             return batch.base_offset
 
     def _is_full(self, active: Segment) -> bool:
@@ -212,26 +191,16 @@ class Log:
         Raises:
             DiskFullError, DiskError: the open one goes on.
         """
-        active = self._segments[-1]
         try:
-            self._begin_segment(active.next_offset)
+            self._segments.roll()
         except OSError as error:
             raise disk_error(error, f"new segment in {self._folder}") from error
-        active.seal()
-        self._unflushed.append(active)
 
     def roll(self) -> None:
         """Begin a new segment if the open one has records, so that the cleaner may take that one."""
         with self._lock:
-            if self._segments[-1].size_bytes:
+            if self._segments.active.size_bytes:
                 self._roll()
-
-    def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        places = self._places
-        if len(places) >= PLACES_MAX:
-            for old in list(places)[: PLACES_MAX // 2]:
-                del places[old]
-        places[offset] = (segment, position)
 
     # -- durability --------------------------------------------------------------------------------------------------
 
@@ -249,8 +218,8 @@ class Log:
             if self._failed:  # the system forgets a failed write-back: a second try would say that all is well
                 raise DiskError(f"{self._folder}: a flush failed and its records have no new place yet")
             target = self.next_offset
-            active = self._segments[-1]
-            rolled = list(self._unflushed)
+            active = self._segments.active
+            rolled = list(self._segments.unflushed)
             due = bool(rolled) or self._bytes_since_checkpoint >= self._settings.checkpoint_bytes
             # Taken before the flush: what is appended meanwhile is not durable.
             mark = self._mark() if due or (checkpoint and self._bytes_since_checkpoint) else None
@@ -265,10 +234,7 @@ class Log:
             raise
         with self._lock:
             self._durable = max(self._durable, target)
-            self._unflushed = [segment for segment in self._unflushed if segment not in rolled]
-            for segment in rolled:
-                if segment not in self._open:
-                    segment.close()
+            self._segments.note_flushed(rolled)
         if mark is not None:
             self._try_checkpoint(mark)
         return target
@@ -292,7 +258,8 @@ class Log:
                     self._files.replace_file(rescued, b"".join(self._read_back(start)))
                     self._rescued_from = start
                 start = self._rescued_from
-                self._begin_again(start)
+                self._segments.begin_again(start, self._clock.now_ms())
+                self._durable = self.next_offset
                 self._rescued_from = None
             except OSError as error:
                 raise disk_error(error, f"recovery of {self._folder} after a failed flush") from error
@@ -300,7 +267,7 @@ class Log:
             self.producers.forget_from(self.next_offset)
             log.error(
                 "%s: a flush failed; %d records were written again into %s.log, %d are lost",
-                self._folder, self.next_offset - start, self._segments[-1].path, end - self.next_offset,
+                self._folder, self.next_offset - start, self._segments.active.path, end - self.next_offset,
             )  # fmt: skip
             self._try_checkpoint(self._mark())
 
@@ -314,35 +281,6 @@ class Log:
         except (CorruptRecordError, DiskError) as error:
             log.error("%s: records from offset %d on cannot be read back: %s", self._folder, offset, error)
 
-    def _begin_again(self, base_offset: int) -> None:
-        """Go on with the rescued records in the place of everything from `base_offset` on."""
-        for segment in self._segments:
-            if segment.base_offset >= base_offset:
-                segment.close()
-        self._places.clear()
-        replace_from(self._files, self._folder, base_offset)
-        fresh = Segment(self._files, self._folder, base_offset)
-        fresh.recover(0, base_offset)
-        kept = [segment for segment in self._segments if segment.base_offset < base_offset]
-        if kept and (kept[-1].next_offset > base_offset or not kept[-1].sealed):
-            self._end_before(kept[-1], base_offset)
-        fresh.created_ms = self._clock.now_ms() if fresh.size_bytes else 0
-        self._segments = [*kept, fresh]
-        self._bases = [segment.base_offset for segment in self._segments]
-        self._unflushed = []
-        self._open = [segment for segment in self._open if segment in kept]
-        self._durable = fresh.next_offset
-
-    def _end_before(self, segment: Segment, base_offset: int) -> None:
-        """Let the segment in front of the rescued records end where they begin; may be done again."""
-        try:
-            if segment.next_offset > base_offset:
-                segment.cut(segment.locate(base_offset)[0], base_offset)
-            segment.flush()  # of the cut alone: what is in front of it was durable before
-        except CorruptRecordError:  # not readable from there on: then it stays as it is
-            segment.recover(0, segment.base_offset, base_offset)
-        segment.seal()
-
     def checkpoint(self) -> None:
         """Note durably how far the log is durable, so that a start need not read that part."""
         with self._flushing:
@@ -351,7 +289,7 @@ class Log:
 
     def _mark(self) -> _Mark:
         """Note how far the log goes, at the beginning of its last block, to be saved when all of that is durable."""
-        active = self._segments[-1]
+        active = self._segments.active
         blocks = active.index.full_blocks
         if blocks == len(active.index):
             position, offset = active.size_bytes, active.next_offset
@@ -360,7 +298,7 @@ class Log:
             offset = active.base_offset + blocks * BLOCK_RECORDS
         return _Mark(
             Checkpoint(active.base_offset, position, offset, self.producers.snapshot()),
-            [segment for segment in self._segments[:-1] if segment.index_dirty] + [active],
+            [segment for segment in self._segments.all[:-1] if segment.index_dirty] + [active],
             self._bytes_since_checkpoint,
         )
 
@@ -389,49 +327,7 @@ class Log:
             CorruptRecordError: the record at `offset` is damaged.
         """
         with self._lock:
-            end = self.next_offset if end_offset is None else min(end_offset, self.next_offset)
-            if not self._bases[0] <= offset <= self.next_offset:
-                raise OffsetOutOfRangeError(offset, self._bases[0], self.next_offset)
-            if offset >= end:
-                return Chunk(b"", offset, offset)
-            segment = self._segments[bisect_right(self._bases, offset) - 1]
-            position, found = self._locate(segment, offset)
-            if found >= end:
-                return Chunk(b"", end, end)
-            stop = segment.size_bytes
-            try:
-                if end < segment.next_offset:
-                    stop = self._locate(segment, end)[0]
-            except CorruptRecordError:  # those in front of it are good
-                chunk = _cut_chunk(segment.read(position, found, bytes_max, stop), end)
-            else:
-                if stop <= position:
-                    if end < segment.next_offset:  # compaction removed all from `offset` to `end`
-                        return Chunk(b"", end, end)
-                    raise segment.corrupt(offset)  # the segment has lost its end
-                chunk = segment.read(position, found, bytes_max, stop)
-            if chunk.data:
-                self._remember(chunk.next_offset, segment, position + len(chunk.data))
-            return chunk
-
-    def _locate(self, segment: Segment, offset: int) -> tuple[int, int]:
-        """Give position and offset of the first record at or after `offset`, which the segment holds."""
-        place = self._places.get(offset)
-        if place is not None and place[0] is segment:
-            return place[1], offset
-        if segment.sealed:
-            self._touch(segment)
-        return segment.locate(offset)
-
-    def _touch(self, segment: Segment) -> None:
-        """Keep the files of the sealed segments that were read last open, and no others."""
-        if segment in self._open:
-            return
-        self._open.append(segment)
-        if len(self._open) > OPEN_SEGMENTS_MAX:
-            oldest = self._open.pop(0)
-            if oldest not in self._unflushed:
-                oldest.close()
+            return self._segments.read(offset, bytes_max, end_offset)
 
     def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
         """Give the same records as numpy columns; the index helps to find them all at once."""
@@ -439,21 +335,14 @@ class Log:
             chunk = self.read(offset, bytes_max, end_offset)
             if not chunk.data:
                 return decode_columns(b"", find_positions(b"", 0, 0)[0])
-            segment = self._segments[bisect_right(self._bases, chunk.base_offset) - 1]
-            end = self._places[chunk.next_offset][1]
-            hints = segment.hints(end - len(chunk.data), end)
+            hints = self._segments.hints(chunk)
         positions, _ = find_positions(chunk.data, 0, len(chunk.data), hints)
         return decode_columns(chunk.data, positions)
 
     def find_time(self, timestamp: int) -> int | None:
         """Give the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
         with self._lock:
-            for segment in self._segments:
-                if segment.index.greatest_timestamp >= timestamp:
-                    found = segment.find_time(timestamp)
-                    if found is not None:
-                        return found
-            return None
+            return self._segments.find_time(timestamp)
 
     # -- removing ----------------------------------------------------------------------------------------------------
 
@@ -470,49 +359,14 @@ class Log:
             if not self.first_offset <= next_offset <= self.next_offset:
                 raise OffsetOutOfRangeError(next_offset, self.first_offset, self.next_offset)
             try:
-                self._cut(next_offset)
-                self._segments[-1].flush()
+                self._files.unlink(f"{self._folder}/{checkpoints.NAME}")  # it may vouch for what goes away
+                self._segments.cut(next_offset)
+                self.producers.forget_from(next_offset)
+                self._segments.active.flush()
             except OSError as error:
                 raise disk_error(error, f"truncation of {self._folder}") from error
             self._durable = min(self._durable, self.next_offset)
             self._try_checkpoint(self._mark())
-
-    def _cut(self, next_offset: int) -> None:
-        """Remove the records from `next_offset` on; the caller flushes and writes a checkpoint."""
-        self._files.unlink(f"{self._folder}/{checkpoints.NAME}")  # it may vouch for what goes away
-        self._places.clear()
-        while len(self._segments) > 1 and self._bases[-1] >= next_offset:
-            self._drop_last()
-        self._files.flush_folder(self._folder)  # before a cut that would make them look as if they followed a hole
-        last = self._segments[-1]
-        dense = last.dense
-        if next_offset < last.next_offset:
-            last.cut(self._position_to_cut(last, next_offset), next_offset)
-        if last.sealed or not dense:  # only a segment without gaps is appended to
-            last.seal()
-            if last.size_bytes:
-                self._begin_segment(last.next_offset)
-            else:
-                last.sealed = False
-        self.producers.forget_from(next_offset)
-
-    def _position_to_cut(self, segment: Segment, offset: int) -> int:
-        """Give where the record `offset` begins, also when it is damaged: behind the one in front of it."""
-        try:
-            return segment.locate(offset)[0]
-        except CorruptRecordError:
-            if offset == segment.base_offset:
-                return 0
-            position, found = segment.locate(offset - 1)
-            if found != offset - 1:
-                raise
-            return position + LENGTH_FROM + int.from_bytes(segment.pread(4, position + 8), "big")
-
-    def _drop_last(self) -> None:
-        segment = self._segments.pop()
-        self._bases.pop()
-        self._unflushed = [other for other in self._unflushed if other is not segment]
-        segment.remove()
 
     def clean(self, now_ms: int) -> int:
         """Do what retention and compaction ask for; give how many bytes became free. May take long."""
@@ -521,24 +375,19 @@ class Log:
     def sealed_segments(self) -> list[Segment]:
         """Give the segments that nobody appends to any more (for the cleaner)."""
         with self._lock:
-            return self._segments[:-1]
+            return self._segments.all[:-1]
 
     def open_segment(self) -> Segment:
         """Give the segment that is appended to (for the cleaner)."""
-        return self._segments[-1]
+        return self._segments.active
 
     def drop_first(self, segment: Segment) -> None:
         """Remove the oldest segment, which is sealed (for the cleaner)."""
         with self._flushing, self._lock:
-            assert self._segments[0] is segment
+            assert self._segments.all[0] is segment
             assert segment.sealed
-            self._unflushed = [other for other in self._unflushed if other is not segment]
-            self._open = [other for other in self._open if other is not segment]
-            del self._segments[0], self._bases[0]
-            self._places = {at: place for at, place in self._places.items() if place[0] is not segment}
             try:
-                segment.remove()
-                self._files.flush_folder(self._folder)  # one after the other, so that what a crash leaves has no hole
+                self._segments.drop_first()
             except OSError as error:
                 raise disk_error(error, f"removal of {segment.path}.log") from error
 
@@ -559,8 +408,7 @@ class Log:
     def swap(self, segment: Segment, source: str) -> None:
         """Put the file `source`, the same records without those that compaction removed, in a segment's place."""
         with self._flushing, self._lock:
-            self._places = {at: place for at, place in self._places.items() if place[0] is not segment}
-            segment.swap(source)
+            self._segments.swap(segment, source)
 
     def close(self) -> None:
         """Flush, checkpoint and give the files back.
@@ -574,17 +422,4 @@ class Log:
         finally:
             with self._flushing:
                 self._closed = True
-                for segment in self._segments:
-                    segment.close()
-
-
-def _cut_chunk(chunk: Chunk, end_offset: int) -> Chunk:
-    """Give the records of a chunk below `end_offset`."""
-    positions, _ = find_positions(chunk.data, 0, len(chunk.data))
-    offsets = [INT64.unpack_from(chunk.data, at)[0] for at in positions.tolist()]
-    count = int(np.searchsorted(offsets, end_offset))
-    if count == len(offsets):
-        return chunk
-    if count == 0:
-        return Chunk(b"", end_offset, end_offset)
-    return Chunk(chunk.data[: int(positions[count])], chunk.base_offset, offsets[count - 1] + 1)
+                self._segments.close()

@@ -49,17 +49,21 @@ class BlockingPartWriter:
         """Stage batches in the stored form; see `PartWriter.stage_batches`. The client's thread asks for them."""
         return self._run(self._writer.stage_batches(topic, batches, partition=partition))
 
-    def put(self, topic: str, batches: Iterable[RecordBatch], *, partition: int = ANY_PARTITION) -> None:
+    def put(
+        self, topic: str, batches: Iterable[RecordBatch], *, partition: int = ANY_PARTITION, to_state: bool = False
+    ) -> None:
         """Send batches, and leave the last few on the way; see `PartWriter.put`."""
-        self._run(self._writer.put(topic, batches, partition=partition))
+        self._run(self._writer.put(topic, batches, partition=partition, to_state=to_state))
 
     def drain(self) -> PartRecords:
         """Wait for what was put; see `PartWriter.drain`."""
         return self._run(self._writer.drain())
 
-    def stage_stored(self, topic: str, records: Data, *, partition: int = ANY_PARTITION) -> PartRecords:
+    def stage_stored(
+        self, topic: str, records: Data, *, partition: int = ANY_PARTITION, to_state: bool = False
+    ) -> PartRecords:
         """Stage records in the stored form; see `PartWriter.stage_stored`."""
-        return self._run(self._writer.stage_stored(topic, records, partition=partition))
+        return self._run(self._writer.stage_stored(topic, records, partition=partition, to_state=to_state))
 
     def abort(self) -> None:
         """Drop what was staged."""

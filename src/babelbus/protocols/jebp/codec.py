@@ -29,6 +29,7 @@ from babelbus.protocols.jebp.messages import (
     NO_SEQUENCE,
     REMOVE_TOPIC,
     STAGE_RECORDS,
+    STAGE_STATE,
     SUBSCRIBE,
     TELL_POSITIONS,
     AbortBatch,
@@ -81,7 +82,7 @@ _NAME_REFUSED: Final = {
     CREATE_TOPIC: Malformed(CREATE_TOPIC, Outcome.CREATE_TOPIC_BAD_NAME),
     REMOVE_TOPIC: Malformed(REMOVE_TOPIC, Outcome.REMOVE_TOPIC_REFUSED),
 }
-_STAGING: Final = frozenset((STAGE_RECORDS, COMMIT_BATCH, ABORT_BATCH, ASK_TRANSACTION))
+_STAGING: Final = frozenset((STAGE_RECORDS, STAGE_STATE, COMMIT_BATCH, ABORT_BATCH, ASK_TRANSACTION))
 _NAME_END: Final = re.compile(rb"[,\x00-\x1f\x7f]")
 
 

@@ -15,6 +15,7 @@ CREATE_RECORDS: Final = 0x13  # since jebp/1.1
 STAGE_RECORDS: Final = 0x14  # this and the next two, and ASK_TRANSACTION: extension of ours, staged batches
 COMMIT_BATCH: Final = 0x15
 ABORT_BATCH: Final = 0x16
+STAGE_STATE: Final = 0x17  # extension of ours: as STAGE_RECORDS, of records that set the state
 SUBSCRIBE: Final = 0x21
 FETCH: Final = 0x22
 ASK_TRANSACTION: Final = 0x23
@@ -91,7 +92,8 @@ class RemoveTopic(msgspec.Struct, frozen=True, gc=False):
 class StageRecords(msgspec.Struct, frozen=True, gc=False):
     """`14`: keep records for a batch, seen by nobody until it is committed. `records` as in `CreateRecords`.
 
-    `part` is one writer's share; `first_record` is how many records he staged in it before.
+    `part` is one writer's share; `first_record` is how many records he staged in it before. With `to_state` it is
+    `17`, which a topic that does not retain the last events refuses.
     """
 
     transaction: str
@@ -101,6 +103,7 @@ class StageRecords(msgspec.Struct, frozen=True, gc=False):
     partition: int
     first_record: int
     records: Data
+    to_state: bool = False
 
 
 class PartRecords(msgspec.Struct, frozen=True, gc=False):

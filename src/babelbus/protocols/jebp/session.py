@@ -11,32 +11,18 @@ from babelbus.core.access import Action
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker, TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
-from babelbus.core.record import Headers, Receipt
+from babelbus.core.record import Receipt
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import InvalidTopicNameError
-from babelbus.core.topic import (
-    SOURCE_HEADER,
-    SequenceGapError,
-    SequenceTooOldError,
-    Topic,
-    UnknownPartitionError,
-)
-from babelbus.errors import BabelbusError, StorageError
+from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.jebp.codec import (
-    batch_head,
-    encode_missing_offset,
-    encode_missing_topics,
-    encode_records_created,
-)
 from babelbus.protocols.jebp.decoder import ServerDecoder
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.protocols.jebp.handshake import ServerHandshake, UntrustedPeerError
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import (
     CREATE_TOPIC,
-    FROM_OFFSET,
     REMOVE_TOPIC,
     AbortBatch,
     AskTransaction,
@@ -50,7 +36,6 @@ from babelbus.protocols.jebp.messages import (
     Malformed,
     MoveGroup,
     PartitionRequest,
-    RecordsCreated,
     RemoveTopic,
     Request,
     StageRecords,
@@ -59,12 +44,11 @@ from babelbus.protocols.jebp.messages import (
     TellPositions,
 )
 from babelbus.protocols.jebp.partition_session import awaited, fetch_partition, move_group, tell_positions
+from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, Reading, answers
+from babelbus.protocols.jebp.subscription import Subscription
 from babelbus.storage.disk import InvalidTopicNameError as InvalidFolderError
-from babelbus.storage.files import DiskError, DiskFullError, OffsetOutOfRangeError
-from babelbus.storage.format import CorruptRecordError, InvalidRecordError
-from babelbus.storage.ingest import ChecksumError, parse_records
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +91,8 @@ class Session:
         self._authorise = authorise
         self._options = options
         self._metrics = metrics
+        self._content_bytes_max = options.frame_bytes_max - RESPONSE_OVERHEAD_BYTES
         self._answers = answers(options.status)
-        self._created = self._answers[Outcome.RECORD_CREATED].content
         # One is given by tests that know every byte; else its keys are made here, for this connection alone.
         self._handshake = handshake or ServerHandshake(
             identity, bare_certificates=options.bare_certificates, frame_bytes_max=options.frame_bytes_max
@@ -116,10 +100,9 @@ class Session:
         self._decoder: ServerDecoder | None = None
         self._client: Client | None = None
         self._fingerprint = ""
-        self._topics: dict[str, Topic] = {}
+        self._subscription = Subscription(broker.topics, metrics)
         self._backlog: deque[Request] = deque()
         self._waits: set[Receipt] = set()
-        self._source: Headers = ()
         self.on_close: Callable[[], None] = lambda: None
         hello = self._handshake.begin()
         outbox.answer(lambda: hello)
@@ -161,8 +144,15 @@ class Session:
             raise UntrustedPeerError(established.fingerprint)
         log.info("jebp: %s (%s) connected", client.name, established.fingerprint[:16])
         self._client, self._fingerprint = client, established.fingerprint
-        self._source = ((SOURCE_HEADER, client.source.encode()),)
         self._sealer = established.sealer
+        self._publisher = Publisher(
+            self._broker.topics,
+            self._outbox,
+            established.sealer,
+            opened_by=client,
+            answers=self._answers,
+            metrics=self._metrics,
+        )
         bare = self._broker.topics.__contains__ if self._options.bare_records else None
         self._decoder = ServerDecoder(
             established.opener, frame_bytes_max=self._options.frame_bytes_max, topic_exists=bare
@@ -202,7 +192,7 @@ class Session:
         try:
             self._handle(requests)
         finally:
-            self._topics.clear()
+            self._subscription.end()
             self.on_close()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -220,17 +210,18 @@ class Session:
                 after = at + 1
                 while after < count and type(requests[after]) is CreateRecord:
                     after += 1
-                self._create_run(requests[at:after])  # type: ignore[arg-type]  # the loop looked at each
+                run = requests[at:after]
+                self._publisher.create_run(run, self._client)  # type: ignore[arg-type]  # the loop looked at each
                 at = after
                 continue
             at += 1
             match request:
                 case CreateRecords():
-                    self._create_records(request)
+                    self._publisher.create_records(request, self._client)
                 case Fetch():
                     self._fetch(request)
                 case Subscribe():
-                    self._subscribe(request)
+                    self._say(*self._subscription.subscribe(request, self._client))
                 case CreateTopic():
                     self._say(self._create_topic(request))
                 case RemoveTopic():
@@ -260,116 +251,6 @@ class Session:
             return Outcome.REMOVE_TOPIC_NO_RIGHTS
         return request.outcome
 
-    # -- 12 and 13: records ------------------------------------------------------------------------------------------
-
-    def _create_run(self, run: Sequence[CreateRecord]) -> None:
-        """Store records that came one behind the other, and answer them together once they are as safe as promised."""
-        if len(run) == 1 and run[0].checksum_valid and self._create_one(run[0]):
-            return
-        by_topic: dict[str, list[int]] = {}
-        refused: dict[int, Outcome] = {}
-        first = run[0].topic
-        if all([record.checksum_valid and record.topic == first for record in run]):  # noqa: C419  # a list is faster
-            by_topic[first] = list(range(len(run)))
-        else:
-            for number, record in enumerate(run):
-                if record.checksum_valid:
-                    by_topic.setdefault(record.topic, []).append(number)
-                else:
-                    refused[number] = self._checksum_outcome(record)
-        receipts: list[Receipt] = []
-        places: dict[int, Receipt] = {}
-        size = 0
-        for name, numbers in by_topic.items():
-            topic = self._broker.topics.get(name)
-            if topic is None or not self._may(Action.PUBLISH, name):
-                refused.update(dict.fromkeys(numbers, Outcome.CREATE_RECORD_REFUSED))
-                continue
-            payloads = [run[number].payload for number in numbers]
-            made = topic.publish_payloads(payloads, [run[number].timestamp for number in numbers], self._source)
-            stored = sum(map(len, payloads))
-            size += stored
-            self._metrics.topic_published(PROTOCOL, name).inc(len(numbers), stored)
-            receipts += made
-            if len(by_topic) > 1 or len(made) > 1 or refused:
-                for turn, number in enumerate(numbers):
-                    places[number] = made[turn % len(made)]
-        if refused or len(receipts) != 1:
-            self._outbox.answer_when(receipts, lambda: self._answer_mixed(len(run), refused, places), size)
-        else:
-            receipt = receipts[0]
-            self._outbox.answer_when(receipts, lambda: self._answer_alike(len(run), receipt), size)
-
-    def _create_one(self, record: CreateRecord) -> bool:
-        """Do the same for a record that came alone, which many clients send; `False`: it needs the long way."""
-        topic = self._broker.topics.get(record.topic)
-        if topic is None or not self._may(Action.PUBLISH, record.topic):
-            return False
-        size = len(record.payload)
-        receipts = topic.publish_payloads((record.payload,), [record.timestamp], self._source)
-        self._metrics.topic_published(PROTOCOL, record.topic).inc(1, size)
-        receipt = receipts[0]
-        self._outbox.answer_when(receipts, lambda: self._answer_alike(1, receipt), size)
-        return True
-
-    def _checksum_outcome(self, record: CreateRecord) -> Outcome:
-        """A record whose checksum is wrong may help when it is sent again, but not to a topic that does not exist."""
-        if record.topic in self._broker.topics:
-            return Outcome.CREATE_RECORD_CHECKSUM
-        return Outcome.CREATE_RECORD_REFUSED
-
-    def _answer_alike(self, count: int, receipt: Receipt) -> bytes | bytearray:
-        content = self._created if receipt.error is None else self._content(self._outcome_of(receipt))
-        return self._sealer.seal_repeated(content, count)
-
-    def _answer_mixed(self, count: int, refused: dict[int, Outcome], places: dict[int, Receipt]) -> bytes | bytearray:
-        outcomes = [
-            refused[number] if number in refused else self._outcome_of(places[number]) for number in range(count)
-        ]
-        return self._sealer.seal_many([self._content(outcome) for outcome in outcomes])
-
-    def _outcome_of(self, receipt: Receipt) -> Outcome:
-        error = receipt.error
-        if error is None:
-            return Outcome.RECORD_CREATED
-        self._count_error(error)
-        return Outcome.CREATE_RECORD_REFUSED if isinstance(error, InvalidRecordError) else Outcome.CREATE_RECORD_DISK
-
-    def _count_error(self, error: BabelbusError) -> None:
-        reason = "disk" if isinstance(error, DiskError | DiskFullError) else "refused"
-        self._metrics.publish_errors_total.labels(PROTOCOL, reason).inc()
-
-    def _create_records(self, request: CreateRecords) -> None:
-        """Store a batch that came in the stored form (extension jebp/1.1)."""
-        topic = self._broker.topics.get(request.topic)
-        if topic is None or not self._may(Action.PUBLISH, request.topic):
-            self._say(Outcome.CREATE_RECORDS_REFUSED)
-            return
-        size = len(request.records)
-        try:
-            batch = parse_records(request.records)
-            receipt = topic.publish_batch(
-                batch,
-                partition=request.partition,
-                producer_id=request.producer_id,
-                first_sequence=request.first_sequence,
-                source=self._source,
-            )
-        except BabelbusError as error:
-            self._count_error(error)
-            self._say(_batch_outcome(error))
-            return
-        self._metrics.topic_published(PROTOCOL, request.topic).inc(batch.count, size)
-
-        def answer() -> bytes | bytearray:
-            if receipt.error is not None:
-                self._count_error(receipt.error)
-                return self._sealer.seal_many([self._content(_batch_outcome(receipt.error))])
-            place = encode_records_created(RecordsCreated(receipt.partition, receipt.base_offset))
-            return self._sealer.seal_many([self._content(Outcome.RECORDS_CREATED) + place])
-
-        self._outbox.answer_when([receipt], answer, size)
-
     # -- 14, 15, 16 and 23: staged batches ---------------------------------------------------------------------------
 
     def _carry_out_staging(self, request: StagingRequest) -> None:
@@ -385,77 +266,22 @@ class Session:
 
         self._outbox.answer_when(receipts, answer, len(request.records) if isinstance(request, StageRecords) else 0)
 
-    # -- 21 and 22: reading ------------------------------------------------------------------------------------------
-
-    def _subscribe(self, request: Subscribe) -> None:
-        """Replace the topics that fetch reads (DECISION 23)."""
-        topics = self._broker.topics
-        missing = [name for name in request.topics if name not in topics or not self._may(Action.SUBSCRIBE, name)]
-        if missing:
-            self._say(Outcome.SUBSCRIBE_MISSING, encode_missing_topics(missing))
-            return
-        self._topics = {name: topics[name] for name in request.topics}
-        self._say(Outcome.SUBSCRIBED)
+    # -- 22: reading -------------------------------------------------------------------------------------------------
 
     def _fetch(self, request: Fetch) -> None:
-        """Read the subscribed topics, partitions ascending (DECISION 26 to 29)."""
-        # A topic that was removed, or made again under its name, is not subscribed any more.
-        self._topics = {name: topic for name, topic in self._topics.items() if self._broker.topics.get(name) is topic}
-        try:
-            parts = self._collect(request)
-        except _NoOffsetError:
-            self._say(Outcome.FETCH_NO_OFFSET, encode_missing_offset(request.start))
+        outcome, parts = self._subscription.fetch(request, self._content_bytes_max)
+        if outcome is not Outcome.FETCHED:
+            self._say(outcome, b"".join(parts))
             return
-        except (_RefusedError, CorruptRecordError) as error:
-            if isinstance(error, CorruptRecordError):
-                self._metrics.corrupt_records_total.inc()
-                log.error("jebp: fetch: %s", error)
-            self._say(Outcome.FETCH_REFUSED)
-            return
-        except StorageError as error:
-            log.error("jebp: fetch: %s", error)
-            self._say(Outcome.FETCH_DISK)
-            return
-        content = [self._content(Outcome.FETCHED), *parts]
+        content = [self._content(outcome), *parts]
         self._outbox.answer(lambda: self._sealer.seal_parts(content), sum(map(len, parts)))
-
-    def _collect(self, request: Fetch) -> list[Data]:
-        """Give heads and records of all batches, `bytes_max` together at the most."""
-        left = min(request.bytes_max, self._options.frame_bytes_max - RESPONSE_OVERHEAD_BYTES)
-        parts: list[Data] = []
-        known = False
-        for name, topic in self._topics.items():
-            topic.commit()
-            for partition in topic.partitions:
-                try:
-                    offset = _start_of(partition, request)
-                except OffsetOutOfRangeError:
-                    continue
-                known = True
-                if offset is None or offset == partition.high_watermark:
-                    continue
-                head_bytes = len(batch_head(name, partition.number, 0))
-                chunk = partition.read(offset, max(left - head_bytes, 0))
-                if not chunk.data:
-                    if not parts and chunk.next_offset < partition.high_watermark:
-                        raise _RefusedError  # its first record does not fit: the client has to ask for more
-                    continue
-                parts += (batch_head(name, partition.number, len(chunk.data)), chunk.data)
-                left -= head_bytes + len(chunk.data)
-                count = chunk.next_offset - chunk.base_offset
-                self._metrics.topic_fetched(PROTOCOL, name).inc(count, len(chunk.data))
-        if not self._topics:
-            raise _RefusedError
-        if not known:
-            raise _NoOffsetError
-        return parts
 
     # -- 24 to 26: partitions by number -----------------------------------------------------------------------------
 
     def _read_partitions(self, request: PartitionRequest) -> None:
         client, topics = self._client, self._broker.topics
         assert client is not None  # nobody else's requests are read
-        bytes_max = self._options.frame_bytes_max - RESPONSE_OVERHEAD_BYTES
+        bytes_max = self._content_bytes_max
 
         def read() -> list[Data]:
             if isinstance(request, TellPositions):
@@ -523,33 +349,3 @@ class Session:
             log.error("jebp: remove topic: %s", error)
             return Outcome.REMOVE_TOPIC_DISK
         return Outcome.TOPIC_REMOVED
-
-
-class _RefusedError(BabelbusError):
-    """A fetch that cannot be answered with records."""
-
-
-class _NoOffsetError(BabelbusError):
-    """No subscribed partition has the offset."""
-
-
-def _start_of(partition: Partition, request: Fetch) -> int | None:
-    """Give the offset at which a fetch begins in a partition, `None` when it has nothing to give.
-
-    Raises:
-        OffsetOutOfRangeError: the offset is none of this partition's.
-    """
-    if request.start_type != FROM_OFFSET:
-        return partition.find_time(request.start)
-    if not partition.log.first_offset <= request.start <= partition.high_watermark:
-        raise OffsetOutOfRangeError(request.start, partition.log.first_offset, partition.high_watermark)
-    return request.start
-
-
-def _batch_outcome(error: BabelbusError) -> Outcome:
-    """Say whether sending a batch again may help."""
-    if isinstance(error, ChecksumError | SequenceGapError):
-        return Outcome.CREATE_RECORDS_REPEAT
-    if isinstance(error, InvalidRecordError | SequenceTooOldError | UnknownPartitionError):
-        return Outcome.CREATE_RECORDS_REFUSED
-    return Outcome.CREATE_RECORDS_REPEAT

@@ -1,6 +1,7 @@
 """The commands of staged, atomic publishing <-> bytes (docs/protocols/jebp.md, extension: staged batches).
 
 stage  := 14, id(transaction), batch: i64, id(part), name_field(topic), partition: i32, first_record: i64, records
+state  := 17, as stage: records that set the state
 commit := 15, id(transaction), batch: i64, id(owner), count: i32, (id(part), records: i64)*
 abort  := 16, id(transaction), batch: i64, id(part)
 ask    := 23, id(transaction)
@@ -18,6 +19,7 @@ from babelbus.protocols.jebp.messages import (
     ASK_TRANSACTION,
     COMMIT_BATCH,
     STAGE_RECORDS,
+    STAGE_STATE,
     AbortBatch,
     AskTransaction,
     BatchCommitted,
@@ -114,8 +116,8 @@ def decode_staging(content: Data) -> StagingRequest | Malformed:
     try:
         transaction = fields.text()
         match content[0]:
-            case 0x14:
-                return _read_stage(transaction, fields)
+            case 0x14 | 0x17:
+                return _read_stage(transaction, fields, to_state=content[0] == STAGE_STATE)
             case 0x15:
                 return _read_commit(transaction, fields)
             case 0x16:
@@ -129,12 +131,12 @@ def decode_staging(content: Data) -> StagingRequest | Malformed:
         return Malformed(content[0], Outcome.STAGING_REFUSED)
 
 
-def _read_stage(transaction: str, fields: _Fields) -> StageRecords:
+def _read_stage(transaction: str, fields: _Fields, *, to_state: bool) -> StageRecords:
     batch_id, part, topic = fields.number(), fields.text(), fields.name()
     partition, first_record = fields.numbers(_STAGE_FIELDS)
     if partition < ANY_PARTITION or first_record < 0:
         raise _MalformedError
-    return StageRecords(transaction, batch_id, part, topic, partition, first_record, fields.rest())
+    return StageRecords(transaction, batch_id, part, topic, partition, first_record, fields.rest(), to_state)
 
 
 def _read_commit(transaction: str, fields: _Fields) -> CommitBatch:
@@ -160,7 +162,8 @@ def encode_staging(request: StagingRequest) -> bytes:
                 raise LocalProtocolError("a batch without records")
             fields = _STAGE_FIELDS.pack(request.partition, request.first_record)
             where = _number(request.batch_id) + _id(request.part) + encode_name_field(request.topic) + fields
-            return b"".join((bytes((STAGE_RECORDS,)), head, where, request.records))
+            command = STAGE_STATE if request.to_state else STAGE_RECORDS
+            return b"".join((bytes((command,)), head, where, request.records))
         case CommitBatch():
             if len(request.parts) > PARTS_MAX:
                 raise LocalProtocolError(f"a commit of {len(request.parts)} parts, limit {PARTS_MAX}")

@@ -80,6 +80,7 @@ def _stage(request: StageRecords, transaction_id: str, staging: Staging, client:
         batch,
         first_record=request.first_record,
         partition=request.partition,
+        to_state=request.to_state,
     )
 
     def tell() -> Said:

@@ -150,17 +150,21 @@ class PartWriter:
         await self.put(topic, batches, partition=partition)
         return await self.drain()
 
-    async def put(self, topic: str, batches: Iterable[RecordBatch], *, partition: int = ANY_PARTITION) -> None:
+    async def put(
+        self, topic: str, batches: Iterable[RecordBatch], *, partition: int = ANY_PARTITION, to_state: bool = False
+    ) -> None:
         """Send batches as `stage_batches` does, but leave the last few on the way: `drain` waits for them.
 
-        For a writer who has more to encode meanwhile. `staged` says what the server has answered.
+        For a writer who has more to encode meanwhile. `staged` says what the server has answered. `to_state` as in
+        `stage_stored`.
 
         Raises:
             BabelbusError: as `stage`, for what was put now or before.
         """
         try:
             for batch in batches:
-                self._on_the_way.append(asyncio.create_task(self._send(topic, partition, self._sent, batch.data)))
+                sending = self._send(topic, partition, self._sent, batch.data, to_state=to_state)
+                self._on_the_way.append(asyncio.create_task(sending))
                 self._sent += batch.count
                 await asyncio.sleep(0)  # the task sends; were they to overtake each other, the server would say so
                 if len(self._on_the_way) >= REQUESTS_ON_THE_WAY:
@@ -188,18 +192,26 @@ class PartWriter:
         while self._on_the_way:
             self._on_the_way.popleft().cancel()
 
-    async def _send(self, topic: str, partition: int, first_record: int, records: Data) -> Response:
+    async def _send(
+        self, topic: str, partition: int, first_record: int, records: Data, *, to_state: bool
+    ) -> Response:
         whose = (self._transaction, self._batch_id, self.staged.part)
-        request = StageRecords(*whose, topic, partition, first_record, records)
-        return await self._asker.ask(request, f"stage records of {topic!r}")
+        request = StageRecords(*whose, topic, partition, first_record, records, to_state)
+        what = f"stage records of {topic!r}{' for the state' if to_state else ''}"
+        return await self._asker.ask(request, what)
 
     def _note(self, response: Response) -> None:
         self.staged = PartRecords(self.staged.part, decode_staged(response.content).records)
 
-    async def stage_stored(self, topic: str, records: Data, *, partition: int = ANY_PARTITION) -> PartRecords:
-        """Stage whole records that have the stored form already, up to 16 MiB, in one request; see `stage`."""
+    async def stage_stored(
+        self, topic: str, records: Data, *, partition: int = ANY_PARTITION, to_state: bool = False
+    ) -> PartRecords:
+        """Stage whole records that have the stored form already, up to 16 MiB, in one request; see `stage`.
+
+        With `to_state` they are there to set the state: a topic that does not retain the last events refuses them.
+        """
         await self.drain()
-        self._note(await self._send(topic, partition, self.staged.records, records))
+        self._note(await self._send(topic, partition, self.staged.records, records, to_state=to_state))
         self._sent = self.staged.records
         return self.staged
 

@@ -1,0 +1,115 @@
+"""What the commands of reading mean (21 and 22): the topics that a connection subscribed to, and fetching from them."""
+
+import logging
+from collections.abc import Mapping
+
+from babelbus.core.access import Action
+from babelbus.core.access import Identity as Client
+from babelbus.core.partition import Partition
+from babelbus.core.topic import Topic
+from babelbus.errors import BabelbusError, StorageError
+from babelbus.metrics import Metrics
+from babelbus.protocols.jebp.codec import batch_head, encode_missing_offset, encode_missing_topics
+from babelbus.protocols.jebp.messages import FROM_OFFSET, Data, Fetch, Subscribe
+from babelbus.protocols.jebp.status import Outcome
+from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.format import CorruptRecordError
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "jebp"
+
+
+class Subscription:
+    """What one connection subscribed to. `topics` are the broker's by name, as they come and go."""
+
+    def __init__(self, topics: Mapping[str, Topic], metrics: Metrics) -> None:
+        self._topics = topics
+        self._metrics = metrics
+        self._subscribed: dict[str, Topic] = {}
+
+    def subscribe(self, request: Subscribe, client: Client | None) -> tuple[Outcome, bytes]:
+        """Replace the topics that fetch reads (DECISION 23)."""
+        topics = self._topics
+        missing = [
+            name
+            for name in request.topics
+            if name not in topics or client is None or not client.may(Action.SUBSCRIBE, name)
+        ]
+        if missing:
+            return Outcome.SUBSCRIBE_MISSING, encode_missing_topics(missing)
+        self._subscribed = {name: topics[name] for name in request.topics}
+        return Outcome.SUBSCRIBED, b""
+
+    def end(self) -> None:
+        """Let the topics go."""
+        self._subscribed.clear()
+
+    def fetch(self, request: Fetch, bytes_max: int) -> tuple[Outcome, list[Data]]:
+        """Read the subscribed topics, partitions ascending (DECISION 26 to 29), `bytes_max` together at the most."""
+        # A topic that was removed, or made again under its name, is not subscribed any more.
+        self._subscribed = {name: topic for name, topic in self._subscribed.items() if self._topics.get(name) is topic}
+        try:
+            return Outcome.FETCHED, self._collect(request, min(request.bytes_max, bytes_max))
+        except _NoOffsetError:
+            return Outcome.FETCH_NO_OFFSET, [encode_missing_offset(request.start)]
+        except _RefusedError:
+            return Outcome.FETCH_REFUSED, []
+        except CorruptRecordError as error:
+            self._metrics.corrupt_records_total.inc()
+            log.error("jebp: fetch: %s", error)
+            return Outcome.FETCH_REFUSED, []
+        except StorageError as error:
+            log.error("jebp: fetch: %s", error)
+            return Outcome.FETCH_DISK, []
+
+    def _collect(self, request: Fetch, left: int) -> list[Data]:
+        """Give heads and records of all batches, as far as `left` bytes go."""
+        parts: list[Data] = []
+        known = False
+        for name, topic in self._subscribed.items():
+            topic.commit()
+            for partition in topic.partitions:
+                try:
+                    offset = _start_of(partition, request)
+                except OffsetOutOfRangeError:
+                    continue
+                known = True
+                if offset is None or offset == partition.high_watermark:
+                    continue
+                head_bytes = len(batch_head(name, partition.number, 0))
+                chunk = partition.read(offset, max(left - head_bytes, 0))
+                if not chunk.data:
+                    if not parts and chunk.next_offset < partition.high_watermark:
+                        raise _RefusedError  # its first record does not fit: the client has to ask for more
+                    continue
+                parts += (batch_head(name, partition.number, len(chunk.data)), chunk.data)
+                left -= head_bytes + len(chunk.data)
+                count = chunk.next_offset - chunk.base_offset
+                self._metrics.topic_fetched(PROTOCOL, name).inc(count, len(chunk.data))
+        if not self._subscribed:
+            raise _RefusedError
+        if not known:
+            raise _NoOffsetError
+        return parts
+
+
+class _RefusedError(BabelbusError):
+    """A fetch that cannot be answered with records."""
+
+
+class _NoOffsetError(BabelbusError):
+    """No subscribed partition has the offset."""
+
+
+def _start_of(partition: Partition, request: Fetch) -> int | None:
+    """Give the offset at which a fetch begins in a partition, `None` when it has nothing to give.
+
+    Raises:
+        OffsetOutOfRangeError: the offset is none of this partition's.
+    """
+    if request.start_type != FROM_OFFSET:
+        return partition.find_time(request.start)
+    if not partition.log.first_offset <= request.start <= partition.high_watermark:
+        raise OffsetOutOfRangeError(request.start, partition.log.first_offset, partition.high_watermark)
+    return request.start

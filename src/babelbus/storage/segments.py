@@ -1,0 +1,272 @@
+"""The segments of a partition taken as one: which of them holds an offset, where in it, and reading across.
+
+Nothing here locks, and nothing knows what is durable: that is the log's business.
+"""
+
+from bisect import bisect_right
+
+import numpy as np
+
+from babelbus.storage.columns import I64, find_positions
+from babelbus.storage.files import FileSystem, OffsetOutOfRangeError
+from babelbus.storage.format import INT64, LENGTH_FROM, CorruptRecordError
+from babelbus.storage.recovery import replace_from
+from babelbus.storage.segment import Chunk, Segment
+
+PLACES_MAX = 4096
+"""Offsets whose position is remembered: the ends of the last appends and reads, where the next reads begin."""
+OPEN_SEGMENTS_MAX = 16
+"""Sealed segments whose file stays open."""
+
+
+class Segments:
+    """What a partition's folder holds; `begin` the first one when it holds none.
+
+    Invariant: `all` are sorted by base offset, the last one is open for appending, and each ends where the next begins.
+
+    Attributes:
+        all: the segments; `bases` are their base offsets.
+        active: the last one.
+        unflushed: those that were sealed since the last `note_flushed`.
+    """
+
+    def __init__(self, files: FileSystem, folder: str, segments: list[Segment]) -> None:
+        self._files = files
+        self._folder = folder
+        self.all = segments
+        self.bases = [segment.base_offset for segment in segments]
+        self.active: Segment
+        if segments:
+            self.active = segments[-1]
+        self.unflushed: list[Segment] = []
+        self._open: list[Segment] = []
+        self._places: dict[int, tuple[Segment, int]] = {}
+
+    # -- growing -----------------------------------------------------------------------------------------------------
+
+    def begin(self, base_offset: int) -> None:
+        """Make a new segment the active one.
+
+        Raises:
+            OSError: the disk refused; the old one goes on.
+        """
+        segment = Segment(self._files, self._folder, base_offset)
+        segment.create()
+        self.all.append(segment)
+        self.bases.append(base_offset)
+        self.active = segment
+
+    def roll(self) -> None:
+        """Seal the active segment and begin the next one.
+
+        Raises:
+            OSError: the disk refused; the old one goes on.
+        """
+        active = self.active
+        self.begin(active.next_offset)
+        active.seal()
+        self.unflushed.append(active)
+
+    def note_flushed(self, segments: list[Segment]) -> None:
+        """Take note that sealed segments are durable: their files need not stay open for it."""
+        self.unflushed = [segment for segment in self.unflushed if segment not in segments]
+        for segment in segments:
+            if segment not in self._open:
+                segment.close()
+
+    def remember(self, offset: int, segment: Segment, position: int) -> None:
+        """Remember where an offset stands that is likely to be asked for."""
+        places = self._places
+        if len(places) >= PLACES_MAX:
+            for old in list(places)[: PLACES_MAX // 2]:
+                del places[old]
+        places[offset] = (segment, position)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
+        """Give stored records from the first one at or after `offset` on; see `contract.PartitionLog`.
+
+        Raises:
+            OffsetOutOfRangeError: there is no such offset.
+            CorruptRecordError: the record at `offset` is damaged.
+        """
+        next_offset = self.active.next_offset
+        end = next_offset if end_offset is None else min(end_offset, next_offset)
+        if not self.bases[0] <= offset <= next_offset:
+            raise OffsetOutOfRangeError(offset, self.bases[0], next_offset)
+        if offset >= end:
+            return Chunk(b"", offset, offset)
+        segment = self.all[bisect_right(self.bases, offset) - 1]
+        position, found = self._locate(segment, offset)
+        if found >= end:
+            return Chunk(b"", end, end)
+        stop = segment.size_bytes
+        try:
+            if end < segment.next_offset:
+                stop = self._locate(segment, end)[0]
+        except CorruptRecordError:  # those in front of it are good
+            chunk = _cut_chunk(segment.read(position, found, bytes_max, stop), end)
+        else:
+            if stop <= position:
+                if end < segment.next_offset:  # compaction removed all from `offset` to `end`
+                    return Chunk(b"", end, end)
+                raise segment.corrupt(offset)  # the segment has lost its end
+            chunk = segment.read(position, found, bytes_max, stop)
+        if chunk.data:
+            self.remember(chunk.next_offset, segment, position + len(chunk.data))
+        return chunk
+
+    def _locate(self, segment: Segment, offset: int) -> tuple[int, int]:
+        """Give position and offset of the first record at or after `offset`, which the segment holds."""
+        place = self._places.get(offset)
+        if place is not None and place[0] is segment:
+            return place[1], offset
+        if segment.sealed:
+            self._touch(segment)
+        return segment.locate(offset)
+
+    def _touch(self, segment: Segment) -> None:
+        """Keep the files of the sealed segments that were read last open, and no others."""
+        if segment in self._open:
+            return
+        self._open.append(segment)
+        if len(self._open) > OPEN_SEGMENTS_MAX:
+            oldest = self._open.pop(0)
+            if oldest not in self.unflushed:
+                oldest.close()
+
+    def hints(self, chunk: Chunk) -> I64:
+        """Give what the index knows of the positions of the records of a chunk that was read just now."""
+        segment = self.all[bisect_right(self.bases, chunk.base_offset) - 1]
+        end = self._places[chunk.next_offset][1]
+        return segment.hints(end - len(chunk.data), end)
+
+    def find_time(self, timestamp: int) -> int | None:
+        """Give the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        for segment in self.all:
+            if segment.index.greatest_timestamp >= timestamp:
+                found = segment.find_time(timestamp)
+                if found is not None:
+                    return found
+        return None
+
+    # -- removing and replacing --------------------------------------------------------------------------------------
+
+    def cut(self, next_offset: int) -> None:
+        """Remove the records from `next_offset` on; what is left of the active segment is not flushed.
+
+        Raises:
+            OSError: the disk refused; it may be half done, and asking again is right.
+        """
+        self._places.clear()
+        while len(self.all) > 1 and self.bases[-1] >= next_offset:
+            self._drop_last()
+        self._files.flush_folder(self._folder)  # before a cut that would make them look as if they followed a hole
+        last = self.active
+        dense = last.dense
+        if next_offset < last.next_offset:
+            last.cut(_position_to_cut(last, next_offset), next_offset)
+        if last.sealed or not dense:  # only a segment without gaps is appended to
+            last.seal()
+            if last.size_bytes:
+                self.begin(last.next_offset)
+            else:
+                last.sealed = False
+
+    def _drop_last(self) -> None:
+        segment = self.all.pop()
+        self.bases.pop()
+        self.active = self.all[-1]
+        self.unflushed = [other for other in self.unflushed if other is not segment]
+        segment.remove()
+
+    def drop_first(self) -> None:
+        """Remove the oldest segment, which is sealed.
+
+        Raises:
+            OSError: the disk refused; it is gone from here all the same.
+        """
+        segment = self.all[0]
+        self.unflushed = [other for other in self.unflushed if other is not segment]
+        self._open = [other for other in self._open if other is not segment]
+        del self.all[0], self.bases[0]
+        self._forget_places(segment)
+        segment.remove()
+        self._files.flush_folder(self._folder)  # one after the other, so that what a crash leaves has no hole
+
+    def swap(self, segment: Segment, source: str) -> None:
+        """Put the file `source`, the same records without some, in a segment's place.
+
+        Raises:
+            OSError: the disk refused; the segment is the old or the new one.
+        """
+        self._forget_places(segment)
+        segment.swap(source)
+
+    def _forget_places(self, segment: Segment) -> None:
+        self._places = {at: place for at, place in self._places.items() if place[0] is not segment}
+
+    def begin_again(self, base_offset: int, now_ms: int) -> None:
+        """Go on with the rescued records (`recovery.RESCUED_SUFFIX`) in the place of everything from an offset on.
+
+        Raises:
+            OSError: the disk refused; may be done again.
+        """
+        for segment in self.all:
+            if segment.base_offset >= base_offset:
+                segment.close()
+        self._places.clear()
+        replace_from(self._files, self._folder, base_offset)
+        fresh = Segment(self._files, self._folder, base_offset)
+        fresh.recover(0, base_offset)
+        kept = [segment for segment in self.all if segment.base_offset < base_offset]
+        if kept and (kept[-1].next_offset > base_offset or not kept[-1].sealed):
+            _end_before(kept[-1], base_offset)
+        fresh.created_ms = now_ms if fresh.size_bytes else 0
+        self.all = [*kept, fresh]
+        self.bases = [segment.base_offset for segment in self.all]
+        self.active = fresh
+        self.unflushed = []
+        self._open = [segment for segment in self._open if segment in kept]
+
+    def close(self) -> None:
+        """Give the files back."""
+        for segment in self.all:
+            segment.close()
+
+
+def _end_before(segment: Segment, base_offset: int) -> None:
+    """Let the segment in front of the rescued records end where they begin; may be done again."""
+    try:
+        if segment.next_offset > base_offset:
+            segment.cut(segment.locate(base_offset)[0], base_offset)
+        segment.flush()  # of the cut alone: what is in front of it was durable before
+    except CorruptRecordError:  # not readable from there on: then it stays as it is
+        segment.recover(0, segment.base_offset, base_offset)
+    segment.seal()
+
+
+def _position_to_cut(segment: Segment, offset: int) -> int:
+    """Give where the record `offset` begins, also when it is damaged: behind the one in front of it."""
+    try:
+        return segment.locate(offset)[0]
+    except CorruptRecordError:
+        if offset == segment.base_offset:
+            return 0
+        position, found = segment.locate(offset - 1)
+        if found != offset - 1:
+            raise
+        return position + LENGTH_FROM + int.from_bytes(segment.pread(4, position + 8), "big")
+
+
+def _cut_chunk(chunk: Chunk, end_offset: int) -> Chunk:
+    """Give the records of a chunk below `end_offset`."""
+    positions, _ = find_positions(chunk.data, 0, len(chunk.data))
+    offsets = [INT64.unpack_from(chunk.data, at)[0] for at in positions.tolist()]
+    count = int(np.searchsorted(offsets, end_offset))
+    if count == len(offsets):
+        return chunk
+    if count == 0:
+        return Chunk(b"", end_offset, end_offset)
+    return Chunk(chunk.data[: int(positions[count])], chunk.base_offset, offsets[count - 1] + 1)
