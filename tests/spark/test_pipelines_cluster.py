@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from babelbus.client import BlockingClient, Record
-from tests.spark.daemons import daemon, environment, wait_for
+from tests.spark.cluster import CONF, Cluster
+from tests.spark.daemons import environment
 from tests.spark.support import NOW
 from tests.support.server import LiveServer, configure
 
@@ -43,37 +44,25 @@ def test_a_pipeline_runs_on_two_workers_that_have_nothing_of_ours_but_what_is_se
     outside = environment(bare_python(tmp_path / "python"))
     outside.pop("PYTHONPATH", None)
     (tmp_path / "cluster.yaml").write_text(PIPELINE)
-    master = tmp_path / "master.log"
     with LiveServer(configure(tmp_path / "data")) as live:
         with BlockingClient(live.address, identity=live.admin) as client:
             client.create_topic("source")
             client.create_topic("sink")
             client.publish_many("source", [Record(b"%d" % n, b"k%d" % n, (), NOW + n) for n in range(COUNT)])
-        at = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        with daemon("deploy.master.Master", outside, master, *at):
-            address = wait_for(master, r"spark://127\.0\.0\.1:\d+")[0]
-            worker = ("deploy.worker.Worker", outside)
-            about = (*at, "--cores", "1", "--memory", "600m", "--work-dir")
-            one, two = tmp_path / "one", tmp_path / "two"
-            with (
-                daemon(*worker, tmp_path / "one.log", *about, str(one), address),
-                daemon(*worker, tmp_path / "two.log", *about, str(two), address),
-            ):
-                for log in ("one.log", "two.log"):
-                    wait_for(tmp_path / log, "Successfully registered with master")
-                done = subprocess.run(
-                    [
-                        sys.executable, "-c", "from babelbus.cli import main; main()",
-                        "pipeline", "run", "cluster.yaml", "--once", "--json", "--ship",
-                        "--master", address, "--conf", "spark.executor.memory=512m",
-                        "--conf", "spark.executor.cores=1", "--conf", "spark.driver.host=127.0.0.1",
-                        "--server", live.address, "--identity", str(live.conf / "admin_key"),
-                    ],
-                    cwd=tmp_path, env=outside, capture_output=True, text=True, check=False,
-                )  # fmt: skip
+        with Cluster(tmp_path, outside) as cluster:
+            settings = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
+            done = subprocess.run(
+                [
+                    sys.executable, "-c", "from babelbus.cli import main; main()",
+                    "pipeline", "run", "cluster.yaml", "--once", "--json", "--ship",
+                    "--master", cluster.address, *settings,
+                    "--server", live.address, "--identity", str(live.conf / "admin_key"),
+                ],
+                cwd=tmp_path, env=outside, capture_output=True, text=True, check=False,
+            )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]
         assert sum(json.loads(line)["rows_out"] for line in done.stdout.splitlines()) == COUNT
-        assert all(list(folder.glob("app-*/*")) for folder in (one, two))  # both had an executor
+        assert all(list(folder.glob("app-*/*")) for folder in cluster.work_folders)  # both had an executor
         with BlockingClient(live.address, identity=live.admin) as client:
             found = list(client.follow("sink", until_end=True))
     assert sorted(int(record.payload or b"") for record in found) == [2 * n for n in range(COUNT)]
