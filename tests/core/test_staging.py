@@ -17,6 +17,7 @@ from babelbus.core.staging_model import (
     CommitReceipt,
     FailedPartError,
     MissingTopicError,
+    NoStateError,
     PartRef,
     StagedRecordsMissingError,
     StagingFullError,
@@ -243,6 +244,8 @@ async def test_records_that_cannot_be_appended_later_are_refused_when_they_are_s
         stage.stage("p", b"a", topic="nope")
     with pytest.raises(UnknownPartitionError):
         stage.stage("p", b"a", partition=1)
+    with pytest.raises(NoStateError, match=r"'log' keeps no state.*`babelbus topics alter log --retain last`"):
+        stage.staging.stage("t", 0, "p", "log", batch(b"a"), first_record=0, to_state=True)
     stage.bus.broker.open_reserved("$own", TopicSettings())
     with pytest.raises(ReservedTopicError):
         stage.stage("p", b"a", topic="$own")
@@ -255,6 +258,19 @@ async def test_records_that_cannot_be_appended_later_are_refused_when_they_are_s
         with pytest.raises(StagingRefusedError):
             stage.stage(wrong, b"a")
     assert stage.part_files() == []
+    await stage.close()
+
+
+@in_loop
+async def test_records_that_set_the_state_are_staged_for_a_topic_that_retains_them() -> None:
+    stage = Stage()
+    stage.bus.topic("plant", retain="last")
+    (receipt,) = await done(
+        [stage.staging.stage("t", 0, "p", "plant", batch(b"a"), first_record=0, partition=0, to_state=True)]
+    )
+    assert receipt.error is None
+    await stage.committed(("p", 1))
+    assert stage.seen()["plant/0"] == [b"a"]
     await stage.close()
 
 

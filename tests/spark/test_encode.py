@@ -39,6 +39,7 @@ def options(topic: str = "t", **given: Any) -> SinkOptions:
         record_bytes_max=given.get("most", RECORD_BYTES_MAX),
         transaction="",
         batch_id=-1,
+        partitioner=given.get("partitioner", "key"),
     )
 
 
@@ -112,16 +113,17 @@ def test_what_is_decoded_is_what_was_in_the_rows(given_rows: list[dict[str, Any]
     ),
     st.integers(-1, 3).filter(bool),
     st.integers(0, 3),
+    st.sampled_from(["key", "spread"]),
 )
 def test_plain_rows_that_are_encoded_at_once_become_the_records_that_they_become_one_by_one(
-    given_rows: list[dict[str, Any]], count: int, first: int
+    given_rows: list[dict[str, Any]], count: int, first: int, how: str
 ) -> None:
     given_rows = [row | {"partition": None if count < 3 else row.get("partition")} for row in given_rows]
     batch = chunk(given_rows)[first:]
-    at_once = list(Encoder(options(), partitions({"t": count})).encode(batch, NOW))
+    at_once = list(Encoder(options(partitioner=how), partitions({"t": count})).encode(batch, NOW))
     # A header that one row has, in a chunk of its own making, sends all of them the long way.
     marked = chunk([row | {"headers": [{"key": "h", "value": b""}]} for row in given_rows])[first:]
-    one_by_one = list(Encoder(options(), partitions({"t": count})).encode(marked, NOW))
+    one_by_one = list(Encoder(options(partitioner=how), partitions({"t": count})).encode(marked, NOW))
     assert records(at_once) == {
         at: [msgspec.structs.replace(one, headers=()) for one in found] for at, found in records(one_by_one).items()
     }
@@ -146,6 +148,30 @@ def test_a_key_goes_where_the_server_would_put_it_and_rows_without_one_go_round(
     assert {piece.partition for _ in range(3) for piece in encoder.encode(plain, NOW)} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("column", [{}, {"headers": [{"key": "h", "value": b""}]}])
+def test_rows_that_are_spread_go_round_one_by_one_whatever_their_keys_unless_they_name_a_partition(
+    column: dict[str, Any],
+) -> None:
+    def spread(turn: int) -> dict[tuple[str, int], list[bytes | None]]:
+        encoder = Encoder(options(partitioner="spread"), partitions({"t": 4}), turn=turn)
+        chunks = [
+            chunk([{"key": "same", "value": b"%d" % (n + at), "partition": None} | column for n in range(size)])
+            for at, size in ((0, 3), (3, 1), (4, 6))
+        ]
+        chunks.append(chunk([{"key": "same", "value": b"named", "partition": 2} | column]))
+        chunks.append(chunk([{"key": "same", "value": b"10", "partition": None} | column]))
+        pieces = [piece for one in chunks for piece in encoder.encode(one, NOW)]
+        return {at: [one.payload for one in found] for at, found in records(pieces).items()}
+
+    assert spread(1) == {
+        ("t", 1): [b"0", b"4", b"8"],
+        ("t", 2): [b"1", b"5", b"9", b"named"],
+        ("t", 3): [b"2", b"6", b"10"],
+        ("t", 0): [b"3", b"7"],
+    }
+    assert spread(1) == spread(1) != spread(2)
+
+
 def test_batches_are_cut_by_size_and_a_large_record_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "BATCH_BYTES", 1000)
     values = [b"x" * 100] * 20 + [b"y" * 5000] + [b"z"] * 3
@@ -158,7 +184,7 @@ def test_one_bad_row_refuses_all_without_a_topic_for_dead_letters() -> None:
     batch = chunk([{"topic": "t", "value": b"1"}, {"topic": "u", "value": b"2"}])
     with pytest.raises(RowRefusedError, match="there is no topic 'u'; with the option deadLetterTopic"):
         list(Encoder(options(""), partitions({"t": 1})).encode(batch, NOW))
-    with pytest.raises(RowRefusedError, match="option deadLetterTopic: there is no topic 'dead'"):
+    with pytest.raises(RowRefusedError, match=r"no topic 'u'; option deadLetterTopic: there is no topic 'dead'$"):
         list(Encoder(options("", dead="dead"), partitions({"t": 1})).encode(batch, NOW))
 
 
@@ -169,7 +195,10 @@ def test_dead_letters_say_why_and_keep_what_they_can() -> None:
         ({"value": b"2", "headers": [{"key": "$batch", "value": b""}]}, b"header '$batch': keys that begin with '$'"),
         ({"value": b"3", "headers": [{"key": None, "value": b""}]}, b"a header has no key"),
         ({"value": b"4", "timestamp": -5}, b"its timestamp is not after 1970-01-01"),
-        ({"value": b"5", "subject": "elsewhere"}, b"its subject 'elsewhere' is not below its topic 't'"),
+        (
+            {"value": b"5", "subject": "elsewhere"},
+            b"its subject 'elsewhere' is not below its topic 't': drop the column subject, as with .drop('subject')",
+        ),
         ({"value": b"6" * 5000}, b"it has 5034 bytes, the most are 4096"),
         ({"value": b"7", "key": "k" * 5000}, b"it has 5035 bytes"),
         ({"value": None}, b"its value is null"),

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructField, StructType
 
-from babelbus.client import BlockingClient, ClientClosedError, ConnectionLostError
+from babelbus.client import BlockingClient, ClientClosedError, ConnectionLostError, Identity, RequestError
 from babelbus.config import JebpSettings
 from babelbus.core import dead_letters, json_text
 from babelbus.spark import encode
@@ -24,11 +24,12 @@ from babelbus.spark.connection import connection
 from babelbus.spark.encode import DEAD_REASON, DEAD_TIME, DEAD_TOPIC
 from babelbus.spark.errors import OptionError, SchemaError
 from babelbus.spark.options import Place
-from babelbus.spark.sink import Staged, Target, abort, commit, stage
-from babelbus.spark.sink_errors import OutputModeError, SinkOwnerError
+from babelbus.spark.sink import Staged, Target, abort, check_targets, commit, stage
+from babelbus.spark.sink_errors import OutputModeError, SinkOwnerError, TargetError
 from babelbus.spark.sink_options import parse_sink
 from babelbus.spark.source import BabelbusDataSource
 from babelbus.storage.record import Record
+from tests.cli.shell import Served
 from tests.spark.support import NOW, numbered
 from tests.support.server import LiveServer, configure
 
@@ -120,6 +121,55 @@ def test_rows_go_to_the_topic_and_partition_that_they_name_and_else_to_that_of_t
     assert len(set.union(*where.values())) > 1
 
 
+def test_a_key_is_in_the_partition_where_the_command_line_puts_it(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(0, 60, 1, 3).selectExpr("concat('key ', id % 6) as key", "'spark' as value")
+    lines = "".join(f'{{"key": "key {number}", "payload": "shell"}}\n' for number in range(6))
+    served = Served(tmp_path)
+    address, identity = served.ready["addresses"]["jebp"], str(served.data / "conf" / "admin_key")
+    try:
+        served.run("topics", "create", "shared", "--partitions", "5")
+        rows.write.format("babelbus").options(url=address, identity=identity, topic="shared").mode("append").save()
+        served.run("publish", "shared", "--json", input=lines)
+        with BlockingClient(address, identity=Identity.load(identity)) as client:
+            found = [stored(client, "shared", number) for number in range(5)]
+    finally:
+        code = served.stop()
+    assert code == 0
+    where = [(one.key, number) for number, part in enumerate(found) for one in part]
+    assert len(where) == 66
+    assert len(set(where)) == 6
+    assert len({number for _, number in where}) > 1
+
+
+def test_rows_that_are_spread_fill_all_partitions_evenly(
+    spark: SparkSession, live: LiveServer, client: BlockingClient
+) -> None:
+    topic = make(live, "even", 4)
+    rows = spark.range(0, 1001, 1, 3).selectExpr("'same' as key", "cast(id as string) as value")
+    save(rows, live, topic=topic, partitioner="spread")
+    counts = [len(stored(client, topic, number)) for number in range(4)]
+    assert sum(counts) == 1001
+    assert max(counts) - min(counts) <= 3  # one of each task
+
+
+@pytest.mark.parametrize("partitioner", ["key", "spread"])
+def test_another_attempt_puts_the_rows_of_a_batch_where_the_first_one_did(
+    live: LiveServer, client: BlockingClient, partitioner: str
+) -> None:
+    topic, transaction = make(live, f"attempted {partitioner}", 3), f"attempted {partitioner}"
+    options = parse_sink({**place(live), "topic": topic, "txnId": transaction, "partitioner": partitioner}, "stream")
+    chunks = [pa.record_batch({"value": [b"%d" % n, b"+"], "key": [None, b"k"]}) for n in range(7)]
+    found = []
+    for attempt in range(2):
+        target = Target(transaction, 5, "query", 2, attempt)
+        commit(options, transaction, 5, [stage(iter(chunks), options, target)])
+        found.append([[one.payload for one in stored(client, topic, number)] for number in range(3)])
+        live.call(lambda: live.server.broker.staging.forget(f"admin/{transaction}"))  # type: ignore[union-attr]
+    once, twice = found
+    assert all(once)
+    assert twice == [[*values, *values] for values in once]
+
+
 def test_a_save_with_an_id_is_done_once(spark: SparkSession, live: LiveServer, client: BlockingClient) -> None:
     topic = make(live, "named")
     rows = spark.range(0, 10, 1, 2).selectExpr("cast(id as string) as value")
@@ -173,14 +223,80 @@ def test_rows_that_cannot_be_records_become_dead_letters_with_the_reason(
     assert reasons == {
         b"": b"its value is null, which only removes a key, and it has none",
         b"no topic": b"its topic is null",
-        b"lost": b"there is no topic 'nowhere'",
+        b"lost": b"there is no topic 'nowhere': make it with `babelbus topics create nowhere`",
         b"own": b"topic '$state' is the server's own",
         b"x" * 8: b"it has 5035 bytes, the most are 4096",
-        b"there": b"topic 'good' has partitions 0 to 0, not 7",
+        b"there": b"topic 'good' has partitions 0 to 0, not 7: drop the column partition, as with .drop('partition'),"
+        b" or add partitions to the topic",
         b"comma": b"'a,b' is no name of a topic",
     }
     assert letters[b"x" * 8][b"dead-bytes"] == b"5000"
     assert letters[b"lost"][b"dead-topic"] == b"nowhere"
+
+
+def test_topics_that_the_options_name_are_asked_for_before_there_are_rows(
+    spark: SparkSession, live: LiveServer, tmp_path: Path
+) -> None:
+    make(live, "asked")
+    none = spark.createDataFrame([], VALUES)
+    with pytest.raises(
+        AnalysisException, match=r"option deadLetterTopic: there is no topic 'nodl': make it with `babel"
+    ):
+        save(none, live, topic="asked", deadLetterTopic="nodl")
+    with pytest.raises(
+        AnalysisException, match=r"option topic: there is no topic 'notopic': make it with `babelbus topi"
+    ):
+        save(none, live, topic="notopic")
+    rows = follow(spark, live, "asked").select("value")
+    with pytest.raises(StreamingQueryException, match=r"option deadLetterTopic: topic '\$state' is the server's own"):
+        run(rows, live, tmp_path, topic="asked", deadLetterTopic="$state")
+
+
+def test_the_state_is_not_set_through_a_topic_that_keeps_none(
+    spark: SparkSession, live: LiveServer, client: BlockingClient
+) -> None:
+    topic = make(live, "plant", 2)
+    rows = spark.createDataFrame([("plant/a", "1"), ("plant/b", "2"), ("plant/c", None)], "key string, value string")
+    before = staged_bytes(live)
+    refusal = r"option topic: topic 'plant' keeps no state.*: `babelbus topics alter plant --retain last` lets it"
+    with pytest.raises(AnalysisException, match=refusal):
+        save(rows, live, topic=topic, table="state")
+    options = parse_sink({**place(live), "topic": topic, "table": "state", "txnId": "plant"}, "stream")
+    with pytest.raises(TargetError, match=refusal):
+        check_targets(options)
+    chunk = pa.record_batch({"key": [b"plant/a"], "value": [b"1"]})
+    with pytest.raises(RequestError, match="'plant' keeps no state"):  # a topic that was altered under way
+        stage(iter([chunk]), options, Target("plant", 0))
+    assert staged_bytes(live) == before
+    assert stored(client, topic, 0) == stored(client, topic, 1) == []
+    live.call(lambda: live.server.broker.alter_topic(topic, {"retain": "last"}))
+    live.call(lambda: live.server.broker.state.set("plant/c", b"3"))
+    save(rows, live, topic=topic, table="state")
+    state = spark.read.format("babelbus").options(**place(live), table="state").load()
+    found = state.where("key like 'plant/%'").select("key", "value").collect()
+    assert sorted(map(tuple, found)) == [("plant/a", "1"), ("plant/b", "2")]
+
+
+def test_a_topic_is_copied_with_the_columns_that_it_is_read_with(
+    spark: SparkSession, live: LiveServer, client: BlockingClient
+) -> None:
+    source, target = make(live, "copied", 2), make(live, "copy", 1)
+    records = [Record(b"1", b"k", ((b"h", b"v"),), NOW), Record(None, b"k", (), NOW + 1)]
+    client.publish_many(source, records, partition=1)
+    options = place(live) | {"subscribe": source, "includeHeaders": "true"}
+    rows = spark.read.format("babelbus").options(**options).load()
+    with pytest.raises(
+        PythonException, match=r"its subject 'copied' is not below its topic 'copy': drop the column subj"
+    ):
+        save(rows, live, topic=target)
+    with pytest.raises(PythonException, match=r"partitions 0 to 0, not 1: drop the column partition, as with .drop\("):
+        save(rows.drop("subject"), live, topic=target)
+    save(rows.drop("subject", "partition"), live, topic=target)
+    assert [(one.payload, one.key, one.headers, one.timestamp) for one in stored(client, target)] == [
+        (one.payload, one.key, one.headers, one.timestamp) for one in records
+    ]
+    save(rows.withColumn("timestampType", F.lit(0)), live)  # to where they came from
+    assert len(stored(client, source, 1)) == 4
 
 
 def follow(spark: SparkSession, live: LiveServer, source: str) -> DataFrame:
@@ -269,6 +385,24 @@ OPTIONS = {"url": "jebp://127.0.0.1:5320", "identity": "key"}
     [
         ("value int", {"topic": "t"}, "column 'value' is int, the sink takes string or binary: cast it first"),
         ("text string", {"topic": "t"}, "column 'text': the sink has value, key"),
+        ("value string, offset string", {"topic": "t"}, "column 'offset': the sink has value, key"),
+        ("value string, timestampType bigint", {"topic": "t"}, "column 'timestampType': the sink has value, key"),
+        ("value string", {"topic": "t", "url": ""}, "^option url is missing: give the server that the rows go to"),
+        (
+            "value string",
+            {"topic": "t", "partitioner": "random"},
+            "option partitioner: 'random' is not possible; write key",
+        ),
+        (
+            "key string, value string",
+            {"topic": "t", "table": "state", "partitioner": "spread"},
+            "options partitioner=spread and table=state do not go together",
+        ),
+        (
+            "key string, value string",
+            {"topic": "t", "table": "state", "deadLetterTopic": "t"},
+            "option deadLetterTopic: 't' is not possible; write another topic",
+        ),
         ("key string", {"topic": "t"}, "column 'value' is missing"),
         (
             "value string, headers map<string,string>",

@@ -20,14 +20,13 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-import msgspec
 import numpy as np
 
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.record import Receipt
-from babelbus.core.staging_commit import Commit, FlusherCalls, cut_lost_pages
+from babelbus.core.staging_committer import Committer, Transaction
 from babelbus.core.staging_file import ENTRY_BYTES_MAX, PartHead, Place, StagedPart
 from babelbus.core.staging_model import (
     ID_BYTES_MAX,
@@ -36,6 +35,7 @@ from babelbus.core.staging_model import (
     CommitReceipt,
     FailedPartError,
     MissingTopicError,
+    NoStateError,
     PartRef,
     StagedRecordsMissingError,
     StagingFullError,
@@ -48,43 +48,20 @@ from babelbus.core.staging_model import (
 from babelbus.core.staging_parts import PART_SUFFIX, Parts
 from babelbus.core.staging_state import (
     STATE_SUFFIX,
-    Committed,
     Pending,
     TransactionDamagedError,
     TransactionState,
     load,
-    save,
     token_of,
 )
 from babelbus.core.topic import SERVER_CHOOSES, ReservedTopicError, Topic
-from babelbus.errors import BabelbusError, StorageError
+from babelbus.errors import StorageError
 from babelbus.storage.columns import decode_columns
 from babelbus.storage.files import FileSystem, disk_error
 from babelbus.storage.format import HEADERS_MAX, InvalidRecordError
 from babelbus.storage.record import RecordBatch
 
 log = logging.getLogger(__name__)
-
-RETRY_SECONDS = 1.0
-"""How long a commit that the disk refused waits before it is tried again without anybody's asking."""
-
-
-class _Transaction:
-    """A transaction id: what is kept of it, its parts, and the commit that is under way."""
-
-    def __init__(self, state: TransactionState, path: str) -> None:
-        self.state = state
-        self.path = path
-        self.owner = ""
-        """Who asked for the pending commit."""
-        self.marked = False
-        """Whether the marker of the pending commit is durable."""
-        self.appended = False
-        """Whether some of its records may be in the log."""
-        self.waiting: list[CommitReceipt] = []
-        self.task: asyncio.Task[None] | None = None
-        self.retry: asyncio.TimerHandle | None = None
-        self.touched_ms = 0
 
 
 class Staging:
@@ -110,13 +87,12 @@ class Staging:
         self._files = files
         self._folder = folder
         self._topics = topics
-        self._calls = FlusherCalls(flusher, loop)
         self._clock = clock
-        self._loop = loop
-        self._transactions: dict[str, _Transaction] = {}
+        self._transactions: dict[str, Transaction] = {}
         self._damaged: dict[str, str] = {}
         """Token -> path of transactions whose state cannot be read."""
         self._parts = Parts(files, folder, flusher=flusher, clock=clock, loop=loop, settings=self.settings)
+        self._committer = Committer(files, topics=topics, parts=self._parts, flusher=flusher, clock=clock, loop=loop)
         self._closed = False
 
     @property
@@ -145,24 +121,7 @@ class Staging:
                     self._parts.recover(name, keep=self._is_wanted, named=self._is_named)
         except OSError as error:
             raise disk_error(error, f"opening {self._folder}") from error
-        for one in self._transactions.values():
-            if one.state.pending is not None:
-                one.marked = one.appended = True
-                self._cut_lost_pages(one.state.pending)
-        for one in self._transactions.values():  # not before: what they append would stand behind the holes
-            if one.state.pending is not None:
-                self._start(one)
-
-    def _cut_lost_pages(self, pending: Pending) -> None:
-        for name, starts in pending.starts.items():
-            topic = self._topics.get(name)
-            for number, start in starts.items():
-                if topic is None or number >= len(topic.partitions):
-                    continue
-                try:
-                    cut_lost_pages(self._files, topic.partitions[number], start)
-                except StorageError as error:
-                    log.error("a commit cannot go on: %s", error)
+        self._committer.resume([one for one in self._transactions.values() if one.state.pending is not None])
 
     def _open_state(self, name: str) -> None:
         path = f"{self._folder}/{name}"
@@ -172,7 +131,7 @@ class Staging:
             log.error("%s; the transaction is refused until the file is removed", error)
             self._damaged[name.removesuffix(STATE_SUFFIX)] = path
             return
-        one = self._transactions[state.transaction_id] = _Transaction(state, path)
+        one = self._transactions[state.transaction_id] = Transaction(state, path)
         one.touched_ms = state.last.at_ms if state.last else self._clock.now_ms()
 
     def _is_named(self, head: PartHead, number: int) -> bool:
@@ -188,9 +147,7 @@ class Staging:
 
     async def settle(self) -> None:
         """Return when each commit that goes on is carried out, or the disk has refused it for now."""
-        tasks = [one.task for one in self._transactions.values() if one.task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._committer.settle()
         await self._parts.settle()
 
     async def close(self) -> None:
@@ -198,18 +155,7 @@ class Staging:
         if self._closed:
             return
         self._closed = True
-        tasks = []
-        for one in self._transactions.values():
-            if one.retry is not None:
-                one.retry.cancel()
-            if one.task is not None:
-                one.task.cancel()
-                tasks.append(one.task)
-        if tasks:
-            await asyncio.wait(tasks)
-        await self._calls.run(lambda: None)  # behind every flush of a part that was asked for
-        for one in self._transactions.values():
-            self._answer(one, TopicClosedError("the server stops; the commit goes on at the next start"))
+        await self._committer.close()
         await self._parts.settle()
         self._parts.close()
 
@@ -253,7 +199,7 @@ class Staging:
             if path is not None:
                 raise TransactionDamagedError(f"{path} is damaged; nobody knows what was committed")
 
-    def _transaction(self, transaction_id: str) -> _Transaction:
+    def _transaction(self, transaction_id: str) -> Transaction:
         one = self._transactions.get(transaction_id)
         if one is None:
             if len(self._transactions) >= self.settings.transactions_max:
@@ -261,9 +207,9 @@ class Staging:
             one = self._begin(transaction_id)
         return one
 
-    def _begin(self, transaction_id: str) -> _Transaction:
+    def _begin(self, transaction_id: str) -> Transaction:
         path = f"{self._folder}/{token_of(transaction_id)}{STATE_SUFFIX}"
-        one = self._transactions[transaction_id] = _Transaction(TransactionState(transaction_id), path)
+        one = self._transactions[transaction_id] = Transaction(TransactionState(transaction_id), path)
         return one
 
     # -- staging -----------------------------------------------------------------------------------------------------
@@ -278,19 +224,22 @@ class Staging:
         *,
         first_record: int,
         partition: int = SERVER_CHOOSES,
+        to_state: bool = False,
     ) -> Receipt:
         """Add records in the stored form, checked by `parse_records`, to a part; nobody sees them before the commit.
 
         A part has one writer, who counts: `first_record` is the number of records that he staged in it before. A resend
         gets the first answer again. Without a partition, all records of the call go to one, parts take turns.
-        A batch that was committed already is answered as if it were staged, and nothing is kept.
+        A batch that was committed already is answered as if it were staged, and nothing is kept. `to_state` says that
+        the records are there to set the state, so that a topic which keeps none refuses them.
 
         Returns:
             A receipt with the partition and `first_record`, done when the records survive a loss of power, whatever
             the topic's ack level is.
 
         Raises:
-            MissingTopicError, ReservedTopicError, UnknownPartitionError, InvalidRecordError: they cannot go there.
+            MissingTopicError, ReservedTopicError, UnknownPartitionError, InvalidRecordError, NoStateError: they cannot
+                go there.
             StagedRecordsMissingError, StagingFullError, FailedPartError, StagingRefusedError: see there.
             StorageError: the disk refused; nothing was staged.
         """
@@ -301,6 +250,8 @@ class Staging:
         target = self._find_topic(topic)
         if target.reserved:
             raise ReservedTopicError(f"topic {topic!r} is the server's own")
+        if to_state and target.settings.retain != "last":
+            raise NoStateError(topic)
         if partition != SERVER_CHOOSES:
             target.partition(partition)
         _check_batch(batch)
@@ -365,7 +316,7 @@ class Staging:
                 raise TransactionOwnerError(f"transaction {transaction_id!r} is {one.state.owner!r}'s, not {owner!r}'s")
             last, pending = one.state.last, one.state.pending
             if last is not None and batch_id <= last.batch_id:
-                self._drop_up_to(transaction_id, batch_id)
+                self._committer.drop_up_to(transaction_id, batch_id)
                 records = last.records if batch_id == last.batch_id else NOT_REMEMBERED
                 again = CommitReceipt(batch_id, records, again=True)
                 again.resolve()
@@ -373,7 +324,7 @@ class Staging:
             if pending is not None:
                 if pending.batch_id != batch_id:
                     raise CommitPendingError(f"batch {pending.batch_id} of {transaction_id!r} is being committed")
-                return self._wait_for(one, CommitReceipt(batch_id, pending.records))
+                return self._committer.wait_for(one, pending)
         chosen = [self._find_part(transaction_id, batch_id, ref) for ref in parts]
         if len({part.number for part in chosen}) != len(chosen):
             raise UnknownPartError("a commit names each part once")
@@ -382,89 +333,7 @@ class Staging:
         one = one or self._transaction(transaction_id)
         records = sum(part.records for part in chosen)
         pending = Pending(batch_id, [part.number for part in chosen], records, one.state.next_sequence, {})
-        one.state = msgspec.structs.replace(one.state, pending=pending)
-        one.owner, one.marked, one.appended = owner, False, False
-        return self._wait_for(one, CommitReceipt(batch_id, records))
-
-    def _wait_for(self, one: _Transaction, receipt: CommitReceipt) -> CommitReceipt:
-        one.waiting.append(receipt)
-        self._start(one)
-        return receipt
-
-    def _start(self, one: _Transaction) -> None:
-        if one.retry is not None:
-            one.retry.cancel()
-            one.retry = None
-        if one.task is None and not self._closed:
-            one.task = self._loop.create_task(self._carry_out(one))
-
-    async def _carry_out(self, one: _Transaction) -> None:
-        """Carry the pending commit out; what the disk refuses stays pending, and is tried again."""
-        pending = one.state.pending
-        assert pending is not None
-        by_number = {part.number: part for part in self._parts.of(one.state.transaction_id)}
-        parts = [by_number[number] for number in pending.parts if number in by_number]
-        commit = Commit(self._calls, self._files, self._topics, one.state.transaction_id, parts)
-        try:
-            if not one.marked:
-                broken = await self._calls.wait_durable(parts) or await self._check_parts(parts)
-                if broken is not None:
-                    one.state = msgspec.structs.replace(one.state, pending=None)
-                    self._answer(one, UnknownPartError(f"a part is lost, nothing was committed: {broken}"))
-                    return
-                if parts:
-                    pending = msgspec.structs.replace(pending, starts=await commit.find_starts())
-                    await self._save(one, msgspec.structs.replace(one.state, pending=pending))
-                one.marked = True
-            if len(parts) != len(pending.parts) or sum(part.records for part in parts) != pending.records:
-                raise TransactionDamagedError(f"{one.path}: staged records of batch {pending.batch_id} are gone")
-            await commit.append_all(pending, look=one.appended, begun=lambda: _note_appended(one))
-            await self._finish(one, pending)
-        except BabelbusError as error:
-            log.warning("commit of batch %d is not finished, it is tried again: %s", pending.batch_id, error)
-            self._answer(one, error)
-            if not self._closed:
-                one.retry = self._loop.call_later(RETRY_SECONDS, self._start, one)
-        except Exception as error:  # a bug must not leave who waits without an answer for ever
-            log.exception("commit of batch %d failed", pending.batch_id)
-            self._answer(one, StorageError(f"internal error in a commit: {error}"))
-        finally:
-            one.task = None
-
-    async def _check_parts(self, parts: Sequence[StagedPart]) -> StorageError | None:
-        """Read the parts once more before it is too late: a commit that has begun cannot be taken back."""
-        for part in parts:
-            part.failed = part.failed or await self._loop.run_in_executor(None, part.check)
-            if part.failed is not None:
-                return part.failed
-        return None
-
-    async def _save(self, one: _Transaction, state: TransactionState) -> None:
-        await self._calls.run(lambda: save(self._files, one.path, state))
-        one.state = state
-
-    async def _finish(self, one: _Transaction, pending: Pending) -> None:
-        """Note the batch as committed, durably, answer, and drop its parts and those left over of earlier ones."""
-        now_ms = self._clock.now_ms()
-        state = msgspec.structs.replace(
-            one.state,
-            owner=one.owner or one.state.owner,
-            last=Committed(pending.batch_id, pending.records, now_ms),
-            pending=None,
-            next_sequence=pending.first_sequence + pending.records,
-        )
-        await self._save(one, state)
-        one.touched_ms = now_ms
-        self._answer(one, None)
-        self._drop_up_to(state.transaction_id, pending.batch_id)
-
-    def _answer(self, one: _Transaction, error: BabelbusError | None) -> None:
-        waiting, one.waiting = one.waiting, []
-        for receipt in waiting:
-            receipt.resolve(error)
-
-    def _drop_up_to(self, transaction_id: str, batch_id: int) -> None:
-        self._parts.remove(part for part in self._parts.of(transaction_id) if part.head.batch_id <= batch_id)
+        return self._committer.begin(one, pending, owner)
 
     def _find_part(self, transaction_id: str, batch_id: int, ref: PartRef) -> StagedPart:
         part = self._parts.find(transaction_id, batch_id, ref.part)
@@ -527,7 +396,7 @@ class Staging:
         self._transactions.pop(transaction_id, None)
         self._damaged.pop(token, None)
 
-    def _forget_empty(self, one: _Transaction) -> None:
+    def _forget_empty(self, one: Transaction) -> None:
         """Forget a transaction of which nothing is kept."""
         state = one.state
         if state.last is None and state.pending is None and not self._parts.of(state.transaction_id):
@@ -561,10 +430,6 @@ class Staging:
     def __iter__(self) -> Iterator[str]:
         """Yield the transaction ids that are known."""
         return iter(list(self._transactions))
-
-
-def _note_appended(one: _Transaction) -> None:
-    one.appended = True
 
 
 def _check_batch(batch: RecordBatch) -> None:

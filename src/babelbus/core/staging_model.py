@@ -34,6 +34,17 @@ class MissingTopicError(StagingRefusedError):
     """There is no topic of this name, or not any more."""
 
 
+class NoStateError(StagingRefusedError):
+    """Records that are to set the state are for a topic that does not retain the last events."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"topic {topic!r} keeps no state, so its records would set none: `babelbus topics alter {topic} --retain"
+            " last` lets it"
+        )
+        self.topic = topic
+
+
 class TransactionOwnerError(StagingRefusedError):
     """Somebody else has committed to this transaction id: his batch ids are not ours."""
 

@@ -3,7 +3,6 @@
 Most rows are so. Arrow joins heads, keys and values in one call; what is left to pay for each record is its CRC.
 """
 
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from babelbus.spark.partitioner import ANY_PARTITION, Partitioner
 from babelbus.spark.sink_options import SinkOptions
 from babelbus.storage.checksum import CRC_AT, record_crcs
 from babelbus.storage.format import LENGTH_MIN, PLAIN_FIELDS, RECORD_BYTES_MIN, TOMBSTONE
@@ -19,7 +19,6 @@ from babelbus.storage.record import RecordBatch
 I64 = npt.NDArray[np.int64]
 BATCH_BYTES = 2 * 2**20
 BATCH_RECORDS = 2**15
-ANY_PARTITION = -1
 _NO_HEADERS = pa.scalar(b"\0", pa.binary())
 _NOTHING = pa.scalar(b"", pa.binary())
 _KEYED_BYTES = 29
@@ -61,20 +60,15 @@ class PlainRows:
         rows = PlainRows(topic, values, keys, times, partitions)
         return rows if times.min() > 0 and rows.sizes.max() <= options.record_bytes_max else None
 
-    def targets(self, count: int, turn: int) -> I64 | None:
-        """Give the partition of each row: the one it names, else that of its key, else that whose turn it is.
+    def targets(self, count: int, partitioner: Partitioner) -> I64 | None:
+        """Give the partition of each row; `None` when one names a partition that its topic, which has `count`, has not.
 
-        `None` when there is no such partition among the `count` that the topic has.
+        The partitioner is asked only if all are there.
         """
-        targets = np.full(len(self._values), turn % count, np.int64)
-        if self._keys is not None and count > 1:
-            # As the server chooses for other protocols, so that a key is in one partition whoever published it.
-            keyed = self._keys.is_valid().to_numpy(zero_copy_only=False)
-            crcs = map(zlib.crc32, self._keys.drop_null().to_pylist())
-            targets[keyed] = np.fromiter(crcs, np.int64, int(keyed.sum())) % count
-        if self._partitions is not None:
-            targets = np.where(self._partitions == ANY_PARTITION, targets, self._partitions)
-        return targets if targets.min() >= 0 and targets.max() < count else None
+        named, keys = self._partitions, self._keys
+        if named is not None and (named.min() < ANY_PARTITION or named.max() >= count):
+            return None
+        return partitioner.choose(self.topic, len(self._values), count, named, None if keys is None else keys.to_pylist)
 
     def encode(self, chosen: I64 | None = None) -> list[RecordBatch]:
         """Give some rows, or all, in batches of about `BATCH_BYTES`."""

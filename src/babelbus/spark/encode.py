@@ -4,7 +4,6 @@ A chunk of plain rows is encoded at once (`bulk`). Any other is looked at row by
 it, and what is paid for each row is a slice of its value, a CRC, and with headers a `Record`.
 """
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -12,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from babelbus.spark.bulk import ANY_PARTITION, PlainRows, cut, numbers
+from babelbus.spark.bulk import PlainRows, cut, numbers
 from babelbus.spark.decode import SUBJECT_HEADER
+from babelbus.spark.partitioner import ANY_PARTITION, Partitioner
 from babelbus.spark.sink_options import SinkOptions
 from babelbus.storage.format import (
     HEADERS_MAX,
@@ -61,7 +61,7 @@ class _Rows:
         self.values = _octets(columns["value"])
         self.keys = _octets(columns["key"]) if "key" in columns else None
         self.topics: list[str | None] | None = None if options.topic else columns["topic"].to_pylist()
-        self.partitions = numbers(columns["partition"], -1) if "partition" in columns else None
+        self.partitions = numbers(columns["partition"], ANY_PARTITION) if "partition" in columns else None
         self.headers: list[Headers] | None = self._read_headers(columns["headers"]) if "headers" in columns else None
         self.times: list[int] | None = (
             self._read_times(columns["timestamp"], now_ms) if "timestamp" in columns else None
@@ -124,7 +124,11 @@ class _Rows:
             if subject is None or subject == its:
                 continue
             if its is not None and not subject.startswith(f"{its}/"):
-                self._refuse(row, f"its subject {subject!r} is not below its topic {its!r}")
+                self._refuse(
+                    row,
+                    f"its subject {subject!r} is not below its topic {its!r}: drop the column subject, as with"
+                    f" .drop('subject'), or give subjects that begin with '{its}/'",
+                )
             headers[row] = (*headers[row], (SUBJECT_HEADER, subject.encode()))
 
     def _to_state(self, topic: str) -> None:
@@ -164,13 +168,13 @@ class Encoder:
 
     Args:
         count_partitions: asks for a topic's partitions.
-        turn: where the records without a key begin to go round the partitions.
+        turn: where the records that no key sends anywhere begin to go round the partitions.
     """
 
     def __init__(self, options: SinkOptions, count_partitions: CountPartitions, *, turn: int = 0) -> None:
         self._options = options
         self._count_partitions = count_partitions
-        self._turn = turn
+        self._partitioner = Partitioner(options.partitioner, turn)
         self.dead = 0
         """How many rows became dead letters."""
 
@@ -203,10 +207,9 @@ class Encoder:
             return None
         if count < 0:
             return [Piece(rows.topic, ANY_PARTITION, rows.encode())]
-        targets = rows.targets(count, self._turn + 1)
+        targets = rows.targets(count, self._partitioner)
         if targets is None:
             return None
-        self._turn += 1
         found = np.unique(targets).tolist()
         if len(found) == 1:
             return [Piece(rows.topic, found[0], rows.encode())]
@@ -242,47 +245,39 @@ class Encoder:
         if count < 0:
             yield Piece(topic, ANY_PARTITION, list(_encode(rows, chosen)))
             return
-        targets = self._targets(rows, chosen, count)
-        wrong = (targets < 0) | (targets >= count)
-        for row, target in zip(chosen[wrong].tolist(), targets[wrong].tolist(), strict=True):
-            rows.refused[row] = f"topic {topic!r} has partitions 0 to {count - 1}, not {target}"
-        chosen, targets = chosen[~wrong], targets[~wrong]
+        named = rows.partitions
+        if named is not None:
+            wrong = (named[chosen] < ANY_PARTITION) | (named[chosen] >= count)
+            for row in chosen[wrong].tolist():
+                rows.refused[row] = (
+                    f"topic {topic!r} has partitions 0 to {count - 1}, not {named[row]}: drop the column partition, as"
+                    f" with .drop('partition'), or add partitions to the topic"
+                )
+            chosen = chosen[~wrong]
+            named = named[chosen]
+        keys = rows.keys
+        targets = self._partitioner.choose(
+            topic, len(chosen), count, named, None if keys is None else lambda: [keys[row] for row in chosen.tolist()]
+        )
         for partition in np.unique(targets).tolist():
             yield Piece(topic, partition, list(_encode(rows, chosen[targets == partition])))
-
-    def _targets(self, rows: _Rows, chosen: I64, count: int) -> I64:
-        """Give the partition of each row: the one it names, else that of its key, else the next in turn."""
-        self._turn += 1
-        targets = np.full(len(chosen), self._turn % count, np.int64)
-        if rows.keys is not None and count > 1:
-            keys = rows.keys
-            # As the server chooses for other protocols, so that a key is in one partition whoever published it.
-            for at, row in enumerate(chosen.tolist()):
-                key = keys[row]
-                if key is not None:
-                    targets[at] = zlib.crc32(key) % count
-        if rows.partitions is not None:
-            named = rows.partitions[chosen]
-            targets = np.where(named == -1, targets, named)
-        return targets
 
     def _bury(self, rows: _Rows) -> Iterator[Piece]:
         """Give the dead letters."""
         from babelbus.spark.sink_errors import RowRefusedError
 
-        topic = self._options.dead_letter_topic
+        topic, reason = self._options.dead_letter_topic, next(iter(rows.refused.values()))
         if not topic:
-            raise RowRefusedError(next(iter(rows.refused.values())))
+            raise RowRefusedError(reason, "with the option deadLetterTopic such rows go there")
         try:
             count = self._count_partitions(topic)
         except NoPlaceError as error:
-            raise RowRefusedError(f"option deadLetterTopic: {error}") from None
+            raise RowRefusedError(reason, f"option deadLetterTopic: {error}") from None
         letters = [self._letter(rows, row, reason) for row, reason in sorted(rows.refused.items())]
         self.dead += len(letters)
-        self._turn += 1
         sizes = np.array([len(one.payload or b"") + len(one.key or b"") + RECORD_BYTES_MIN for one in letters])
         batches = [encode_batch(letters[start:stop]) for start, stop in cut(sizes)]
-        yield Piece(topic, ANY_PARTITION if count < 0 else self._turn % count, batches)
+        yield Piece(topic, ANY_PARTITION if count < 0 else self._partitioner.next(count), batches)
 
     def _letter(self, rows: _Rows, row: int, reason: str) -> Record:
         """Give a row as a record that can be stored whatever it is, with the reason."""

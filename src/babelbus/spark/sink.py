@@ -5,6 +5,7 @@ the same task and attempt numbers, after a crash. Parts that no commit names are
 """
 
 import logging
+import math
 import re
 import secrets
 import zlib
@@ -20,7 +21,8 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.protocols.jebp.blocking_transactions import BlockingPartWriter
 from babelbus.protocols.jebp.messages import PartRecords
 from babelbus.spark.connection import connection
-from babelbus.spark.sink_errors import SinkOwnerError
+from babelbus.spark.options import Place
+from babelbus.spark.sink_errors import SinkOwnerError, TargetError
 from babelbus.spark.sink_options import SinkOptions
 from babelbus.storage.format import encode_payloads
 
@@ -30,11 +32,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROBE_PARTITION = 2**31 - 1
+TARGETS_SECONDS = 60.0
 PARTITIONS_SECONDS = 60.0
 """How long a topic's number of partitions is remembered: it may grow, and asking takes a round trip."""
 _PARTITIONS = re.compile(r"has partitions 0 to (\d+), not \d+$")
-_NO_PLACE = re.compile(r"(there is no topic .*|topic .* is the server's own|no right to publish to .*)$")
+_NO_TOPIC = re.compile(r"there is no topic .*$")
+_NO_PLACE = re.compile(r"(topic .* is the server's own|no right to publish to .*|topic .* keeps no state.*)$")
 _known: dict[tuple[str, str], tuple[float, int]] = {}
+_checked: dict[tuple[Place, str, bool, str], float] = {}
 
 
 @dataclass
@@ -57,6 +62,35 @@ class Target(msgspec.Struct, frozen=True):
     owner: str = ""
     partition: int = 0
     attempt: int = 0
+
+
+def check_targets(options: SinkOptions, clock: Clock | None = None) -> None:
+    """See on the driver, before there are rows, that they can go to the topics that the options name.
+
+    What was found in order is believed for `TARGETS_SECONDS`, for a stream asks with each batch.
+
+    Raises:
+        TargetError: there is no such topic, we may not publish to it, or it does not keep the state that is to be set.
+        BabelbusError: the server was not to be reached for `requestTimeoutMs`, or refused.
+    """
+    from babelbus.spark.encode import NoPlaceError
+
+    now = (clock or SystemClock()).monotonic()
+    what = options.place, options.topic, options.to_state, options.dead_letter_topic
+    if now - _checked.get(what, -math.inf) <= TARGETS_SECONDS:
+        return
+    with connection(options.place) as client:
+        writer = client.transaction("check").writer(0, "check")
+        for name, topic, to_state in (
+            ("topic", options.topic, options.to_state),
+            ("deadLetterTopic", options.dead_letter_topic, False),
+        ):
+            try:
+                if topic:
+                    count_partitions(writer, topic, to_state=to_state)
+            except NoPlaceError as error:
+                raise TargetError(name, str(error)) from None
+    _checked[what] = now
 
 
 def stage(
@@ -104,8 +138,11 @@ class _Task:
         self._transaction = client.transaction(target.transaction)
         self.writer = self._transaction.writer(target.batch_id, part)
         # The server chooses a partition well enough where it matters to nobody.
-        self._must_know = not options.topic or bool(options.dead_letter_topic)
-        self.encoder = Encoder(options, self._count_partitions, turn=zlib.crc32(part.encode()))
+        dealt = options.partitioner == "spread"
+        self._must_know = dealt or not options.topic or bool(options.dead_letter_topic)
+        # Not of the attempt: another one puts the rows where this one does.
+        turn = zlib.crc32(target.transaction.encode()) + target.batch_id + target.partition
+        self.encoder = Encoder(options, self._count_partitions, turn=turn)
 
     def is_committed(self) -> bool:
         told = self._transaction.ask()
@@ -115,7 +152,8 @@ class _Task:
     def stage(self, chunk: "pa.RecordBatch") -> None:
         self._must_know = self._must_know or "key" in chunk.schema.names or "partition" in chunk.schema.names
         for piece in self.encoder.encode(chunk, self._clock.now_ms()):
-            self.writer.put(piece.topic, piece.batches, partition=piece.partition)
+            to_state = self._options.to_state and piece.topic == self._options.topic
+            self.writer.put(piece.topic, piece.batches, partition=piece.partition, to_state=to_state)
 
     def give_up(self) -> None:
         """Drop what was staged; should that fail, the server does it after a day."""
@@ -134,13 +172,14 @@ class _Task:
         return known[1]
 
 
-def count_partitions(writer: BlockingPartWriter, topic: str) -> int:
+def count_partitions(writer: BlockingPartWriter, topic: str, *, to_state: bool = False) -> int:
     """Give how many partitions a topic has.
 
-    jebp has no request for it, but its refusal of a partition that cannot be says which there are.
+    jebp tells it to those who may read; but its refusal of a partition that cannot be says which there are to those who
+    may only publish, and stages nothing.
 
     Raises:
-        NoPlaceError: there is no such topic, or we may not publish to it.
+        NoPlaceError: there is no such topic, we may not publish to it, or (`to_state`) it keeps no state.
         RequestError: the server refused for another reason.
     """
     from babelbus.spark.encode import NoPlaceError
@@ -148,12 +187,16 @@ def count_partitions(writer: BlockingPartWriter, topic: str) -> int:
     if not topic or "," in topic or len(topic.encode()) > 249 or re.search("[\0-\x1f\x7f-\x9f]", topic):
         raise NoPlaceError(f"{topic[:300]!r} is no name of a topic")
     try:
-        writer.stage_stored(topic, encode_payloads([b""], [1]).data, partition=PROBE_PARTITION)
+        probe = encode_payloads([b""], [1]).data
+        writer.stage_stored(topic, probe, partition=PROBE_PARTITION, to_state=to_state)
     except RequestError as error:
         text = str(error).partition(" (status")[0]
         found = _PARTITIONS.search(text)
         if found is not None:
             return int(found[1]) + 1
+        missing = _NO_TOPIC.search(text)
+        if missing is not None:
+            raise NoPlaceError(f"{missing[0]}: make it with `babelbus topics create {topic}`") from None
         refused = _NO_PLACE.search(text)
         if refused is not None:
             raise NoPlaceError(refused[1]) from None

@@ -4,11 +4,19 @@ from babelbus.spark.errors import SparkError
 
 
 class RowRefusedError(SparkError):
-    """A row cannot be a record; with the option deadLetterTopic it would go there instead."""
+    """A row cannot be a record, and there is no topic where it would go instead; `advice` says what would help."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"a row cannot be published: {reason}; with the option deadLetterTopic such rows go there")
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"a row cannot be published: {reason}; {advice}")
         self.reason = reason
+
+
+class TargetError(SparkError):
+    """Nothing can go to a topic that an option names."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"option {option}: {reason}")
+        self.option = option
 
 
 class OutputModeError(SparkError):

@@ -1,21 +1,23 @@
 """The options of the sink: names, accepted values, and what they mean; all refusals happen here, on the driver."""
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.spark.errors import OptionError
 from babelbus.spark.option_values import SERVER_ALIASES, normalise, read_bytes, read_choice, wrong_value
-from babelbus.spark.options import Place, read_place
+from babelbus.spark.options import SERVER_VARIABLE, Place, read_place
+from babelbus.spark.partitioner import Kind as Partitioning
 from babelbus.spark.sink_errors import OutputModeError
 
 NAMES = (
     "url", "identity", "serverFingerprint", "requestTimeoutMs",
-    "topic", "table", "deadLetterTopic", "maxRecordBytes", "txnId", "batchId", "delivery",
+    "topic", "table", "partitioner", "deadLetterTopic", "maxRecordBytes", "txnId", "batchId", "delivery",
 )  # fmt: skip
 _SPARKS_OWN = {name.lower(): name for name in ("checkpointLocation", "queryName", "path")}
 """What Spark puts among them, and what `save(path)` does."""
@@ -42,6 +44,7 @@ class SinkOptions(msgspec.Struct, frozen=True):
     transaction: str
     batch_id: int
     """Of a save with `txnId`; -1 otherwise."""
+    partitioner: Partitioning = "key"
 
 
 def parse_sink(given: Mapping[str, str], kind: Kind) -> SinkOptions:
@@ -53,6 +56,8 @@ def parse_sink(given: Mapping[str, str], kind: Kind) -> SinkOptions:
     options = normalise(given, NAMES, SERVER_ALIASES | _SPARKS_OWN, "the sink")
     if "path" in options:
         raise OptionError("option path (or save(path), start(path)) is for reading: to write give url, the server")
+    if not options.get("url", os.environ.get(SERVER_VARIABLE)):
+        raise OptionError("option url is missing: give the server that the rows go to, as jebp://127.0.0.1:5320")
     for name in ("delivery",) if kind == "batch" else ("batchId",):
         if name in options:
             other = "streams: a save is done once" if kind == "batch" else "saves: a stream has batch ids of its own"
@@ -63,6 +68,8 @@ def parse_sink(given: Mapping[str, str], kind: Kind) -> SinkOptions:
     to_state = "table" in options and read_choice(options, "table", ("state",), "state") == "state"
     if to_state and "topic" not in options:
         raise OptionError('option topic is missing: table=state is written through a topic with retain="last"')
+    if to_state and options.get("deadLetterTopic") == options["topic"]:
+        raise wrong_value("deadLetterTopic", options["topic"], "another topic than the one of the state")
     transaction, batch_id = _transaction(options, kind)
     return SinkOptions(
         place=read_place(options),
@@ -72,6 +79,7 @@ def parse_sink(given: Mapping[str, str], kind: Kind) -> SinkOptions:
         record_bytes_max=_record_bytes(options),
         transaction=transaction,
         batch_id=batch_id,
+        partitioner=_partitioner(options, to_state=to_state),
     )
 
 
@@ -90,6 +98,18 @@ def check_mode(options: SinkOptions, kind: Kind, *, overwrite: bool) -> None:
             "output mode complete would publish the whole result again with every batch: use append with a watermark,"
             " table=state (where each key is set), or foreachBatch with the options txnId and batchId"
         )
+
+
+def _partitioner(options: Mapping[str, str], *, to_state: bool) -> Partitioning:
+    found = read_choice(options, "partitioner", get_args(Partitioning), "key")
+    if found == "spread":
+        if to_state:
+            raise OptionError(
+                "options partitioner=spread and table=state do not go together: what a key was set to has an order only"
+                " in one partition"
+            )
+        return "spread"
+    return "key"
 
 
 def _record_bytes(options: Mapping[str, str]) -> int:

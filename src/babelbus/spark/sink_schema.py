@@ -5,6 +5,7 @@ from pyspark.sql.types import (
     BinaryType,
     DataType,
     IntegerType,
+    LongType,
     StringType,
     StructType,
     TimestampType,
@@ -24,6 +25,8 @@ COLUMNS: dict[str, tuple[DataType, ...]] = {
     "timestamp": (TimestampType(),),
     "subject": (StringType(),),
 }
+LEFT_OUT: dict[str, DataType] = {"offset": LongType(), "timestampType": IntegerType()}
+"""What the source gives and a record cannot be given: who copies a topic need not drop them."""
 STATE_COLUMNS: dict[str, tuple[DataType, ...]] = {"key": _TEXT, "value": _TEXT, "timestamp": (TimestampType(),)}
 
 
@@ -37,6 +40,8 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
     what = "table=state" if options.to_state else "the sink"
     names = [field.name for field in schema.fields]
     for field in schema.fields:
+        if LEFT_OUT.get(field.name) == field.dataType:
+            continue
         kinds = columns.get(field.name)
         if kinds is None:
             raise SchemaError(

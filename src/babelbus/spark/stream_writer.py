@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from babelbus.spark.sink import Staged, Target, abort, commit, stage
+from babelbus.spark.sink import Staged, Target, abort, check_targets, commit, stage
 from babelbus.spark.sink_options import SinkOptions
 from babelbus.spark.writer import QUERY_ID
 
@@ -23,9 +23,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     With `delivery=at-least-once` the transaction is that of one run of the query, so that what is repeated after a
     restart is published again.
+
+    Raises:
+        TargetError, BabelbusError: see `check_targets`.
     """
 
     def __init__(self, options: SinkOptions) -> None:
+        check_targets(options)
         self._options = options
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from babelbus.spark.sink import Target, abort, commit, stage
+from babelbus.spark.sink import Target, abort, check_targets, commit, stage
 from babelbus.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -22,9 +22,13 @@ class BatchWriter(DataSourceArrowWriter):
 
     It is made on the driver and sent to the tasks and to the commit as it is. A save has a transaction id of its own,
     unless the options name one: then a save with a batch id that was saved before does nothing.
+
+    Raises:
+        TargetError, BabelbusError: see `check_targets`.
     """
 
     def __init__(self, options: SinkOptions) -> None:
+        check_targets(options)
         self._options = options
         self._transaction = options.transaction or f"spark save {secrets.token_hex(16)}"
         self._batch_id = max(options.batch_id, 0)

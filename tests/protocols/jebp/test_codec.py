@@ -187,7 +187,7 @@ def test_an_empty_name_in_a_subscribe_is_refused(content: bytes) -> None:
     assert codec.decode_request(content) == Malformed(0x21, Outcome.SUBSCRIBE_REFUSED)
 
 
-@pytest.mark.parametrize("command", [0x00, 0x10, 0x17, 0x27, 0x32, 0xA0, 0xFF])
+@pytest.mark.parametrize("command", [0x00, 0x10, 0x18, 0x27, 0x32, 0xA0, 0xFF])
 def test_an_unknown_command_is_an_answer(command: int) -> None:
     assert codec.decode_request(bytes((command,)) + b"abc") == Malformed(command, Outcome.UNKNOWN_COMMAND)
 

@@ -384,9 +384,11 @@ async def test_what_cannot_be_fetched_has_its_own_errors(tmp_path: Path) -> None
         damaged = bytearray(log_file.read_bytes())
         damaged[-10] ^= 1
         log_file.write_bytes(damaged)
-        with pytest.raises(RequestError, match="the record there is damaged") as refused:
+        where = rf"damaged, offset 4, byte \d+ of topics/t/1/{log_file.name}: "
+        with pytest.raises(RequestError, match=where) as refused:
             await client.fetch_partition("t", 1, offset=4)
         assert not refused.value.repeat
+        assert str(tmp_path) not in str(refused.value)  # where the server keeps its data concerns no client
 
 
 @in_loop

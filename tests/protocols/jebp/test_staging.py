@@ -54,6 +54,10 @@ REQUESTS: list[tuple[StagingRequest, str]] = [
         "14010365746c0000000000000007" + "0103302e30" + "01046e657773" + "ffffffff0000000000000002" + STORED.hex(),
     ),
     (
+        StageRecords("etl", 7, "0.0", "news", 1, 2, STORED, to_state=True),
+        "17010365746c0000000000000007" + "0103302e30" + "01046e657773" + "000000010000000000000002" + STORED.hex(),
+    ),
+    (
         CommitBatch("etl", 7, (PartRecords("0.0", 3), PartRecords("1.0", 1)), "q1"),
         "15010365746c0000000000000007" + "01027131" + "00000002"
         "0103302e300000000000000003" + "0103312e300000000000000001",
@@ -71,6 +75,7 @@ MALFORMED = [
     "14010365746c0000000000000007" + "0103302e30" + "01046e657773" + "ffffffff0000000000000002",  # no records
     "14010365746c0000000000000007" + "0103302e30" + "01046e657773" + "fffffffe0000000000000002" + "00",
     "14010365746c0000000000000007" + "0103302e30" + "01046e657773" + "ffffffffffffffffffffffff" + "00",
+    "17010365746c0000000000000007" + "0103302e30" + "01046e657773" + "ffffffff0000000000000002",  # no records
     "14010365746cffffffffffffffff" + "0103302e30" + "01046e657773" + "ffffffff0000000000000002" + "00",
     "14010365746c0000000000000007" + "00" + "01046e657773" + "ffffffff0000000000000002" + "00",
     "14010365746c0000000000000007" + "0103302e30" + "01036e2c73" + "ffffffff0000000000000002" + "00",
@@ -207,6 +212,21 @@ async def test_what_is_refused_says_why_and_leaves_the_connection(tmp_path: Path
         await writer.abort()
         assert await batches.abort(1) == 0
         assert await payloads(client) == [b"a"]
+
+
+@in_loop
+async def test_records_that_set_the_state_are_refused_by_a_topic_that_keeps_none(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
+        await client.create_topic("news")
+        records = encode_batch([Record(b"1", timestamp=1)])
+        writer = client.transaction("etl").writer(0, "p")
+        with pytest.raises(RequestError, match=r"'news' keeps no state.* --retain last") as caught:
+            await writer.stage_stored("news", records.data, to_state=True)
+        assert not caught.value.repeat
+        server.broker.alter_topic("news", {"retain": "last"})
+        await writer.put("news", [records], to_state=True)
+        await client.transaction("etl").commit(0, [await writer.drain()])
+        assert await payloads(client) == [b"1"]
 
 
 @in_loop

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 PROTOCOL = "jebp"
 PARTITIONS_AT_ONCE = 1024
 """An answer ends behind the topic that brings it to so many: each may cost a look at the disk, and the others wait."""
+FILE_PARTS = 4
+"""Of a segment's path, what stands below the data folder: `topics/news/0/00000000000000000000.log`."""
 
 Topics = Mapping[str, Topic]
 Said = tuple[Outcome, list[Data]]
@@ -131,13 +133,21 @@ def fetch_partition(
         return _read(request, partition, metrics, bytes_max)
     except OffsetOutOfRangeError:
         return Outcome.PARTITION_NO_OFFSET, [encode_offset_bounds(OffsetBounds(*_bounds(partition)))]
-    except CorruptRecordError as error:  # its text names files of the server
+    except CorruptRecordError as error:
         metrics.corrupt_records_total.inc()
         log.error("jebp: fetch partition: %s", error)
-        return Outcome.PARTITION_REFUSED, [b"the record there is damaged; the server's log says where"]
+        return Outcome.PARTITION_REFUSED, [_damage(error).encode()]
     except StorageError as error:
         log.error("jebp: fetch partition: %s", error)
         return Outcome.PARTITION_DISK, [b"the server could not read the records"]
+
+
+def _damage(error: CorruptRecordError) -> str:
+    """Say what is damaged, with the file as it is called below the data folder: where that is concerns no client."""
+    where = f"offset {error.offset}"
+    if error.path.endswith(".log"):  # otherwise it stands in a database
+        where += f", byte {error.position} of {'/'.join(error.path.split('/')[-FILE_PARTS:])}"
+    return f"the record there is damaged, {where}: {error.reason}"
 
 
 def _read(request: FetchPartition, partition: Partition, metrics: Metrics, bytes_max: int) -> Said:

@@ -192,9 +192,7 @@ class PartWriter:
         while self._on_the_way:
             self._on_the_way.popleft().cancel()
 
-    async def _send(
-        self, topic: str, partition: int, first_record: int, records: Data, *, to_state: bool
-    ) -> Response:
+    async def _send(self, topic: str, partition: int, first_record: int, records: Data, *, to_state: bool) -> Response:
         whose = (self._transaction, self._batch_id, self.staged.part)
         request = StageRecords(*whose, topic, partition, first_record, records, to_state)
         what = f"stage records of {topic!r}{' for the state' if to_state else ''}"
