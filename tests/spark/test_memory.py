@@ -15,7 +15,7 @@ from tests.spark.support import NOW, Folder
 from tests.support.child import Child
 from tests.support.server import configure
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 RECORDS = int(os.environ.get("BABELBUS_TEST_MEMORY_RECORDS", "50000000"))
 PARTITIONS = 10

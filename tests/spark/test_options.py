@@ -5,6 +5,7 @@ import pytest
 
 from babelbus.spark.errors import OptionError
 from babelbus.spark.options import EARLIEST, LATEST, SourceOptions, parse
+from babelbus.spark.sink_options import parse_sink
 
 URL = {"url": "jebp://10.0.0.1:5320", "identity": "key", "assign": '{"t": [0]}'}
 
@@ -44,6 +45,51 @@ def test_an_unknown_option_is_refused_with_all_that_there_are(place: dict[str, s
     text = refusal(place | {"startingOffset": "earliest"})
     assert text.startswith("option startingOffset is unknown")
     assert "startingOffsets" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("startingOffset", "startingOffsets"),
+        ("startingoffset", "startingOffsets"),  # as Spark tells it
+        ("maxRecordPerTrigger", "maxOffsetsPerTrigger"),
+        ("kafka.bootstrap.server", "url"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_one_that_was_meant(
+    place: dict[str, str], given: str, meant: str
+) -> None:
+    assert refusal(place | {given: "1"}).startswith(f"option {given} is unknown: did you mean {meant}? the source has ")
+
+
+def test_an_unknown_option_that_is_like_none_is_only_unknown(place: dict[str, str]) -> None:
+    assert refusal(place | {"qqq": "1"}).startswith("option qqq is unknown; the source has path, ")
+
+
+def test_an_unknown_option_of_the_sink_is_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(
+        OptionError, match=r"^option deadletter is unknown: did you mean deadLetterTopic\? the sink has"
+    ):
+        parse_sink({"url": "bus:1", "identity": "key", "deadletter": "t"}, "batch")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "twice"),
+    [
+        ("startingOffsets", '{"t": {"0": 5, "0": 6}}', "the key '0'"),
+        ("startingOffsets", '{"t": {"0": 5}, "t": {"0": 5}}', "the key 't'"),
+        ("startingOffsets", '{"t": {"0": 5, "00": 6}}', "partition 0 of topic 't'"),
+        ("endingOffsets", '{"t": {"1": 5, "0": 1, "1": 5}}', "the key '1'"),
+        ("startingOffsetsByTimestamp", '{"t": {"0": 5, "0": 6}}', "the key '0'"),
+    ],
+)
+def test_what_stands_twice_in_json_is_refused(place: dict[str, str], name: str, value: str, twice: str) -> None:
+    assert refusal(place | {name: value}) == f"option {name}: {twice} stands there twice, in {value!r}; name it once"
+
+
+def test_a_topic_that_is_assigned_twice_is_refused() -> None:
+    text = refusal(URL | {"assign": '{"t": [0], "t": [1]}'})
+    assert text.startswith("option assign: the key 't' stands there twice, in ")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Reading over the bus, without Spark: a real server, and what it can tell of its topics."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from babelbus.client import BlockingClient, ConnectionLostError
 from babelbus.config import JebpSettings
-from babelbus.spark.errors import OptionError, PartitionUnreachableError, UnknownTopicError
+from babelbus.spark.errors import OptionError, PartitionUnreachableError, RecordsRefusedError, UnknownTopicError
 from babelbus.spark.options import Place, parse
 from babelbus.spark.reader import BatchReader
 from babelbus.spark.schema import full_schema
@@ -203,6 +204,45 @@ def test_a_topic_that_was_made_again_is_seen_to_be_another_one(live: LiveServer)
         identities.append(reach.bounds("news", None)[0].identity)
         live.call(lambda: live.server.broker.remove_topic("news"))
     assert identities[0] != identities[1]
+    reach.close()
+
+
+def test_a_damaged_record_is_named_by_topic_offset_file_and_byte(live: LiveServer) -> None:
+    make(live, partitions=2)
+    publish(live, numbered(2000), partition=1)
+    file = Path(live.server.config.data.folder) / "topics" / "news" / "1" / f"{0:020d}.log"
+    content = bytearray(file.read_bytes())
+    content[content.index(b"\x041500") + 2] ^= 0x40
+    file.write_bytes(content)
+    reach = reach_of(live)
+    chunks = reach.read("news", 1, 0, 2000)
+    assert [record.offset for record in iterate(next(chunks))] == list(range(1500))
+    with pytest.raises(RecordsRefusedError) as caught:
+        next(chunks)
+    error = caught.value
+    assert (error.topic, error.partition, error.offset) == ("news", 1, 1500)
+    assert str(error).startswith("topic 'news', partition 1, offset 1500 cannot be read: ")
+    found = re.search(rf"byte (\d+) of topics/news/1/{file.name}: ", str(error))
+    assert found is not None
+    at = int(found[1])
+    assert content[at : at + 8] == (1500).to_bytes(8, "big")
+    assert payloads(reach, 1501, 1503, partition=1) == [b"1501", b"1502"]
+    reach.close()
+
+
+def test_an_older_server_that_does_not_give_a_record_has_its_offset_named(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_older(monkeypatch)
+    make(live)
+    publish(live, numbered(10))
+    file = Path(live.server.config.data.folder) / "topics" / "news" / "0" / f"{0:020d}.log"
+    content = bytearray(file.read_bytes())
+    content[content.index(b"\x014") + 1] ^= 0x40
+    file.write_bytes(content)
+    reach = reach_of(live)
+    with pytest.raises(RecordsRefusedError, match=r"topic 'news', partition 0, offset 4 cannot be read: .*damaged"):
+        payloads(reach, 0, 10)
     reach.close()
 
 

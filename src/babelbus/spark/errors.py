@@ -41,3 +41,12 @@ class DataLossError(SparkError):
 
 class PartitionUnreachableError(SparkError):
     """The server is an older one, whose protocol has no way to the partition's records."""
+
+
+class RecordsRefusedError(SparkError):
+    """The server has the records and does not give them: the first one is damaged, or its disk failed."""
+
+    def __init__(self, topic: str, partition: int, offset: int | None, reason: str) -> None:
+        where = "" if offset is None else f", offset {offset}"
+        super().__init__(f"topic {topic!r}, partition {partition}{where} cannot be read: {reason}")
+        self.topic, self.partition, self.offset = topic, partition, offset

@@ -1,8 +1,10 @@
 """What an option may look like, of the source and of the sink: numbers, sizes, times, words; and how they are named."""
 
+import difflib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from babelbus.spark.errors import OptionError
 from babelbus.units import UnitError, parse_duration, parse_size
@@ -17,14 +19,16 @@ def normalise(given: Mapping[str, str], names: Iterable[str], aliases: Mapping[s
     """Give the options under the names that we write, whatever their case.
 
     Raises:
-        OptionError: one is unknown, or given under two names.
+        OptionError: one is unknown, or given under two names. Spark tells data sources all names in lower case.
     """
     known = {name.lower(): name for name in names} | dict(aliases)
     options: dict[str, str] = {}
     for key, value in given.items():
         name = known.get(key.lower())
         if name is None:
-            raise OptionError(f"option {key} is unknown; {who} has {', '.join(names)}")
+            near = difflib.get_close_matches(key.lower(), known, 1)
+            hint = f": did you mean {known[near[0]]}?" if near else ";"
+            raise OptionError(f"option {key} is unknown{hint} {who} has {', '.join(names)}")
         if name in options:
             raise OptionError(f"option {name} is given twice, as {key} too")
         options[name] = value
@@ -33,8 +37,39 @@ def normalise(given: Mapping[str, str], names: Iterable[str], aliases: Mapping[s
 
 def wrong_value(name: str, value: str, wanted: str) -> OptionError:
     """Give the error of an option that has a value which is not possible; `wanted` says what is."""
-    shown = value if len(value) <= 200 else f"{value[:200]}..."
-    return OptionError(f"option {name}: {shown!r} is not possible; write {wanted}")
+    return OptionError(f"option {name}: {_shown(value)!r} is not possible; write {wanted}")
+
+
+def named_twice(name: str, value: str, what: str) -> OptionError:
+    """Give the error of an option whose JSON says two things of one topic or partition."""
+    return OptionError(f"option {name}: {what} stands there twice, in {_shown(value)!r}; name it once")
+
+
+def _shown(value: str) -> str:
+    return value if len(value) <= 200 else f"{value[:200]}..."
+
+
+def read_object(name: str, value: str, wanted: str) -> dict[str, Any]:
+    """Give a JSON object that is not empty.
+
+    Raises:
+        OptionError: it is something else, or one of its objects has a key twice: JSON's last one would win in silence.
+    """
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise named_twice(name, value, f"the key {next(key for key in keys if keys.count(key) > 1)!r}")
+        return found
+
+    try:
+        found = json.loads(value, object_pairs_hook=collect)
+    except ValueError as error:
+        raise wrong_value(name, value, f"{wanted} ({error})") from None
+    if not isinstance(found, dict) or not found:
+        raise wrong_value(name, value, wanted)
+    return found
 
 
 def read_count(options: Mapping[str, str], name: str) -> int | None:

@@ -3,23 +3,24 @@
 They have the names and meanings of Spark's Kafka source wherever it has them (docs/pipeline.md).
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from babelbus.spark.errors import OptionError
 from babelbus.spark.option_values import (
     SERVER_ALIASES,
+    named_twice,
     normalise,
     read_bytes,
     read_choice,
     read_count,
     read_duration,
     read_flag,
+    read_object,
     wrong_value,
 )
 from babelbus.spark.plan import Offsets
@@ -221,7 +222,7 @@ def _topics(options: Mapping[str, str]) -> Topics:
             raise wrong_value(name, value, "a regular expression that fits whole topic names")
         return Topics(pattern=value)
     wanted = 'JSON as {"topic": [0, 1]}'
-    found = _json(name, value, wanted)
+    found = read_object(name, value, wanted)
     for partitions in found.values():
         if not isinstance(partitions, list) or not partitions or not all(_is_number(one) for one in partitions):
             raise wrong_value(name, value, wanted)
@@ -230,16 +231,6 @@ def _topics(options: Mapping[str, str]) -> Topics:
 
 def _is_number(value: object, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= INT64_MAX
-
-
-def _json(name: str, value: str, wanted: str) -> dict[str, Any]:
-    try:
-        found = json.loads(value)
-    except ValueError as error:
-        raise wrong_value(name, value, f"{wanted} ({error})") from None
-    if not isinstance(found, dict) or not found:
-        raise wrong_value(name, value, wanted)
-    return found
 
 
 def _group(options: Mapping[str, str]) -> str:
@@ -289,12 +280,14 @@ def _each_wanted(least: int) -> str:
 def _each(options: Mapping[str, str], name: str, least: int, what: str, topics: Topics) -> Offsets:
     value, wanted = options[name], f"{_each_wanted(least)}, a whole number ({what}) for each partition"
     found: Offsets = {}
-    for topic, partitions in _json(name, value, wanted).items():
+    for topic, partitions in read_object(name, value, wanted).items():
         if not isinstance(partitions, dict):
             raise wrong_value(name, value, wanted)
         for partition, number in partitions.items():
             if not re.fullmatch(r"\d{1,9}", partition, re.ASCII) or not _is_number(number, least):
                 raise wrong_value(name, value, wanted)
+            if int(partition) in found.get(topic, {}):  # as "0" and "00"
+                raise named_twice(name, value, f"partition {int(partition)} of topic {topic!r}")
             found.setdefault(topic, {})[int(partition)] = number
         subscribed = topic in topics.names or topic in topics.assigned or bool(topics.pattern)
         if not subscribed:

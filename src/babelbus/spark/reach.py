@@ -35,7 +35,7 @@ class Reach(Protocol):
 
         Raises:
             OffsetOutOfRangeError: `start` was removed, or there are not so many records.
-            CorruptRecordError: a record is damaged.
+            CorruptRecordError, RecordsRefusedError: a record is damaged.
         """
 
     def close(self) -> None:

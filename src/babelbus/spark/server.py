@@ -5,24 +5,27 @@ topic in order, each from the same offset. So what can be read there for certain
 the query has to say that it means that one (`assign`).
 """
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from babelbus.client import (
     BlockingClient,
     ClientClosedError,
+    ConnectionLostError,
     FetchedBatch,
-    Identity,
+    OutcomeUnknownError,
     RecordTooLargeError,
     RequestError,
     TopicPositions,
     UnknownPartitionError,
     UnsupportedByServerError,
+    UntrustedServerError,
 )
 from babelbus.client import OffsetOutOfRangeError as NoOffsetError
 from babelbus.client import UnknownTopicError as NoTopicError
-from babelbus.spark.errors import OptionError, PartitionUnreachableError, UnknownTopicError
+from babelbus.spark.connection import Patience, connect
+from babelbus.spark.errors import OptionError, PartitionUnreachableError, RecordsRefusedError, UnknownTopicError
 from babelbus.spark.options import Place
 from babelbus.spark.plan import Bounds
 from babelbus.storage.columns import Columns, decode_columns, find_positions
@@ -36,13 +39,19 @@ FETCH_BYTES_MAX = 2**28
 """Where asking for more ends: no frame of jebp is as large, so the server takes it for as much as it can send."""
 SAMPLE_BYTES = 2**16
 
+T = TypeVar("T")
+
 
 class ServerReach:
-    """The topics of a server; see `reach.Reach`. The connection is made with the first call, and again when lost."""
+    """The topics of a server; see `reach.Reach`. The connection is made with the first call, and again when lost.
+
+    A server that is away is waited for, `requestTimeoutMs` for each request: all of them may be sent twice.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._client: BlockingClient | None = None
+        self._fingerprint = ""
         self._by_number = True
         self._ends: dict[str, int] = {}
         self._record_bytes: dict[str, float] = {}
@@ -102,18 +111,14 @@ class ServerReach:
             UnknownTopicError: there is no such topic, or we may not read it.
             ClientError: the server is not to be reached.
         """
-        client = self._connected()
         try:
-            client.move_group(topic, group, offsets)
+            self._ask(lambda client: client.move_group(topic, group, offsets))
         except (UnknownPartitionError, NoTopicError):
             raise self._no_topic(topic) from None
         except UnsupportedByServerError:
             raise OptionError("option groupId: the server is an older one, which cannot be told") from None
         except RequestError as error:
             raise OptionError(f"option groupId: {error}") from None
-        except ClientClosedError:
-            self._client = None
-            raise
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:
         """Yield the records of some offsets; the next chunk is fetched while the caller works on the last one.
@@ -123,7 +128,8 @@ class ServerReach:
 
         Raises:
             OffsetOutOfRangeError: `start` was removed, or the log ends before `end`.
-            ClientError: the server was not to be reached for `requestTimeoutMs`, or refused.
+            RecordsRefusedError: a record is damaged.
+            ClientError: the server was not to be reached for `requestTimeoutMs`.
         """
         with ThreadPoolExecutor(1, "fetch") as pool:
             ahead: Future[tuple[FetchedBatch | None, int]] | None = None
@@ -163,15 +169,32 @@ class ServerReach:
 
     # -- how ---------------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> BlockingClient:
+    def _ask(self, request: Callable[[BlockingClient], T]) -> T:
+        """Give the answer to a request, asked for again on a new connection when the server went away meanwhile.
+
+        Raises:
+            ClientError: the server refused, or was away for `requestTimeoutMs`, or is another one by now.
+        """
+        patience = Patience(self._place)
+        while True:
+            client = self._connected(patience)
+            try:
+                return request(client)
+            except ConnectionLostError as error:
+                self.close()
+                patience.wait(error)
+            except (ClientClosedError, OutcomeUnknownError):  # nothing more can come through it
+                self.close()
+                raise
+
+    def _connected(self, patience: Patience) -> BlockingClient:
         if self._client is None:
-            client = BlockingClient(
-                self._place.address,
-                identity=Identity.load(find_file(self._place.identity)),
-                server_fingerprint=self._place.fingerprint or None,
-                request_timeout_seconds=self._place.timeout_seconds,
-            )
-            self._client = client.__enter__()
+            try:
+                self._client = connect(self._place, patience, fingerprint=self._fingerprint, reconnect=False)
+            except UntrustedServerError:
+                self._fingerprint = ""  # this query has ended; the next one may believe the new server
+                raise
+            self._fingerprint = self._client.server_fingerprint
         return self._client
 
     def _no_topic(self, topic: str, what: str = "") -> UnknownTopicError:
@@ -181,17 +204,13 @@ class ServerReach:
         """Ask for the partitions of a topic or of all; `None`: the server is an older one."""
         if not self._by_number:
             return None
-        client = self._connected()
         try:
-            return client.positions(None if topic is None else [topic])
+            return self._ask(lambda client: client.positions(None if topic is None else [topic]))
         except UnsupportedByServerError:
             self._by_number = False
             return None
         except NoTopicError:
             raise self._no_topic(topic or "") from None
-        except ClientClosedError:
-            self._client = None
-            raise
 
     def _out_of_range(self, topic: str, partition: int, start: int) -> OffsetOutOfRangeError:
         self._ends.pop(topic, None)
@@ -212,40 +231,47 @@ class ServerReach:
 
         Raises:
             NoOffsetError: there is no such offset.
+            RecordsRefusedError: the server cannot give them: the first one is damaged, as a rule.
             UnknownTopicError, PartitionUnreachableError, ClientError: see `bounds`.
         """
         while True:
-            client = self._connected()
             try:
-                if self._by_number:
-                    found = client.fetch_partition(
-                        topic, partition, offset=offset, timestamp=timestamp, end_offset=end, bytes_max=bytes_max
-                    )
-                    return found.batch, found.next_offset
-                if partition:
-                    raise PartitionUnreachableError(
-                        f"topic {topic!r}: partition {partition} cannot be read from the older server at"
-                        f" {self._place.address}"
-                    )
-                batches = client.fetch(topic, offset=offset, timestamp=timestamp, bytes_max=bytes_max).batches
+                return self._fetch_once(topic, partition, offset, timestamp, end, bytes_max)
             except UnsupportedByServerError:
                 self._by_number = False
-                continue
-            except RecordTooLargeError:
+            except RecordTooLargeError as error:
                 if bytes_max >= FETCH_BYTES_MAX:
-                    raise
+                    raise RecordsRefusedError(topic, partition, offset, str(error)) from error
                 bytes_max = min(16 * bytes_max, FETCH_BYTES_MAX)
-                continue
             except NoTopicError:
                 raise self._no_topic(topic) from None
             except UnknownPartitionError:
                 raise self._no_topic(topic, f"with a partition {partition} ") from None
-            except ClientClosedError:
-                self._client = None
+            except NoOffsetError:
                 raise
-            if batches and batches[0].partition == 0:
-                return batches[0], batches[0].next_offset
-            return None, offset or 0
+            except RequestError as error:
+                raise RecordsRefusedError(topic, partition, offset, str(error)) from error
+
+    def _fetch_once(
+        self, topic: str, partition: int, offset: int | None, timestamp: int | None, end: int | None, bytes_max: int
+    ) -> tuple[FetchedBatch | None, int]:
+        if self._by_number:
+            found = self._ask(
+                lambda client: client.fetch_partition(
+                    topic, partition, offset=offset, timestamp=timestamp, end_offset=end, bytes_max=bytes_max
+                )
+            )
+            return found.batch, found.next_offset
+        if partition:
+            raise PartitionUnreachableError(
+                f"topic {topic!r}: partition {partition} cannot be read from the older server at {self._place.address}"
+            )
+        batches = self._ask(
+            lambda client: client.fetch(topic, offset=offset, timestamp=timestamp, bytes_max=bytes_max)
+        ).batches
+        if batches and batches[0].partition == 0:
+            return batches[0], batches[0].next_offset
+        return None, offset or 0
 
     # -- an older server's first partition ---------------------------------------------------------------------------
 
@@ -293,14 +319,3 @@ class ServerReach:
             if batch is not None:
                 known = self._record_bytes[topic] = len(batch.data) / (batch.next_offset - batch.base_offset)
         return known or 1.0
-
-
-def find_file(name: str) -> str:
-    """Give the path of a file that `SparkContext.addFile` may have shipped: as it is named, or there."""
-    if not os.path.exists(name):
-        from pyspark import SparkFiles
-
-        shipped: str = SparkFiles.get(os.path.basename(name))
-        if os.path.exists(shipped):
-            return shipped
-    return name

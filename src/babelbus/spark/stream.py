@@ -53,6 +53,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._survey: Survey | None = None
         self._initial: JsonOffsets | None = None
         self._bounds: dict[At, Bounds] = {}
+        self._seen: dict[At, Bounds] = {}
+        """What was there last, of the topics that the offsets are of: of one that was removed or made again, too."""
         self._identities: dict[At, str] = {}
         self._target: dict[At, int] | None = None
         self._waiting_since: float | None = None
@@ -91,16 +93,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None and self._options.start.option and not self._bounds:
             log.warning("the checkpoint says where to go on; option %s has no effect", self._options.start.option)
         bounds = self._look()
-        begin, begun_again = self._check(from_json(start), start.get(IDS, {}), bounds)
+        begin, begun_again, gone = self._check(from_json(start), start.get(IDS, {}), bounds)
         self._tell(begin)
-        new = {at: self._first_of(at, bounds) for at in bounds if at not in begin}
+        new = {at: self._first_of(at, bounds) for at in bounds if at not in begin and at not in begun_again}
         ends = {at: self._end_of(at, bounds) for at in begin}
         end = self._limited(begin, ends, bounds, limit)
         if begun_again or new:
-            log.info("%d partitions are new, or were made again", len(new) + len(begun_again))
+            log.info("%d partitions are new, %d were made again", len(new), len(begun_again))
         # Noted with failOnDataLoss too, though `partitions` will raise: Spark keeps this end, and who then says `false`
         # goes on with the same batch.
-        lost = start.get(LOST, 0) + sum(max(min(end[at], bounds[at].first) - begin[at], 0) for at in begin)
+        lost = start.get(LOST, 0) + gone
+        lost += sum(max(min(end[at], bounds[at].first) - begin[at], 0) for at in begin)
         found = to_json(end | new | begun_again, bounds)
         return found | {LOST: lost} if lost else found
 
@@ -116,9 +119,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._look()
         known = {at: offset for at, offset in until.items() if at in begin}  # the others have nothing to read yet
         for at, offset in list(known.items()):
-            there = self._bounds.get(at)
-            if there is not None and offset > begin[at] and _is_another(there, ids.get(at[0], "")):
-                self._surveyor().lose(*at, begin[at], there, offset - begin[at], _MADE_AGAIN)
+            there, wanted = self._bounds.get(at), offset - begin[at]
+            if wanted <= 0:
+                continue
+            if there is None:
+                self._lose_missing(at, begin[at], begin, wanted)
+                del known[at]
+            elif _is_another(there, ids.get(at[0], "")):
+                self._surveyor().lose(*at, begin[at], there, wanted, _MADE_AGAIN)
                 del known[at]
         return plan_tasks(self._options, self._surveyor().spans(begin, known, self._bounds))
 
@@ -137,6 +145,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self, *, missing_ok: bool = True) -> dict[At, Bounds]:
         self._bounds = self._surveyor().bounds(missing_ok=missing_ok)
+        for at, there in self._bounds.items():
+            known = self._seen.setdefault(at, there)
+            if known.identity == there.identity and known.end < there.end:
+                self._seen[at] = there
         return self._bounds
 
     def _tell(self, begin: dict[At, int]) -> None:
@@ -154,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _first_of(self, at: At, bounds: dict[At, Bounds]) -> int:
         log.info("topic %r, partition %d is new and read from offset %d on", *at, bounds[at].first)
-        self._identities[at] = bounds[at].identity
+        self._identities[at], self._seen[at] = bounds[at].identity, bounds[at]
         return bounds[at].first
 
     def _end_of(self, at: At, bounds: dict[At, Bounds]) -> int:
@@ -162,28 +174,57 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check(
         self, start: dict[At, int], ids: dict[str, str], bounds: dict[At, Bounds]
-    ) -> tuple[dict[At, int], dict[At, int]]:
-        """Give where the batch begins in each partition, and the first offsets of those that were made again.
+    ) -> tuple[dict[At, int], dict[At, int], int]:
+        """Give where the batch begins in each partition, the first offsets of those that were made again, and a loss.
+
+        The loss is how many offsets went with topics that were removed, as far as this object has seen them there.
 
         Raises:
             DataLossError: a partition is not what it was, and failOnDataLoss is true.
         """
         begin: dict[At, int] = {}
         begun_again: dict[At, int] = {}
+        lost = 0
         survey = self._surveyor()
         for at, offset in start.items():
             there = bounds.get(at)
             if there is None:
-                survey.lose(*at, offset, None, 0, "the topic or the partition was removed")
+                lost += self._lose_missing(at, offset, start, self._unread(at, offset))
                 continue
             known = self._identities.setdefault(at, there.identity)
             if there.end < offset or there.identity != known or _is_another(there, ids.get(at[0], "")):
-                survey.lose(*at, offset, there, 0, f"{_MADE_AGAIN}, or has lost its end")
-                self._identities[at] = there.identity
+                unread = self._unread(at, offset)
+                survey.lose(*at, offset, there, unread, f"{_MADE_AGAIN}, or has lost its end")
+                self._identities[at], self._seen[at] = there.identity, there
                 begun_again[at] = there.first
+                lost += unread
             else:
                 begin[at] = offset
-        return begin, begun_again
+        return begin, begun_again, lost
+
+    def _lose_missing(self, at: At, offset: int, start: dict[At, int], unread: int) -> int:
+        """Refuse to go on without a partition that the checkpoint has, or give how many offsets are lost.
+
+        Raises:
+            DataLossError: failOnDataLoss is true.
+        """
+        survey = self._surveyor()
+        if not survey.is_chosen(at):
+            there = survey.find(at)
+            if there is not None:
+                survey.lose(*at, offset, there, 0, _not_chosen(start))
+                return 0  # nothing is gone
+        survey.lose(*at, offset, None, unread, "the topic or the partition was removed")
+        return unread
+
+    def _unread(self, at: At, offset: int) -> int:
+        """Give how many offsets were there from `offset` on when this was last seen as what it was."""
+        seen, there = self._seen.get(at), self._bounds.get(at)
+        if seen is None:
+            return 0
+        if there is not None and seen.identity == there.identity and offset <= there.end:
+            return 0  # only the topic that is there now was seen
+        return max(seen.end - offset, 0)
 
     def _limited(
         self, start: dict[At, int], end: dict[At, int], bounds: dict[At, Bounds], limit: ReadLimit
@@ -220,12 +261,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
 
+NAMES_MAX = 5
+"""Of topics in one message."""
 _MADE_AGAIN = "the topic was removed and made again"
 
 
 def _is_another(there: Bounds, known: str) -> bool:
     """Say whether a topic is not the one whose id was noted; those of before there were ids have none."""
     return bool(known and there.id) and there.id != known
+
+
+def _not_chosen(start: dict[At, int]) -> str:
+    """Say why a partition is not read that is there."""
+    topics = sorted({repr(topic) for topic, _ in start})
+    named = ", ".join(topics[:NAMES_MAX]) + (f" and {len(topics) - NAMES_MAX} more" if len(topics) > NAMES_MAX else "")
+    return (
+        f"it is not among the topics and partitions that are read now (the checkpoint is of {named}): use another"
+        " checkpoint, or read the old ones too"
+    )
 
 
 def to_json(offsets: dict[At, int], bounds: dict[At, Bounds]) -> JsonOffsets:

@@ -3,7 +3,13 @@
 import logging
 import re
 
-from babelbus.spark.errors import DataLossError, NoRecordError, OptionError, UnknownTopicError
+from babelbus.spark.errors import (
+    DataLossError,
+    NoRecordError,
+    OptionError,
+    PartitionUnreachableError,
+    UnknownTopicError,
+)
 from babelbus.spark.options import EARLIEST, LATEST, Edge, SourceOptions
 from babelbus.spark.plan import At, Bounds, Span
 from babelbus.spark.reach import Reach
@@ -49,6 +55,27 @@ class Survey:
                 raise OptionError(f"option assign: topic {topic!r} has no partition {min(missing)}")
             found |= {(topic, number): bounds for number, bounds in partitions.items()}
         return found
+
+    def is_chosen(self, at: At) -> bool:
+        """Say whether the options ask for a partition, be it there or not."""
+        topics, (topic, number) = self._options.topics, at
+        if topics.assigned:
+            return number in topics.assigned.get(topic, ())
+        if topics.pattern:
+            return not topic.startswith("$") and re.fullmatch(topics.pattern, topic) is not None
+        return topic in topics.names
+
+    def find(self, at: At) -> Bounds | None:
+        """Give what one partition holds, whether it is read or not; `None` if there is none that we may read.
+
+        Raises:
+            BabelbusError: the bus did not answer.
+        """
+        topic, number = at
+        try:
+            return self._reach.bounds(topic, (number,)).get(number)
+        except (UnknownTopicError, PartitionUnreachableError):
+            return None
 
     def batch(self) -> list[Span]:
         """Give what a batch reads.
