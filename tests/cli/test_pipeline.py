@@ -37,9 +37,11 @@ def test_list_names_the_pipelines_of_a_folder_and_what_they_do(shell: Shell) -> 
 def test_list_shows_a_broken_file_beside_the_others(shell: Shell) -> None:
     (shell.folder / "one.yaml").write_text(ONE)
     (shell.folder / "two.yaml").write_text("name: 3")
-    by_file = {row["file"]: row for row in shell.rows("pipeline", "list", ".", "--json")}
+    listed = shell.run_raw("pipeline", "list", ".", "--json")
+    by_file = {row["file"]: row for row in map(json.loads, listed.stdout.splitlines())}
     assert by_file["./one.yaml"]["error"] == ""
     assert by_file["./two.yaml"]["error"].startswith("./two.yaml: ")
+    assert (listed.returncode, "1 of 2 files in .: no pipeline" in listed.stderr) == (1, True)
 
 
 def test_show_fills_parameters_in(shell: Shell) -> None:
@@ -49,6 +51,11 @@ def test_show_fills_parameters_in(shell: Shell) -> None:
     text = shell.run("pipeline", "show", "one.yaml")
     assert text.startswith("one: Payloads of a topic, longest first")
     assert "sink       files: from=sized  parquet=out" in text
+    assert "trigger    1s" in text
+    (shell.folder / "one.yaml").write_text(ONE + "trigger: 5m\nspark: {spark.sql.shuffle.partitions: 2}\n")
+    text = shell.run("pipeline", "show", "one.yaml")
+    assert "trigger    5m" in text
+    assert "spark      spark.sql.shuffle.partitions: 2" in text
 
 
 @pytest.mark.parametrize(
@@ -93,9 +100,10 @@ def test_a_pipeline_runs_until_ctrl_c_with_a_line_for_each_batch_and_metrics(ser
         ("./state.yaml", "sinks.files.state", False),
         ("./two.yaml", "sources.raw", True),
         ("./two.yaml", "steps.sized", False),
+        ("./two.yaml", "sinks.files", None),
     ]
     assert "babelbus topics alter words --retain last" in found[5]["text"]
-    assert "colour" in found[-1]["text"]
+    assert "colour" in found[-2]["text"]
     assert (checked.returncode, "colour" in checked.stderr) == (1, False)  # said once, and in a line
     process = served.start("pipeline", "run", "one.yaml", "--json", "--metrics-port", "0")
     assert process.stdout is not None
@@ -125,3 +133,53 @@ def test_a_pipeline_runs_until_ctrl_c_with_a_line_for_each_batch_and_metrics(ser
     assert any("stopping after the batch under way" in line for line in words)
     assert not any("Traceback" in line for line in words)
     assert any(name.endswith(".parquet") for name in os.listdir(served.folder / "out"))
+
+
+RATE = """
+name: rate
+sources:
+  raw: {format: rate, options: {rowsPerSecond: 5}}
+sinks:
+  out: {from: raw, format: noop, trigger: 200ms}
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("batches", [0, 2])
+def test_sigterm_to_the_whole_group_ends_a_pipeline_as_a_stop_does(shell: Shell, batches: int) -> None:
+    (shell.folder / "rate.yaml").write_text(RATE)
+    process = shell.start("pipeline", "run", "rate.yaml", "--json", start_new_session=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = process.stderr.readline()
+    assert "starting Spark" in said
+    for _ in range(batches):
+        assert process.stdout.readline()
+    os.killpg(process.pid, signal.SIGTERM)
+    _, told = process.communicate(timeout=300)  # its end is also that of the JVM, which has the same standard error
+    assert process.returncode == 0, told
+    assert "pipeline rate: stopped" in told
+    assert "refused" not in told
+    assert "Traceback" not in told
+    assert ("stopping after the batch under way" in told) == (batches > 0)
+
+
+@pytest.mark.timeout(600)
+def test_the_jvm_ends_with_a_runner_that_was_killed(shell: Shell) -> None:
+    (shell.folder / "rate.yaml").write_text(RATE)
+    process = shell.start("pipeline", "run", "rate.yaml", "--json")
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.kill()
+    process.communicate(timeout=300)  # comes back when nobody has its standard error any more
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.timeout(600)
+def test_a_wrong_schema_is_told_in_a_line(shell: Shell) -> None:
+    (shell.folder / "one.yaml").write_text(ONE.replace("raw: {", "raw: {json: a STRNG, "))
+    checked = shell.run_raw("pipeline", "check", "one.yaml", "--json")
+    (fault,) = [row for row in map(json.loads, checked.stdout.splitlines()) if row["ok"] is False]
+    assert (fault["field"], "STRNG" in fault["text"]) == ("sources.raw.json", True)
+    assert checked.returncode == 1
+    assert not any(word in checked.stderr for word in ("STRNG", "QueryContextLogger", "Traceback"))

@@ -55,6 +55,8 @@ def test_parameters_are_put_in_wherever_they_are_named_and_numbers_stay_numbers(
     assert one.steps["long"].sql == "SELECT * FROM raw WHERE length(value) > 10"
     other = load(write(tmp_path, GOOD), {"topic": "news", "most": "7"}).pipeline
     assert (other.sinks["out"].topic, other.parameters) == ("long_news", {"topic": "news", "most": 7})
+    part = GOOD.replace("{maxOff", "{assign: '{\"flights\": [0]}', maxOff")
+    assert load(write(tmp_path, part)).pipeline.sources["raw"].options["assign"] == '{"flights": [0]}'
     dollar = load(write(tmp_path, GOOD.replace("SELECT *", "SELECT '$$', *"))).pipeline
     assert dollar.steps["long"].sql == "SELECT '$', * FROM raw WHERE length(value) > 10"
 
@@ -80,6 +82,14 @@ def test_parameters_are_put_in_wherever_they_are_named_and_numbers_stay_numbers(
         ("from: long", "from: long, console: true", "sinks.out: exactly one of topic, state"),
         ("from: long", "from: long, trigger: soon", "sinks.out.trigger: 'soon' is no duration"),
         ("from: long", "from: long, partition_by: [a]", "sinks.out.partition_by: goes with parquet and delta"),
+        ("{maxOff", "{Subscribe: b, maxOff", "sources.raw.options.Subscribe: does not go with topic"),
+        ("{maxOff", "{assign: '{\"b\": [0]}', maxOff", "sources.raw.options.assign: is of b, and topic is flights"),
+        ("{maxOff", "{maxoffsetspertrigger: 1, maxOff", "is the same as maxoffsetspertrigger: give one"),
+        ("from: long", "from: long, options: {topic: b}", "sinks.out.options.topic: does not go with topic"),
+        (
+            "from: long", "from: long, dead_letters: d, options: {deadLetterTopic: e}",
+            "sinks.out.options.deadLetterTopic: does not go with topic",
+        ),
         ('topic: "long_${topic}"', "parquet: a, mode: update", "sinks.out.mode: parquet files take append only"),
         ('topic: "long_${topic}"', "parquet: a, compact_files: 1", "sinks.out.compact_files: 1 is too few"),
         ('topic: "long_${topic}"', "parquet: a, key: b", "sinks.out.key: goes with topic and state, not with parquet"),

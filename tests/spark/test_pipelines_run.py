@@ -327,7 +327,150 @@ def test_check_finds_what_is_wrong_without_running(place: Place) -> None:
     lost = ONE.replace("topic: out}", "topic: out, dead_letters: nowhere}")
     assert "there is no topic 'nowhere'" in faults(lost)["sinks.out"]
     files = ONE.replace("topic: out}", "parquet: out, partition_by: [day]}")
-    assert "partition_by: there is no column 'day'; there are: key, value, timestamp" in faults(files)["sinks.out"]
+    assert "there is no column 'day'; there are: key, value" in faults(files)["sinks.out.partition_by"]
     place.bus = Bus()
     assert "option startingOffset is unknown" in faults(misspelt)["sources.raw"]
     assert faults(ONE) == {}
+
+
+def findings(place: Place, text: str, name: str = "one.yaml", **settings: str) -> dict[str, tuple[bool | None, str]]:
+    file = place.folder / name
+    file.write_text(text)
+    told = check(place.spark, load(str(file)), place.bus, settings)
+    assert len({(one.field, one.text) for one in told}) == len(told)
+    return {one.field: (one.ok, one.text) for one in told}
+
+
+STATIC = """
+name: static
+sources:
+  files: {parquet: %s, stream: false}
+steps:
+  rows: {sql: "SELECT n, array(n) AS many FROM files"}
+sinks:
+  out: {from: files, format: noop}
+"""
+
+
+def test_check_knows_what_a_sink_refuses_to_take(place: Place) -> None:
+    place.create("flights", "out")
+    place.create("live", retain="last")
+    grouped = "SELECT string(key) AS key, count(*) AS n, array(1) AS many FROM raw GROUP BY key"
+    text = ONE.replace("SELECT key, value, timestamp FROM raw", grouped)
+
+    def sink(fields: str, text: str = text) -> tuple[bool | None, str]:
+        told = findings(place, text.replace("topic: out}", fields + "}"))
+        return next(one for field, one in told.items() if field.startswith("sinks.out"))
+
+    assert sink("topic: out, mode: update") == (True, "key string, value string")
+    assert sink("state: live, mode: complete")[0]
+    assert "output mode complete would publish the whole result again" in sink("topic: out, mode: complete")[1]
+    assert "txnId" not in sink("topic: out, mode: update")[1]
+    assert sink("topic: out, mode: update, options: {txnId: a}") == (False, "is the pipeline's own here")
+    assert sink("format: noop, mode: complete")[0]
+    assert sink("format: memory, mode: complete")[0]
+    assert "[DATA_SOURCE_NOT_FOUND]" in sink("format: nosuchformat, mode: complete")[1]
+    assert "[KAFKA_DATA_SOURCE_NOT_ENABLED]" in sink("format: kafka, mode: update")[1]
+    plain = ONE.replace("SELECT key, value, timestamp", "SELECT string(key) AS key, array(1) AS many")
+    kept = str(place.folder / "kept")
+    assert sink("format: csv", plain) == (False, "is missing: the folder for csv files")
+    assert '"ARRAY<INT>"' in sink(f"format: csv, options: {{path: {kept}}}", plain)[1]
+    assert sink(f"format: json, options: {{path: {kept}}}", plain)[0]
+    assert "output mode: complete" in sink(f"format: json, options: {{path: {kept}}}, mode: complete")[1]
+    assert sink("parquet: kept, partition_by: [key], compact_files: 2", plain)[0]
+    assert "partition" in sink("parquet: kept, partition_by: [many]", plain)[1]
+    assert sorted(path.name for path in place.folder.iterdir()) == ["data", "one.yaml"]  # nothing was written
+
+
+def test_check_knows_what_a_sink_of_no_stream_refuses(place: Place) -> None:
+    place.spark.range(3).withColumnRenamed("id", "n").write.parquet(str(place.folder / "files"))
+    text = STATIC % (place.folder / "files")
+    assert all(ok for ok, _ in findings(place, text).values())
+    complete = findings(place, text.replace("format: noop", "format: noop, mode: complete"))
+    assert complete["sinks.out.mode"] == (False, "goes with streams, and 'files' is none")
+    compact = findings(place, text.replace("format: noop", "parquet: out, compact_files: 2"))
+    assert compact["sinks.out.compact_files"] == (False, "goes with streams, and 'files' is none")
+    csv = text.replace("from: files, format: noop", "from: rows, format: csv, options: {path: out}")
+    assert '"ARRAY<BIGINT>"' in findings(place, csv)["sinks.out"][1]
+
+
+def test_check_sees_nothing_of_another_file(place: Place) -> None:
+    place.create("flights")
+    (place.folder / "other.py").write_text(
+        "def helps(spark, raw):\n    spark.udf.register('shout', str.upper)\n    return raw"
+    )
+    first = ONE.replace("topic: out", "console: true").replace("sinks:", "  hidden: {python: 'other.py:helps'}\nsinks:")
+    assert all(ok for ok, _ in findings(place, first).values())
+    second = first.replace("  hidden: {python: 'other.py:helps'}\n", "").replace(
+        "SELECT key", "SELECT shout('a') AS key"
+    )
+    assert "`shout`" in findings(place, second, "two.yaml")["steps.text"][1]
+    third = second.replace("shout('a') AS key, value, timestamp FROM raw", "* FROM hidden")
+    assert "`hidden`" in findings(place, third, "three.yaml")["steps.text"][1]
+
+
+def test_check_gives_its_session_the_settings_of_the_file(place: Place) -> None:
+    place.create("flights")
+    text = ONE.replace("topic: out", "console: true").replace("value, timestamp", "VALUE, timestamp")
+    assert all(ok for ok, _ in findings(place, text).values())
+    strict = text + "spark: {spark.sql.caseSensitive: true, spark.sql.session.timeZone: Europe/Berlin}\n"
+    told = findings(place, strict)
+    assert (told["spark.spark.sql.caseSensitive"], told["steps.text"][0]) == ((True, "true"), False)
+    assert "`VALUE`" in told["steps.text"][1]
+    beaten = findings(place, strict, **{"spark.sql.caseSensitive": "false"})
+    assert beaten["spark.spark.sql.caseSensitive"] == (True, "false, of the command line")
+    assert all(ok for ok, _ in beaten.values())
+    wrong = (
+        "spark: {spark.sql.shuffle.partitions: abc, spark.driver.memory: lots, spark.task.cpus: 1, spark.nosuch: 1}\n"
+    )
+    told = findings(place, text + wrong)
+    assert [told[f"spark.{name}"][0] for name in ("spark.sql.shuffle.partitions", "spark.driver.memory")] == [False] * 2
+    assert "'abc'" in told["spark.spark.sql.shuffle.partitions"][1]
+    assert [told[f"spark.{name}"][0] for name in ("spark.task.cpus", "spark.nosuch")] == [True, None]
+    assert place.spark.conf.get("spark.sql.caseSensitive") == "false"
+
+
+def test_check_lists_a_fault_once_and_goes_on_with_what_does_not_need_it(place: Place) -> None:
+    place.create("flights")
+    (place.folder / "functions.py").write_text(
+        "def first(spark, gone): return gone\ndef second(spark): return 1 / 0\ndef third(spark): return 3\n"
+    )
+    text = """
+name: faulty
+sources:
+  gone: {parquet: missing, stream: false}
+  told: {parquet: missing, schema: n INT, stream: false}
+  raw: {topic: flights, json: a STRNG}
+  fine: {topic: flights}
+steps:
+  needs_gone: {sql: SELECT * FROM gone}
+  needs_step: {sql: SELECT * FROM fine JOIN needs_gone}
+  needs_raw: {sql: SELECT * FROM raw}
+  first: {python: "functions.py:first"}
+  second: {python: "functions.py:second"}
+  third: {python: "functions.py:third"}
+  typo: {sql: SELECT m FROM told}
+  unknown: {sql: SELECT * FROM fines}
+  last: {sql: SELECT value FROM fine}
+sinks:
+  console: {from: needs_step, console: true}
+  nowhere: {from: first, topic: nowhere}
+  out: {from: last, format: csv, mode: complete}
+"""
+    told = findings(place, text)
+    assert {field: ok for field, (ok, _) in told.items()} == {
+        "sources.gone": False, "sources.told": False, "sources.raw": True, "sources.raw.json": False,
+        "sources.fine": True,
+        "steps.needs_gone": None, "steps.needs_step": None, "steps.needs_raw": None, "steps.first": None,
+        "steps.second": False, "steps.third": False, "steps.typo": False, "steps.unknown": False, "steps.last": True,
+        "sinks.console": None, "sinks.nowhere": False, "sinks.out.options.path": False, "sinks.out": False,
+    }  # fmt: skip
+    assert told["steps.second"][1] == "its function raised ZeroDivisionError: division by zero"
+    assert "there is no topic 'nowhere'" in told["sinks.nowhere"][1]
+    assert "`m`" in told["steps.typo"][1]
+
+
+def test_check_of_the_replay_names_its_missing_folder_once(place: Place) -> None:
+    place.create("again")
+    told = check(place.spark, load(str(EXAMPLES / "replay.yaml"), {"folder": "missing", "into": "again"}), place.bus)
+    assert [one.field for one in told if one.ok is False] == ["sources.archived"]

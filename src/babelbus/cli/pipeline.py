@@ -4,7 +4,8 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 F = Callable[..., Any]
 CONNECT_SCHEME = "sc://"
+TWICE_SECONDS_MIN = 0.5
+"""Two signals that are nearer are one: `timeout` signals its child, and then the group that this is in."""
 
 
 @click.group(cls=BusGroup)
@@ -130,18 +133,14 @@ def run(
         note(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")
         watchers.append(metrics)
     policy = Policy(folder, "once" if once else trigger, restarts, remote=bool(place.remote))
-    stop = threading.Event()
     reporter = _reporter(target, name)
     if reporter is not None:
         watchers.append(reporter)
-    note(f"pipeline {name}: starting Spark on {place.remote or place.master}, checkpoint {folder}")
-    with (
-        reporter or contextlib.nullcontext(),
-        session(name, place, loaded.pipeline.spark | conf, checkpoint=folder) as spark,
-        _stopping(stop),
-    ):
-        Runner(spark, loaded, bus, policy, _All(watchers), stop=stop).run()
-    note(f"pipeline {name}: {'stopped' if stop.is_set() else 'done'}")
+    with _Stop() as stop, reporter or contextlib.nullcontext():
+        note(f"pipeline {name}: starting Spark on {place.remote or place.master}, checkpoint {folder}")
+        with session(name, place, loaded.pipeline.spark | conf, checkpoint=folder) as spark:
+            Runner(spark, loaded, bus, policy, _All(watchers), stop=stop.begin()).run()
+    note(f"pipeline {name}: {'stopped' if stop.asked.is_set() else 'done'}")
 
 
 @pipeline.command(
@@ -175,7 +174,7 @@ def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **
         place, bus, conf = _spark(target, spark_options)
         with session("check", place, conf, checkpoint="") as spark:
             for one in loaded:
-                found = look(spark, one, bus)
+                found = look(spark, one, bus, conf)
                 rows += [{"file": one.file, **msgspec.to_builtins(finding)} for finding in found]
     for row in rows:
         faults += row["ok"] is False
@@ -192,7 +191,7 @@ def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **
 @click.argument("path", default=".")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one pipeline a line.")
 def list_(path: str, as_json: bool) -> None:
-    """List the pipelines in a folder."""
+    """List the pipelines in a folder; files that cannot be read are named too, and make the exit code 1."""
     _need_spark()
     from babelbus.spark.pipelines.errors import PipelineError
 
@@ -207,11 +206,14 @@ def list_(path: str, as_json: bool) -> None:
     if as_json:
         for row in rows:
             print_json(row)
-        return
-    print_table(
-        ("File", "Name", "Description"),
-        [(row["file"], row["name"] or "-", row["error"] or row["description"]) for row in rows],
-    )
+    else:
+        print_table(
+            ("File", "Name", "Description"),
+            [(row["file"], row["name"] or "-", row["error"] or row["description"]) for row in rows],
+        )
+    broken = sum(bool(row["error"]) for row in rows)
+    if broken:
+        raise CommandError(f"{broken} of {len(rows)} {'file' if len(rows) == 1 else 'files'} in {path}: no pipeline")
 
 
 @pipeline.command(epilog=examples("babelbus pipeline show examples/pipelines/rollup.yaml --set window='1 hour'"))
@@ -228,10 +230,11 @@ def show(file: str, settings: dict[str, str], as_json: bool) -> None:
         print_json(fields)
         return
     print_line(escape(f"{one.name}: {one.description or '(no description)'}"))
-    for part in ("parameters", "sources", "steps", "sinks"):
+    print_line(escape(f"  {'trigger':10} {one.trigger}"))
+    for part in ("spark", "parameters", "sources", "steps", "sinks"):
         for name, entry in (fields.get(part) or {}).items():
             told = entry if not isinstance(entry, dict) else "  ".join(f"{k}={_one_line(v)}" for k, v in entry.items())
-            print_line(escape(f"  {part[:-1]:10} {name}: {told}"))
+            print_line(escape(f"  {part.removesuffix('s'):10} {name}: {told}"))
 
 
 def _short(part: Any) -> Any:
@@ -355,22 +358,43 @@ def _reporter(target: Target, name: str) -> Reporter | None:
     return None if api is None else Reporter(api, name)
 
 
-@contextlib.contextmanager
-def _stopping(stop: threading.Event) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM ask for an end, for a `with`; PySpark's own handler would cancel the running batch."""
+class _StoppedEarlyError(BaseException):
+    """An end was asked for before a query was there. No `Exception`: nobody on the way may take it for a failure."""
 
-    def ask(*_: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt  # asked twice: at once
-        stop.set()
-        note("stopping after the batch under way; once more: at once")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+class _Stop:
+    """Lets Ctrl-C and SIGTERM ask for an end, for a `with`: of what starts at once, of what runs behind its batch."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._runs = False
+        self._asked_at = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Stop":
+        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+        return kind is _StoppedEarlyError
+
+    def begin(self) -> threading.Event:
+        """Give what is set from now on when an end is asked for; until now that was raised."""
+        self._runs = True
+        return self.asked
+
+    def _ask(self, *_: object) -> None:
+        if self.asked.is_set():
+            if time.monotonic() - self._asked_at < TWICE_SECONDS_MIN:
+                return
+            raise KeyboardInterrupt  # asked twice: at once
+        self.asked.set()
+        self._asked_at = time.monotonic()
+        if not self._runs:
+            raise _StoppedEarlyError
+        note("stopping after the batch under way; once more: at once")
 
 
 class _All:

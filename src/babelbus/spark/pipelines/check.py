@@ -2,11 +2,16 @@
 
 import json
 import os
+import re
 import tempfile
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, cast
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+from pyspark.sql.utils import is_remote
 
 from babelbus.errors import BabelbusError
 from babelbus.spark.options import SourceOptions, parse
@@ -15,18 +20,26 @@ from babelbus.spark.pipelines.delta import need_delta
 from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.frames import build, open_source, text_options, where
 from babelbus.spark.pipelines.load import Loaded
-from babelbus.spark.pipelines.model import Source
+from babelbus.spark.pipelines.model import Scalar, Sink, Source
 from babelbus.spark.pipelines.session import REFUSALS, cause
 from babelbus.spark.pipelines.sinks import Target, bus_options, shape
 from babelbus.spark.reach import open_reach
 from babelbus.spark.schema import full_schema
-from babelbus.spark.sink_options import parse_sink
+from babelbus.spark.sink_options import SinkOptions, check_mode, parse_sink
 from babelbus.spark.sink_schema import check_columns
 from babelbus.spark.state_options import parse_state
 from babelbus.spark.state_table import state_schema
 from babelbus.spark.survey import Survey
 
 NOT_LOOKED = "not looked at: no server runs here and none was named"
+NOT_MADE = "not looked at: what it is made of has a fault"
+ANSWER_SECONDS_MAX = 5.0
+BUS_FORMAT = "babelbus"
+FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "xml")
+"""Formats that write a folder of files, so that a write can be tried in another folder."""
+_SINKS_ONLY = ("memory", "console", "noop")
+"""Formats of Spark's own that cannot be read, some of which are not found by name either."""
+_UNKNOWN = re.compile(r"DATA_SOURCE_NOT_(?:FOUND|ENABLED)")
 _ANYWHERE = {"url": "jebp://nowhere:1", "identity": "none"}
 """Where options are looked at and nobody is asked."""
 
@@ -39,26 +52,32 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
 
 
-def check(spark: SparkSession, loaded: Loaded, bus: Bus) -> list[Finding]:
+def check(spark: SparkSession, loaded: Loaded, bus: Bus, settings: Mapping[str, Scalar] | None = None) -> list[Finding]:
     """Look at everything; findings whose `ok` is false are faults, and no fault hides another where that can be.
 
     The queries are started on sources with the right columns and no rows, and end at once: only so does Spark say that
-    an output mode or a join of streams is not possible. Nothing of the bus is written.
+    an output mode or a join of streams is not possible. Nothing of the bus is written, and files are written to a
+    temporary folder. All happens in a session of its own beside `spark`, which has the settings that the file asks for;
+    `settings`, those of the command line, beat them.
     """
-    found = [_source(spark, loaded, bus, name, source) for name, source in loaded.pipeline.sources.items()]
-    with tempfile.TemporaryDirectory(prefix="babelbus-check-") as folder:
-        empty = _Empty(folder)
-        try:
-            frames = build(spark, loaded, bus, empty)
-        except PipelineError as error:
-            return [*found, Finding(error.field, False, error.problem)]
-        for name, frame in frames.items():
-            if name in loaded.pipeline.steps:
-                found.append(Finding(f"steps.{name}", True, columns(frame)))
-        for name, sink in loaded.pipeline.sinks.items():
+    pipeline = loaded.pipeline
+    with _own_session(spark, settings or {}) as own, tempfile.TemporaryDirectory(prefix="babelbus-check-") as folder:
+        found = [_set(own, name, value, settings or {}) for name, value in pipeline.spark.items()]
+        found += [_source(own, loaded, bus, name, source) for name, source in pipeline.sources.items()]
+        faults: dict[str, PipelineError] = {}
+        frames = build(own, loaded, bus, _Empty(folder), faults)
+        told = [Finding(field, False, error.problem) for field, error in faults.items()]
+        found += [one for one in told if one.field.startswith("sources.") and one not in found]
+        for name in pipeline.steps:
+            if name in frames:
+                found.append(Finding(f"steps.{name}", True, columns(frames[name])))
+                continue
+            own_faults = [one for one in told if one.field == f"steps.{name}"]
+            found += own_faults or [Finding(f"steps.{name}", None, NOT_MADE)]
+        for name, sink in pipeline.sinks.items():
             target = Target(loaded.file, name, sink, bus, os.path.join(folder, "checkpoints"), None)
-            found.append(_sink(frames[sink.input], target))
-    return found
+            found += _sink(own, frames.get(sink.input), target, folder)
+        return found
 
 
 def columns(frame: DataFrame) -> str:
@@ -87,47 +106,201 @@ def _source(spark: SparkSession, loaded: Loaded, bus: Bus, name: str, source: So
 
 def _reach(options: SourceOptions) -> str:
     """Ask the bus for the topics."""
-    found = Survey(options, open_reach(options.place)).bounds()
+    # Its user waits: whether the server is there is what `check` has to say, and a query would go on asking for it.
+    place = msgspec.structs.replace(
+        options.place, timeout_seconds=min(options.place.timeout_seconds, ANSWER_SECONDS_MAX)
+    )
+    found = Survey(options, open_reach(place)).bounds()
     records = sum(bounds.end - bounds.first for bounds in found.values())
     topics = len({topic for topic, _ in found})
     return f"{topics} topics, {len(found)} partitions, {records} offsets"
 
 
-def _sink(frame: DataFrame, target: Target) -> Finding:
-    """See that a sink takes the columns, and Spark the mode."""
+def _sink(spark: SparkSession, frame: DataFrame | None, target: Target, folder: str) -> list[Finding]:
+    """See that a sink is there and takes the columns, and Spark the mode."""
     field = f"sinks.{target.name}"
-    sink = target.sink
+    found: list[Finding] = []
+    with _noted(found, field):
+        _sink_place(spark, target)
+    with _noted(found, field):
+        if frame is not None:
+            shaped = shape(frame, target)
+            _sink_rows(frame, shaped, target)
+            if _files(target.sink) is not None:
+                _write_empty(spark, shaped, target, os.path.join(folder, f"files-{target.name}"))
+            if frame.isStreaming:
+                _start_empty(shaped, target, os.path.join(folder, f"stream-{target.name}"))
+            return found or [Finding(field, True, columns(shaped))]
+    return found or [Finding(field, None, NOT_MADE)]
+
+
+@contextmanager
+def _noted(found: list[Finding], field: str) -> Iterator[None]:
+    """Note a fault once, and go on."""
     try:
-        shaped = shape(frame, target)
-        if sink.topic or sink.state:
-            options = bus_options(target)
-            if not target.bus and not WAYS & {one.lower() for one in options}:
-                options |= _ANYWHERE
-            parsed = parse_sink(options | {"checkpointLocation": "any"}, "stream")
-            check_columns(shaped.schema, parsed)
-            for topic in filter(None, (parsed.topic, parsed.dead_letter_topic)) if target.bus.url else ():
-                _reach(parse(target.bus.options({}, writing=True) | {"assign": json.dumps({topic: [0]})}, "batch"))
-        for name in sink.partition_by:
-            if name not in frame.columns:
-                known = ", ".join(frame.columns)
-                return Finding(field, False, f"partition_by: there is no column {name!r}; there are: {known}")
-        if sink.delta is not None:
-            need_delta()
-        if not frame.isStreaming:
-            return Finding(field, True, columns(shaped))
-        query = (
-            shaped.writeStream.format("noop")
-            .outputMode(sink.mode)
-            .option("checkpointLocation", os.path.join(target.checkpoint, target.name))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        return Finding(field, True, columns(shaped))
+        yield
+        return
     except PipelineError as error:
-        return Finding(error.field, False, error.problem)
+        fault = Finding(error.field, False, error.problem)
     except (*REFUSALS, BabelbusError, OSError) as error:
+        fault = Finding(field, False, cause(error))
+    if fault not in found:
+        found.append(fault)
+
+
+def _sink_place(spark: SparkSession, target: Target) -> None:
+    """See what can be seen of a sink without knowing its rows.
+
+    Raises:
+        BabelbusError: a topic, a package or a format is not there, or an option is wrong.
+    """
+    sink, field = target.sink, f"sinks.{target.name}"
+    if _is_bus(sink):
+        parsed = parse_sink(_writing(target) | {"checkpointLocation": "any"}, "stream")
+        for topic in filter(None, (parsed.topic, parsed.dead_letter_topic)) if target.bus.url else ():
+            _reach(parse(target.bus.options({}, writing=True) | {"assign": json.dumps({topic: [0]})}, "batch"))
+    if sink.delta is not None:
+        need_delta()
+    if sink.format is None:
+        return
+    if _files(sink) is not None:
+        if not any(name.lower() == "path" and value for name, value in sink.options.items()):
+            raise PipelineError(target.file, f"{field}.options.path", f"is missing: the folder for {sink.format} files")
+    elif sink.format.lower() not in (BUS_FORMAT, *_SINKS_ONLY):
+        unknown = _unknown_format(spark, sink.format)
+        if unknown is not None:
+            raise PipelineError(target.file, f"{field}.format", unknown)
+
+
+def _unknown_format(spark: SparkSession, format_: str) -> str | None:
+    """Give what Spark says of a format that it does not know; to read from one without options reaches nobody."""
+    try:
+        spark.readStream.format(format_).load()
+    except REFUSALS as error:
+        return cause(error) if _UNKNOWN.search(str(error)) else None
+    return None
+
+
+def _sink_rows(frame: DataFrame, shaped: DataFrame, target: Target) -> None:
+    """See that a sink takes the columns in its mode.
+
+    Raises:
+        BabelbusError: it does not.
+    """
+    sink, field = target.sink, f"sinks.{target.name}"
+    if not frame.isStreaming:
+        for name in ("mode",) * (sink.mode != "append") + ("compact_files",) * (sink.compact_files is not None):
+            raise PipelineError(target.file, f"{field}.{name}", f"goes with streams, and {sink.input!r} is none")
+    if _is_bus(sink):
+        check_columns(shaped.schema, _parsed(frame, target))
+    for name in sink.partition_by:
+        if name not in frame.columns:
+            known = ", ".join(frame.columns)
+            raise PipelineError(
+                target.file, f"{field}.partition_by", f"there is no column {name!r}; there are: {known}"
+            )
+
+
+def _parsed(frame: DataFrame, target: Target) -> SinkOptions:
+    """Read the options of a sink on the bus as they will be: of a stream, or of a save of each batch."""
+    sink, field = target.sink, f"sinks.{target.name}"
+    options = _writing(target)
+    if frame.isStreaming and sink.mode != "update":
+        parsed = parse_sink(options | {"checkpointLocation": "any"}, "stream")
+        check_mode(parsed, "stream", overwrite=sink.mode == "complete")
+        return parsed
+    if sink.format is not None:
+        if frame.isStreaming:
+            raise PipelineError(target.file, f"{field}.mode", "update goes with topic and state, not with this format")
+        return parse_sink(options, "batch")
+    own = {"txnId": "any", "batchId": "0"}
+    for name in options:
+        if name.lower() in ("txnid", "batchid"):
+            raise PipelineError(target.file, f"{field}.options.{name}", "is the pipeline's own here")
+    return parse_sink(options | own, "batch")
+
+
+def _write_empty(spark: SparkSession, shaped: DataFrame, target: Target, path: str) -> None:
+    """Write no rows of these columns: only a write says which types a format of files has."""
+    sink = target.sink
+    writer = spark.createDataFrame([], shaped.schema).write.format(str(_files(sink))).options(**_but_path(sink))
+    writer.partitionBy(*sink.partition_by).mode("append").save(path)
+
+
+def _start_empty(shaped: DataFrame, target: Target, path: str) -> None:
+    """Start a query whose sources are empty, and wait for its end."""
+    sink = target.sink
+    writer = shaped.writeStream.outputMode(sink.mode).trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", os.path.join(target.checkpoint, target.name))
+    files = _files(sink)
+    if files is None or sink.compact_files is not None:
+        writer = writer.format("noop")
+    else:
+        writer = writer.format(files).options(**_but_path(sink)).option("path", path).partitionBy(*sink.partition_by)
+    writer.start().awaitTermination()
+
+
+def _files(sink: Sink) -> str | None:
+    """Give the format of a sink that writes files through Spark."""
+    format_ = "parquet" if sink.parquet is not None else (sink.format or "").lower()
+    return format_ if format_ in FILE_FORMATS else None
+
+
+def _but_path(sink: Sink) -> dict[str, str]:
+    return {name: text for name, text in text_options(sink.options).items() if name.lower() != "path"}
+
+
+def _is_bus(sink: Sink) -> bool:
+    return bool(sink.topic or sink.state or (sink.format or "").lower() == BUS_FORMAT)
+
+
+def _writing(target: Target) -> dict[str, str]:
+    """Give the options of a sink on the bus, with a server that nobody asks where none is known."""
+    sink = target.sink
+    options = text_options(sink.options) if sink.format is not None else bus_options(target)
+    here = sink.format is None and target.bus.url
+    return options if here or WAYS & {one.lower() for one in options} else options | _ANYWHERE
+
+
+@contextmanager
+def _own_session(spark: SparkSession, settings: Mapping[str, Scalar]) -> Iterator[SparkSession]:
+    """Give a session that shares no view, function or setting with others, and is the one that steps find active."""
+    own = spark.newSession()
+    for name, text in text_options(dict(settings)).items():
+        if own.conf.isModifiable(name):  # over Spark Connect a new session has none of those of the first
+            own.conf.set(name, text)
+    own.createDataFrame([], "nothing INT")  # makes it the active one
+    try:
+        yield own
+    finally:
+        spark.createDataFrame([], "nothing INT")
+
+
+def _set(spark: SparkSession, name: str, value: Scalar, beaten_by: Mapping[str, Scalar]) -> Finding:
+    """Give the session a setting of the file, or see that Spark would take it at its start."""
+    field = f"spark.{name}"
+    if name in beaten_by:
+        return Finding(field, True, f"{beaten_by[name]}, of the command line")
+    text = text_options({name: value})[name]
+    try:
+        if spark.conf.isModifiable(name):
+            spark.conf.set(name, text)
+            return Finding(field, True, text)
+        if is_remote():
+            return Finding(field, None, "not looked at: it is of the Connect server")
+        entry = _setting(spark, name)
+        if entry is None:
+            return Finding(field, None, "Spark itself has no such setting")
+        entry.valueConverter().andThen(entry.stringConverter()).apply(text)  # a text: py4j knows not all of the types
+    except REFUSALS as error:
         return Finding(field, False, cause(error))
+    return Finding(field, True, text)
+
+
+def _setting(spark: SparkSession, name: str) -> Any:
+    """Give what Spark knows of a setting that only counts when a session is built."""
+    jvm: Any = spark._jvm
+    return jvm.org.apache.spark.internal.config.ConfigEntry.findEntry(name)
 
 
 class _Empty:
@@ -143,8 +316,17 @@ class _Empty:
             headers = {name.lower(): str(value).lower() for name, value in source.options.items()}.get("includeheaders")
             schema = full_schema(include_headers=headers == "true")
         else:
-            schema = open_source(spark, source, bus).schema
+            schema = self._schema(spark, source, bus)
         if not source.stream:
             return spark.createDataFrame([], schema)
         folder = tempfile.mkdtemp(dir=self._folder)
         return spark.readStream.schema(schema).parquet(folder)
+
+    @staticmethod
+    def _schema(spark: SparkSession, source: Source, bus: Bus) -> StructType:
+        try:
+            return open_source(spark, source, bus).schema
+        except REFUSALS:
+            if source.schema is None:
+                raise
+            return cast(StructType, StructType.fromDDL(source.schema))  # steps can be looked at all the same

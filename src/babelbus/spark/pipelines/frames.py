@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -15,35 +16,66 @@ from babelbus.spark.pipelines.model import Function, Scalar, Source
 from babelbus.spark.pipelines.session import REFUSALS, refused
 
 Opener = Callable[[SparkSession, Source, Bus], DataFrame]
+_NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
 
 
-def build(spark: SparkSession, loaded: Loaded, bus: Bus, opener: Opener | None = None) -> dict[str, DataFrame]:
+def build(
+    spark: SparkSession,
+    loaded: Loaded,
+    bus: Bus,
+    opener: Opener | None = None,
+    faults: dict[str, PipelineError] | None = None,
+) -> dict[str, DataFrame]:
     """Give all frames of a pipeline by name; each is a temporary view of the session too, for the SQL that follows.
 
-    Nothing runs yet. `opener` opens sources in its own way (`check` gives empty ones).
+    Nothing runs yet. `opener` opens sources in its own way (`check` gives empty ones). With `faults` what Spark refuses
+    is put there by its field instead of being raised; what needs it is left out, and all the rest is made.
 
     Raises:
         PipelineError: Spark refused a source or a step.
     """
     frames: dict[str, DataFrame] = {}
-    pipeline = loaded.pipeline
-    for name, source in pipeline.sources.items():
-        with _naming(loaded, f"sources.{name}"):
-            frames[name] = _prepared(spark, source, bus, opener or open_source)
+    missing: set[str] = set()
+    for name, source in loaded.pipeline.sources.items():
+        missing.add(name)
+        with _kept(faults):
+            with _naming(loaded, f"sources.{name}"):
+                frame = (opener or open_source)(spark, source, bus)
+            frames[name] = _prepared(loaded, name, source, frame)
             frames[name].createOrReplaceTempView(name)
-    for name, step in pipeline.steps.items():
-        with _naming(loaded, f"steps.{name}"):
-            if step.sql is not None:
-                frame = spark.sql(step.sql)
-            else:
-                frame = call(loaded.functions[name], spark, frames, pipeline.parameters)
-            if not isinstance(frame, DataFrame):
-                raise PipelineError(
-                    loaded.file, f"steps.{name}", f"its function gave {type(frame).__name__}, not a DataFrame"
-                )
-            frames[name] = frame
-            frame.createOrReplaceTempView(name)
+            missing.remove(name)
+    for name in loaded.pipeline.steps:
+        above = frozenset(missing)
+        missing.add(name)
+        with _kept(faults), _naming(loaded, f"steps.{name}", above):
+            made = _step(spark, loaded, name, frames, above)
+            if made is not None:
+                made.createOrReplaceTempView(name)
+                frames[name] = made
+                missing.remove(name)
     return frames
+
+
+def _step(
+    spark: SparkSession, loaded: Loaded, name: str, frames: dict[str, DataFrame], missing: frozenset[str]
+) -> DataFrame | None:
+    """Make the frame of a step; `None` where its function needs one that is missing."""
+    step, field = loaded.pipeline.steps[name], f"steps.{name}"
+    if step.sql is not None:
+        return spark.sql(step.sql)
+    function = loaded.functions[name]
+    if missing & inspect.signature(function).parameters.keys():
+        return None
+    try:
+        frame = call(function, spark, frames, loaded.pipeline.parameters)
+    except REFUSALS:
+        raise
+    except Exception as error:
+        said = f"its function raised {type(error).__name__}: {error}"
+        raise PipelineError(loaded.file, field, " ".join(said.split())) from error
+    if not isinstance(frame, DataFrame):
+        raise PipelineError(loaded.file, field, f"its function gave {type(frame).__name__}, not a DataFrame")
+    return frame
 
 
 def call(function: Function, spark: SparkSession, frames: dict[str, DataFrame], parameters: dict[str, Scalar]) -> Any:
@@ -86,19 +118,39 @@ def text_options(options: dict[str, Scalar]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
-def _prepared(spark: SparkSession, source: Source, bus: Bus, opener: Opener) -> DataFrame:
-    frame = opener(spark, source, bus)
+def _prepared(loaded: Loaded, name: str, source: Source, frame: DataFrame) -> DataFrame:
     if source.json is not None:
-        frame = frame.withColumn("data", F.from_json(F.col("value").cast("string"), source.json))
+        with _naming(loaded, f"sources.{name}.json"):
+            frame = frame.withColumn("data", F.from_json(F.col("value").cast("string"), source.json))
     if source.watermark is not None:
-        frame = frame.withWatermark(source.watermark.column, source.watermark.delay)
+        with _naming(loaded, f"sources.{name}.watermark"):
+            frame = frame.withWatermark(source.watermark.column, source.watermark.delay)
     return frame
 
 
 @contextmanager
-def _naming(loaded: Loaded, field: str) -> Iterator[None]:
-    """Say which part of the file Spark refused."""
+def _naming(loaded: Loaded, field: str, missing: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Say which part of the file Spark refused; that a table is `missing` is the fault of another part."""
     try:
         yield
     except REFUSALS as error:
-        raise refused(loaded.file, field, error) from error
+        if _absent(error) not in missing:
+            raise refused(loaded.file, field, error) from error
+
+
+def _absent(error: BaseException) -> str | None:
+    """Give the name of the table that Spark did not find."""
+    if not isinstance(error, PySparkException) or error.getCondition() != _NO_TABLE:
+        return None
+    return (error.getMessageParameters() or {}).get("relationName", "").strip("`")
+
+
+@contextmanager
+def _kept(faults: dict[str, PipelineError] | None) -> Iterator[None]:
+    """Put a fault to the others, where somebody collects them."""
+    try:
+        yield
+    except PipelineError as error:
+        if faults is None:
+            raise
+        faults[error.field] = error

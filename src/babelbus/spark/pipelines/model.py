@@ -3,6 +3,7 @@
 One shape for both forms: a YAML file, and the dictionary `pipeline` of a Python file.
 """
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, Literal
@@ -226,8 +227,47 @@ def _one_of(field: str, given: msgspec.Struct, kinds: tuple[str, ...]) -> str:
     return found[0]
 
 
+_SOURCE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "topic": ("subscribe", "subscribePattern", "table"),
+    "pattern": ("subscribe", "subscribePattern", "assign", "table"),
+    "state": ("subscribe", "subscribePattern", "assign", "table"),
+}
+_SINK_OPTIONS: dict[str, tuple[str, ...]] = {"topic": ("topic", "table"), "state": ("topic", "table")}
+"""Options that say what the field of this name says already: one of the two would be passed over in silence."""
+
+
+def _check_options(field: str, kind: str, options: dict[str, Scalar], taken: tuple[str, ...]) -> None:
+    lower = {name.lower(): name for name in taken}
+    seen: dict[str, str] = {}
+    for name in options:
+        if name.lower() in lower:
+            raise Wrong(f"{field}.options.{name}", f"does not go with {kind}, which says it already")
+        if name.lower() in seen:
+            raise Wrong(f"{field}.options.{name}", f"is the same as {seen[name.lower()]}: give one")
+        seen[name.lower()] = name
+
+
+def _check_assigned(field: str, source: Source) -> None:
+    """See that partitions are assigned of the topics that are named, and of each of them."""
+    name = next((name for name in source.options if name.lower() == "assign"), None)
+    if source.topic is None or name is None:
+        return
+    try:
+        assigned = json.loads(str(source.options[name]))
+    except ValueError:
+        return  # the source says what it should look like
+    topics = {source.topic} if isinstance(source.topic, str) else set(source.topic)
+    if isinstance(assigned, dict) and set(assigned) != topics:
+        raise Wrong(
+            f"{field}.options.{name}",
+            f"is of {', '.join(sorted(assigned)) or 'no topic'}, and topic is {', '.join(sorted(topics))}",
+        )
+
+
 def _check_source(field: str, source: Source) -> None:
     kind = _one_of(field, source, SOURCE_KINDS)
+    _check_options(field, kind, source.options, _SOURCE_OPTIONS.get(kind, ()))
+    _check_assigned(field, source)
     if source.schema is not None and kind not in ("parquet", "format"):
         raise Wrong(f"{field}.schema", f"goes with parquet and format; a {kind} has its columns")
     if source.json is not None and kind in ("parquet", "format"):
@@ -249,6 +289,8 @@ _ONLY: dict[str, tuple[str, ...]] = {
 
 def _check_sink(field: str, sink: Sink) -> None:
     kind = _one_of(field, sink, SINK_KINDS)
+    taken = (*_SINK_OPTIONS.get(kind, ()), *(("deadLetterTopic",) if sink.dead_letters else ()))
+    _check_options(field, kind, sink.options, taken)
     for name, kinds in _ONLY.items():
         if getattr(sink, name) and kind not in kinds:
             raise Wrong(f"{field}.{name}", f"goes with {' and '.join(kinds)}, not with {kind}")

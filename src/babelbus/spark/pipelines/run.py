@@ -188,19 +188,34 @@ class Runner:
         self._watcher.failed(job.target.name, reason, seconds)
 
     def _end(self, jobs: "list[_Job]") -> None:
-        """Stop what still runs, between two batches where that comes soon enough."""
+        """Stop what still runs, when the batch under way has ended where that comes soon enough.
+
+        Where the next one follows without a pause it has begun by then: it is cut short, and done at the next start.
+        """
         deadline = self._clock.monotonic() + BATCH_END_SECONDS_MAX
         pause = threading.Event()
         for job in jobs:
             query = job.query
             if query is None:
                 continue
-            while query.isActive and query.status["isTriggerActive"] and self._clock.monotonic() < deadline:
+            under_way = _done_by(query)
+            while (
+                query.isActive
+                and query.status["isTriggerActive"]
+                and _done_by(query) == under_way
+                and self._clock.monotonic() < deadline
+            ):
                 pause.wait(0.02)
             if query.isActive:
                 query.stop()
             for batch in job.news(self._loaded.pipeline.name):
                 self._watcher.batch(batch)
+
+
+def _done_by(query: StreamingQuery) -> int:
+    """Give the number of the last batch that a query has done, -1 if it is none."""
+    last = query.lastProgress
+    return -1 if last is None else last.batchId
 
 
 class _Job:

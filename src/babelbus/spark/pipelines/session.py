@@ -4,8 +4,10 @@ import importlib.util
 import logging
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -13,7 +15,9 @@ from contextlib import contextmanager
 
 import msgspec
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
@@ -43,7 +47,7 @@ _OF_SESSIONS = "spark.sql."
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
-REFUSAL_LOG = "SQLQueryContextLogger"
+REFUSAL_LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 CONNECT = {
     "grpc": "grpcio",
     "grpc_status": "grpcio-status",
@@ -106,7 +110,8 @@ def session(
         warnings.simplefilter("ignore", ResourceWarning)
         # PySpark logs each refusal with the JVM's whole trace; who calls us gets the reason in a line.
         if log_level == "OFF":
-            PySparkLogger.getLogger(REFUSAL_LOG).setLevel(logging.CRITICAL)
+            for refusals in REFUSAL_LOGS:
+                PySparkLogger.getLogger(refusals).setLevel(logging.CRITICAL)
         builder = SparkSession.Builder().appName(f"babelbus {name}")
         if place.remote:
             builder = builder.remote(place.remote)
@@ -135,7 +140,11 @@ def session(
         for key, value in wanted.items():
             builder = builder.config(key, value)
         try:
-            spark = builder.getOrCreate()
+            if not place.remote:
+                with _held_signals():
+                    _launch(SparkConf().setAll([("spark.master", place.master), *wanted.items()]))
+            with _held_signals():
+                spark = builder.getOrCreate()
         except Exception as error:
             where = place.remote or place.master
             raise SparkError(f"Spark did not start on {where}: {cause(error)}") from error
@@ -147,6 +156,45 @@ def session(
             yield spark
         finally:
             spark.stop()
+
+
+def _launch(conf: SparkConf) -> None:
+    """Start the JVM, unless this process has one, where signals do not reach it that are for us.
+
+    `timeout`, a closed terminal and supervisors signal the whole process group or all processes of a service. A JVM
+    that ended with the first of them would fail the batch under way; ours is stopped by us, and ends by itself when
+    its standard input does: however this process ends.
+    """
+    if SparkContext._gateway is not None:
+        return
+    gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+    signals = gateway.jvm.sun.misc
+    signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the end of a `with`: a JVM whose start is broken off would stay for ever.
+
+    It also takes PySpark's own handler of Ctrl-C away, which cancels the batch under way.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: set[int] = set()
+    held = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: came.add(number)) for number in held}
+    try:
+        yield
+    except KeyboardInterrupt:  # of PySpark's handler
+        came.add(signal.SIGINT)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in sorted(came):
+            signal.raise_signal(one)
 
 
 def need_connect() -> None:
