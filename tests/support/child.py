@@ -37,6 +37,7 @@ class Child:
             text=True,
         )
         self._said: list[str] = []
+        self._news = threading.Condition()
         assert self._process.stdout is not None
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
@@ -57,7 +58,14 @@ class Child:
     def _listen(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            self._said.append(line)
+            with self._news:
+                self._said.append(line)
+                self._news.notify_all()
+
+    def has_said(self, text: str) -> bool:
+        """Say whether it has logged this: what it did before it answered may come through its pipe a little later."""
+        with self._news:
+            return self._news.wait_for(lambda: text in self.said, SAFETY_NET_SECONDS)
 
     @property
     def said(self) -> str:

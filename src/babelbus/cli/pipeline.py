@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from babelbus.cli.command import BusGroup, CommandError, examples
 from babelbus.cli.output import escape, human_bytes, note, print_json, print_line, print_table
 from babelbus.cli.pipeline_report import Reporter
 from babelbus.cli.target import Target, bus_options
+from babelbus.clock import SystemClock
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
@@ -367,6 +367,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self.asked = threading.Event()
+        self._clock = SystemClock()
         self._runs = False
         self._asked_at = 0.0
         self._before: dict[int, Any] = {}
@@ -387,11 +388,11 @@ class _Stop:
 
     def _ask(self, *_: object) -> None:
         if self.asked.is_set():
-            if time.monotonic() - self._asked_at < TWICE_SECONDS_MIN:
+            if self._clock.monotonic() - self._asked_at < TWICE_SECONDS_MIN:
                 return
             raise KeyboardInterrupt  # asked twice: at once
         self.asked.set()
-        self._asked_at = time.monotonic()
+        self._asked_at = self._clock.monotonic()
         if not self._runs:
             raise _StoppedEarlyError
         note("stopping after the batch under way; once more: at once")
