@@ -22,7 +22,7 @@ from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.protocols.jebp.session import PROTOCOL as JEBP
+from babelbus.protocols.jebp.messages import PROTOCOL as JEBP
 from babelbus.protocols.jebp.session import Options as JebpOptions
 from babelbus.protocols.jebp.session import Session as JebpSession
 from babelbus.protocols.worterbuch.hub import SYS

@@ -9,6 +9,8 @@ import msgspec
 
 from babelbus.protocols.jebp.status import Outcome
 
+PROTOCOL: Final = "jebp"
+"""What the protocol is called in metrics and logs."""
 CREATE_TOPIC: Final = 0x11
 CREATE_RECORD: Final = 0x12
 CREATE_RECORDS: Final = 0x13  # since jebp/1.1

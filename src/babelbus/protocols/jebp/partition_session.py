@@ -15,6 +15,7 @@ from babelbus.protocols.jebp.messages import (
     FROM_OFFSET,
     NO_OFFSET,
     NO_TIMESTAMP,
+    PROTOCOL,
     Data,
     FetchPartition,
     MoveGroup,
@@ -36,7 +37,6 @@ from babelbus.storage.format import CorruptRecordError
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "jebp"
 PARTITIONS_AT_ONCE = 1024
 """An answer ends behind the topic that brings it to so many: each may cost a look at the disk, and the others wait."""
 FILE_PARTS = 4

@@ -17,13 +17,11 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.box import Sealer
 from babelbus.protocols.jebp.codec import encode_records_created
-from babelbus.protocols.jebp.messages import CreateRecord, CreateRecords, RecordsCreated
+from babelbus.protocols.jebp.messages import PROTOCOL, CreateRecord, CreateRecords, RecordsCreated
 from babelbus.protocols.jebp.status import Answers, Outcome
 from babelbus.storage.files import DiskError, DiskFullError
 from babelbus.storage.format import InvalidRecordError
 from babelbus.storage.ingest import ChecksumError, parse_records
-
-PROTOCOL = "jebp"
 
 
 class Publisher:

@@ -23,6 +23,7 @@ from babelbus.protocols.jebp.handshake import ServerHandshake, UntrustedPeerErro
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import (
     CREATE_TOPIC,
+    PROTOCOL,
     REMOVE_TOPIC,
     AbortBatch,
     AskTransaction,
@@ -52,7 +53,6 @@ from babelbus.storage.disk import InvalidTopicNameError as InvalidFolderError
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "jebp"
 RESPONSE_OVERHEAD_BYTES = 18
 """Tag and the two status bytes, which the frame limit counts too."""
 

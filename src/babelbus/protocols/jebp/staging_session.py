@@ -11,6 +11,7 @@ from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.jebp.messages import (
+    PROTOCOL,
     AbortBatch,
     AskTransaction,
     BatchCommitted,
@@ -25,8 +26,6 @@ from babelbus.protocols.jebp.status import Outcome
 from babelbus.storage.files import DiskError, DiskFullError
 from babelbus.storage.format import InvalidRecordError
 from babelbus.storage.ingest import ChecksumError, parse_records
-
-PROTOCOL = "jebp"
 
 FINAL_ERRORS = (
     StagingRefusedError,

@@ -109,8 +109,7 @@ class Translator:
         Raises:
             RefusedError: it is none.
         """
-        if has_too_many_elements(text):
-            raise _too_long(text)
+        self.check_elements(text)
         code = check_pattern(text, historic=self.profile.historic_wildcards)
         if code is not None:
             raise RefusedError(ErrorCode(code), f"'{text}' has # before its end")
@@ -122,8 +121,7 @@ class Translator:
         Raises:
             RefusedError: it is none.
         """
-        if has_too_many_elements(text):
-            raise _too_long(text)
+        self.check_elements(text)
         code = check_parent_pattern(text)
         if code is not None:
             raise RefusedError(ErrorCode(code), f"'{text}' has #")

@@ -15,6 +15,7 @@ from babelbus.protocols.worterbuch.codec import (
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.hub import is_below_sys
 from babelbus.protocols.worterbuch.patterns import children_pattern
+from babelbus.protocols.worterbuch.privileges import Privilege
 from babelbus.protocols.worterbuch.testament import note_change
 from babelbus.protocols.worterbuch.translator import Translator
 
@@ -60,7 +61,7 @@ class TreeRequests:
     def set(self, message: m.Set) -> bytes:
         """Set a key."""
         key = message.key
-        self._need_to_write(key)
+        self._need("write", key)
         try:
             self._state.set(key, message.value)
         except VersionedError as error:
@@ -71,7 +72,7 @@ class TreeRequests:
     def cset(self, message: m.CSet) -> bytes:
         """Set a key if it has the version that the client knows."""
         key = message.key
-        self._need_to_write(key)
+        self._need("write", key)
         try:
             self._state.compare_and_set(key, message.value, message.version)
         except VersionMismatchError as error:
@@ -79,17 +80,16 @@ class TreeRequests:
         note_change(self._state, self._client_id, key)
         return encode_ack(message.transaction_id)
 
-    def _need_to_write(self, key: str) -> None:
+    def _need(self, privilege: Privilege, key: str) -> None:
+        """See that the client may change a key so."""
         self._translator.check_key(key)
         self._access.check_writable(key)
-        self._access.need("write", key)
+        self._access.need(privilege, key)
 
     def delete(self, message: m.Delete) -> bytes:
         """Delete a key, and give the value that it had."""
         key = message.key
-        self._translator.check_key(key)
-        self._access.check_writable(key)
-        self._access.need("delete", key)
+        self._need("delete", key)
         value = self._state.delete(key)
         note_change(self._state, self._client_id, key)
         return encode_state_deleted(message.transaction_id, value, self._translator.write_pair_key(key))
