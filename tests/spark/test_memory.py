@@ -1,6 +1,7 @@
 """The long form: Spark's Python processes need no more memory for the fiftieth million records than for the tenth."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from babelbus.client import BlockingClient
 from babelbus.config import TopicDefaults
 from babelbus.storage.format import encode_payloads
+from tests.spark.daemons import command_of, family
 from tests.spark.support import NOW, Folder
 from tests.support.child import Child
 from tests.support.server import configure
@@ -43,25 +45,14 @@ def fill(folder: Folder) -> None:
             os.link(path, other / path.name)
 
 
-def python_workers() -> dict[int, int]:
-    """Give the resident bytes of the Python processes below this one, by process id."""
-    parents: dict[int, int] = {}
-    found: dict[int, int] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-            if b"pyspark" in Path(f"/proc/{name}/cmdline").read_bytes().partition(b"\0")[2].partition(b"-cp")[0]:
-                pages = int(Path(f"/proc/{name}/statm").read_text().split()[1])
-                found[int(name)] = pages * os.sysconf("SC_PAGE_SIZE")
-        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            continue
-
-    def is_ours(pid: int) -> bool:
-        while pid in parents and pid != os.getpid():
-            pid = parents[pid]
-        return pid == os.getpid()
-
-    return {pid: size for pid, size in found.items() if pid != os.getpid() and is_ours(pid)}
+def python_workers() -> list[int]:
+    """Give the resident bytes of each of Spark's Python processes below this one."""
+    found = []
+    for pid in family(os.getpid())[1:]:
+        if " ".join(command_of(pid)[1:3]).startswith("-m pyspark."):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                found.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    return found
 
 
 def watch(query: StreamingQuery) -> list[tuple[int, int]]:
@@ -71,7 +62,7 @@ def watch(query: StreamingQuery) -> list[tuple[int, int]]:
     while not query.awaitTermination(SAMPLE_SECONDS):
         for progress in query.recentProgress:
             rows[progress["batchId"]] = progress["numInputRows"]
-        samples.append((sum(rows.values()), max(python_workers().values(), default=0)))
+        samples.append((sum(rows.values()), max(python_workers(), default=0)))
     assert sum(progress["numInputRows"] for progress in query.recentProgress) == RECORDS
     return samples
 

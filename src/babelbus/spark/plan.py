@@ -10,7 +10,7 @@ Offsets = dict[str, dict[int, int]]
 At = tuple[str, int]
 """Topic and partition."""
 NOTE = ","
-"""With what begins that stands beside the topics in an offset of Spark's: no topic's name has it."""
+"""How the names of what stands beside the topics in an offset of Spark's begin; no topic's name has it."""
 IDS = f"{NOTE}ids"
 """Which ids the topics had."""
 LOST = f"{NOTE}lost"

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROBE_PARTITION = 2**31 - 1
-TARGETS_SECONDS = 60.0
-PARTITIONS_SECONDS = 60.0
-"""How long a topic's number of partitions is remembered: it may grow, and asking takes a round trip."""
+KNOWN_SECONDS = 60.0
+"""How long it is remembered that topics are there and how many partitions they have: asking takes a round trip."""
 _PARTITIONS = re.compile(r"has partitions 0 to (\d+), not \d+$")
 _NO_TOPIC = re.compile(r"there is no topic .*$")
 _NO_PLACE = re.compile(r"(topic .* is the server's own|no right to publish to .*|topic .* keeps no state.*)$")
@@ -67,7 +66,7 @@ class Target(msgspec.Struct, frozen=True):
 def check_targets(options: SinkOptions, clock: Clock | None = None) -> None:
     """See on the driver, before there are rows, that they can go to the topics that the options name.
 
-    What was found in order is believed for `TARGETS_SECONDS`, for a stream asks with each batch.
+    What was found in order is believed for `KNOWN_SECONDS`, for a stream asks with each batch.
 
     Raises:
         TargetError: there is no such topic, we may not publish to it, or it does not keep the state that is to be set.
@@ -77,7 +76,7 @@ def check_targets(options: SinkOptions, clock: Clock | None = None) -> None:
 
     now = (clock or SystemClock()).monotonic()
     what = options.place, options.topic, options.to_state, options.dead_letter_topic
-    if now - _checked.get(what, -math.inf) <= TARGETS_SECONDS:
+    if now - _checked.get(what, -math.inf) <= KNOWN_SECONDS:
         return
     with connection(options.place) as client:
         writer = client.transaction("check").writer(0, "check")
@@ -167,7 +166,7 @@ class _Task:
             return -1
         at, now = (self._options.place.address, topic), self._clock.monotonic()
         known = _known.get(at)
-        if known is None or now - known[0] > PARTITIONS_SECONDS:
+        if known is None or now - known[0] > KNOWN_SECONDS:
             known = _known[at] = now, count_partitions(self.writer, topic)
         return known[1]
 

@@ -22,7 +22,7 @@ from babelbus.spark.pipelines.frames import build, open_source, text_options, wh
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Scalar, Sink, Source
 from babelbus.spark.pipelines.session import REFUSALS, cause
-from babelbus.spark.pipelines.sinks import Target, bus_options, shape
+from babelbus.spark.pipelines.sinks import Target, bus_options, check_save, shape
 from babelbus.spark.reach import open_reach
 from babelbus.spark.schema import full_schema
 from babelbus.spark.sink_options import SinkOptions, check_mode, parse_sink
@@ -189,8 +189,7 @@ def _sink_rows(frame: DataFrame, shaped: DataFrame, target: Target) -> None:
     """
     sink, field = target.sink, f"sinks.{target.name}"
     if not frame.isStreaming:
-        for name in ("mode",) * (sink.mode != "append") + ("compact_files",) * (sink.compact_files is not None):
-            raise PipelineError(target.file, f"{field}.{name}", f"goes with streams, and {sink.input!r} is none")
+        check_save(target)
     if _is_bus(sink):
         check_columns(shaped.schema, _parsed(frame, target))
     for name in sink.partition_by:

@@ -198,11 +198,11 @@ class Runner:
             query = job.query
             if query is None:
                 continue
-            under_way = _done_by(query)
+            done = _last_batch(query)
             while (
                 query.isActive
                 and query.status["isTriggerActive"]
-                and _done_by(query) == under_way
+                and _last_batch(query) == done
                 and self._clock.monotonic() < deadline
             ):
                 pause.wait(0.02)
@@ -212,7 +212,7 @@ class Runner:
                 self._watcher.batch(batch)
 
 
-def _done_by(query: StreamingQuery) -> int:
+def _last_batch(query: StreamingQuery) -> int:
     """Give the number of the last batch that a query has done, -1 if it is none."""
     last = query.lastProgress
     return -1 if last is None else last.batchId

@@ -73,9 +73,7 @@ def save(frame: DataFrame, target: Target) -> int | None:
         NoteDamagedError: it is not known whether it was done.
     """
     sink, field = target.sink, f"sinks.{target.name}"
-    if sink.mode != "append" or sink.compact_files is not None:
-        what = "mode" if sink.mode != "append" else "compact_files"
-        raise PipelineError(target.file, f"{field}.{what}", f"goes with streams, and {sink.input!r} is none")
+    check_save(target)
     counted = Observation(OBSERVED)
     folder = os.path.join(target.checkpoint, target.name)
     once = Save(folder, target.identity, in_reach=is_local(folder) and not target.remote)
@@ -99,6 +97,19 @@ def save(frame: DataFrame, target: Target) -> int | None:
         return int(counted.get[ROWS])
     except REFUSALS as error:
         raise refused(target.file, field, error) from error
+
+
+def check_save(target: Target) -> None:
+    """See that a sink can be filled from what is no stream.
+
+    Raises:
+        PipelineError: it asks for what only streams have.
+    """
+    sink = target.sink
+    for name, given in (("mode", sink.mode != "append"), ("compact_files", sink.compact_files is not None)):
+        if given:
+            field = f"sinks.{target.name}.{name}"
+            raise PipelineError(target.file, field, f"goes with streams, and {sink.input!r} is none")
 
 
 def shape(frame: DataFrame, target: Target) -> DataFrame:
