@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from babelbus.clock import SystemClock
 from babelbus.errors import BabelbusError
+from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import LocalFiles
-from babelbus.storage.format import encode_payloads
 from bench.frame import Peer, PeerMissingError, Reading, figure
 from bench.workload import PAYLOAD, scratch_root
 

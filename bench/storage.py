@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from babelbus.clock import SystemClock
-from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import LocalFiles
-from babelbus.storage.format import encode_payloads
 from babelbus.storage.log import Log
 from bench.frame import Reading, figure
 from bench.peers import raw

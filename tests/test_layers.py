@@ -11,7 +11,8 @@ SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "babelbus"
 
 LEAVES = {"allocator", "errors", "clock", "config", "metrics", "units", "settings"}
-STORAGE = LEAVES | {"storage"}
+RECORDS = LEAVES | {"records"}
+STORAGE = RECORDS | {"storage"}
 CORE = STORAGE | {"core"}
 
 # The first part of a module's name below `babelbus` -> what it may import, by first part, besides itself.
@@ -23,15 +24,17 @@ ALLOWED: dict[str, set[str]] = {
     "units": {"errors"},
     "settings": {"errors", "units"},
     "config": {"errors", "units", "settings"},
-    "storage": LEAVES,
+    "records": {"errors"},
+    "storage": RECORDS,
     "core": STORAGE,
     "wire": {"errors"},
     "protocols": CORE | {"wire"},
-    "client": {"errors", "clock", "storage", "protocols"},
+    "clients": RECORDS | {"wire", "storage", "protocols"},
+    "client": {"errors", "clock", "records", "storage", "protocols", "clients"},
     "web": CORE | {"wire"},
     "server": CORE | {"wire", "protocols", "web"},
-    "spark": STORAGE | {"wire", "protocols", "client"},
-    "cli": CORE | {"wire", "protocols", "client", "web", "server", "spark"},
+    "spark": STORAGE | {"wire", "protocols", "client", "clients"},
+    "cli": CORE | {"wire", "protocols", "client", "clients", "web", "server", "spark"},
     "__main__": {"cli"},
 }
 

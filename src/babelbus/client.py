@@ -34,9 +34,9 @@ from babelbus.protocols.jebp.identity import Identity, IdentityError
 from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions
 from babelbus.protocols.jebp.producer import Published
 from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, FetchedPartition
-from babelbus.storage.columns import Columns
-from babelbus.storage.format import CorruptRecordError, InvalidRecordError
-from babelbus.storage.record import Headers, Record
+from babelbus.records.columns import Columns
+from babelbus.records.format import CorruptRecordError, InvalidRecordError
+from babelbus.records.record import Headers, Record
 
 __all__ = [
     "BabelbusError",

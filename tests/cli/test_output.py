@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from babelbus.cli.lines import LineError, parse_line
 from babelbus.cli.output import escape, human_bytes, human_time, json_record, show_bytes
 from babelbus.cli.times import parse_time
-from babelbus.storage.record import Record
+from babelbus.records.record import Record
 from babelbus.units import UnitError
 
 NOW = 1_700_000_000_000

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.group_columns import FEW, decode
-from babelbus.storage.columns import I64, Columns, decode_columns, find_positions
-from babelbus.storage.format import HEAD_BYTES, CorruptRecordError, encode_batch
-from babelbus.storage.record import Record
+from babelbus.records.columns import I64, Columns, decode_columns, find_positions
+from babelbus.records.equal_headers import FEW, decode
+from babelbus.records.format import HEAD_BYTES, CorruptRecordError, encode_batch
+from babelbus.records.record import Record
 from tests.storage.helpers import records
 
 kinds = st.lists(

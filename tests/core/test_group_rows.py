@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.group_columns import FEW, cut, decode
 from babelbus.core.group_rows import Rows, Run, read_headers
-from babelbus.storage.columns import decode_columns, find_positions, iterate
-from babelbus.storage.format import encode_batch
-from babelbus.storage.record import Record
+from babelbus.records.columns import decode_columns, find_positions, iterate
+from babelbus.records.equal_headers import FEW, cut, decode
+from babelbus.records.format import encode_batch
+from babelbus.records.record import Record
 from tests.storage.helpers import NOW, records
 
 

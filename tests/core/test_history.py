@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from babelbus.core.history import AsOf, History, HistoryGoneError, Revision
 from babelbus.core.names import KeyPattern
 from babelbus.core.state import NoSuchKeyError, State, Testament
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.files import OffsetOutOfRangeError
-from babelbus.storage.format import CorruptRecordError
 from tests.core.test_names import keys as some_keys
 from tests.core.test_names import pattern, patterns
 from tests.core.test_state import Stored, raw

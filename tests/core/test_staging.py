@@ -30,9 +30,9 @@ from babelbus.core.staging_state import STATE_SUFFIX, TransactionDamagedError
 from babelbus.core.subject import EVERYTHING
 from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
 from babelbus.errors import BabelbusError, StorageError
+from babelbus.records.format import InvalidRecordError, encode_batch
+from babelbus.records.record import Record, RecordBatch
 from babelbus.storage.files import DiskError, DiskFullError
-from babelbus.storage.format import InvalidRecordError, encode_batch
-from babelbus.storage.record import Record, RecordBatch
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, batch, done, in_loop, payloads, turns
 

@@ -15,10 +15,10 @@ from babelbus.core.topic import (
     UnknownPartitionError,
     event_of,
 )
+from babelbus.records.format import InvalidRecordError
+from babelbus.records.record import Record
 from babelbus.storage.files import DiskError, DiskFullError
-from babelbus.storage.format import InvalidRecordError
 from babelbus.storage.producers import BATCHES_MAX
-from babelbus.storage.record import Record
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, Gate, batch, done, events, in_loop, payloads, read, turns
 

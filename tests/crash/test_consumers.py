@@ -22,8 +22,8 @@ from babelbus.core.group_file import GroupFile, StoredGroup
 from babelbus.core.record import Record
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.messages import CreateRecords
+from babelbus.records.format import encode_batch
 from babelbus.storage.files import LocalFiles
-from babelbus.storage.format import encode_batch
 from tests.support.bus import NOW, SAFETY_NET_SECONDS
 from tests.support.child import Child
 from tests.support.jebp import said

@@ -18,7 +18,7 @@ import pytest
 from babelbus.config import TopicDefaults
 from babelbus.protocols.jebp.codec import decode_batches, decode_records_created
 from babelbus.protocols.jebp.messages import Response
-from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.records.columns import decode_chunk, iterate
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.child import Child
 from tests.support.jebp import Caller, create, create_many, create_topic, fetch, said, subscribe

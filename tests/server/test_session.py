@@ -14,7 +14,7 @@ from babelbus.protocols.jebp.handshake import ClientHandshake, ServerHandshake, 
 from babelbus.protocols.jebp.messages import CreateRecord, RemoveTopic, Response
 from babelbus.protocols.jebp.session import Options
 from babelbus.protocols.jebp.status import Reading
-from babelbus.storage.format import encode_payloads
+from babelbus.records.format import encode_payloads
 from babelbus.storage.producers import BATCHES_MAX
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, Gate, events, in_loop, payloads, turns

@@ -7,7 +7,7 @@ from typing import Any
 
 from babelbus.client import BlockingClient
 from babelbus.config import JebpSettings
-from babelbus.storage.record import Record
+from babelbus.records.record import Record
 from tests.spark.sink_driver import Driver, Work
 from tests.support.child import Child
 from tests.support.server import configure

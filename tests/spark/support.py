@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from babelbus.clock import ManualClock
+from babelbus.records.format import encode_batch, mark_producer, rebase
+from babelbus.records.record import Record, RecordBatch
 from babelbus.spark.options import SourceOptions, parse
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import LocalFiles
-from babelbus.storage.format import encode_batch, mark_producer, rebase
 from babelbus.storage.log import Log
-from babelbus.storage.record import Record, RecordBatch
 
 NOW = 1_700_000_000_000
 

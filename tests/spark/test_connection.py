@@ -20,13 +20,13 @@ from babelbus.client import (
 )
 from babelbus.clock import ManualClock
 from babelbus.config import JebpSettings
+from babelbus.records.columns import iterate
+from babelbus.records.record import Record
 from babelbus.spark.connection import PAUSE_SECONDS_MAX, Patience, connection
 from babelbus.spark.options import Place, parse
 from babelbus.spark.schema import full_schema
 from babelbus.spark.server import FETCH_BYTES, ServerReach
 from babelbus.spark.stream import StreamReader
-from babelbus.storage.columns import iterate
-from babelbus.storage.record import Record
 from tests.spark.relay import Relay
 from tests.spark.support import NOW, numbered
 from tests.support.bus import SAFETY_NET_SECONDS

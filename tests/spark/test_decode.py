@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType
 
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import encode_batch, mark_producer, rebase
+from babelbus.records.record import Record
 from babelbus.spark import decode
 from babelbus.spark.decode import Decoder
 from babelbus.spark.schema import COLUMNS, arrow_schema
-from babelbus.storage.columns import decode_chunk, iterate
-from babelbus.storage.format import encode_batch, mark_producer, rebase
-from babelbus.storage.record import Record
 from tests.spark.support import NOW
 from tests.storage.helpers import records
 

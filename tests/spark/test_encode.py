@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.record import Record
 from babelbus.spark import bulk, encode
 from babelbus.spark.encode import Encoder, NoPlaceError, Piece
 from babelbus.spark.options import Place
 from babelbus.spark.sink_errors import RowRefusedError
 from babelbus.spark.sink_options import RECORD_BYTES_MAX, SinkOptions
-from babelbus.storage.columns import decode_chunk, iterate
-from babelbus.storage.record import Record
 from tests.spark.support import NOW
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -16,8 +16,8 @@ import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from babelbus.records.record import Record
 from babelbus.spark.python import worker_python
-from babelbus.storage.record import Record
 from tests.spark.cluster import Cluster
 from tests.spark.copying import POLL_SECONDS, SECONDS_MAX, Copy
 from tests.spark.daemons import environment, kill

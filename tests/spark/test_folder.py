@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from babelbus.records.columns import iterate
+from babelbus.records.format import CorruptRecordError, encode_batch
+from babelbus.records.record import Record
 from babelbus.spark.errors import UnknownTopicError
 from babelbus.spark.folder import FolderReach, PartitionFolder
-from babelbus.storage.columns import iterate
 from babelbus.storage.files import OffsetOutOfRangeError
-from babelbus.storage.format import CorruptRecordError, encode_batch
-from babelbus.storage.record import Record
 from tests.spark.support import NOW, Folder, numbered, snapshot
 
 

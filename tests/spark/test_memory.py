@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from babelbus.client import BlockingClient
 from babelbus.config import TopicDefaults
-from babelbus.storage.format import encode_payloads
+from babelbus.records.format import encode_payloads
 from tests.spark.daemons import command_of, family
 from tests.spark.support import NOW, Folder
 from tests.support.child import Child

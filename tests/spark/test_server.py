@@ -9,16 +9,16 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from babelbus.client import BlockingClient, ConnectionLostError
 from babelbus.config import JebpSettings
+from babelbus.records.columns import iterate
+from babelbus.records.record import Record
 from babelbus.spark.errors import OptionError, PartitionUnreachableError, RecordsRefusedError, UnknownTopicError
 from babelbus.spark.options import Place, parse
 from babelbus.spark.reader import BatchReader
 from babelbus.spark.schema import full_schema
 from babelbus.spark.server import ServerReach
 from babelbus.spark.stream import StreamReader
-from babelbus.storage.columns import iterate
 from babelbus.storage.files import OffsetOutOfRangeError
 from babelbus.storage.log import Log
-from babelbus.storage.record import Record
 from tests.spark.support import NOW, numbered
 from tests.support.jebp import make_older
 from tests.support.server import LiveServer, configure

@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from babelbus.client import BlockingClient, ClientClosedError, ConnectionLostError, Identity, RequestError
 from babelbus.config import JebpSettings
 from babelbus.core import dead_letters, json_text
+from babelbus.records.record import Record
 from babelbus.spark import encode
 from babelbus.spark.connection import connection
 from babelbus.spark.encode import DEAD_REASON, DEAD_TIME, DEAD_TOPIC
@@ -28,7 +29,6 @@ from babelbus.spark.sink import Staged, Target, abort, check_targets, commit, st
 from babelbus.spark.sink_errors import OutputModeError, SinkOwnerError, TargetError
 from babelbus.spark.sink_options import parse_sink
 from babelbus.spark.source import BabelbusDataSource
-from babelbus.storage.record import Record
 from tests.cli.shell import Served
 from tests.spark.support import NOW, numbered
 from tests.support.server import LiveServer, configure

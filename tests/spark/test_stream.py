@@ -5,11 +5,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from babelbus.clock import ManualClock
+from babelbus.records.record import Record
 from babelbus.spark.errors import DataLossError, NoRecordError, OptionError
 from babelbus.spark.reader import Task
 from babelbus.spark.schema import full_schema
 from babelbus.spark.stream import StreamReader
-from babelbus.storage.record import Record
 from tests.spark.support import NOW, Folder, numbered
 
 ALL = ReadAllAvailable()

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from hypothesis import strategies as st
 
 from babelbus.clock import Clock, ManualClock
-from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import encode_batch
+from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings, PartitionLog
 from babelbus.storage.files import FileSystem
-from babelbus.storage.format import encode_batch
 from babelbus.storage.log import Log
-from babelbus.storage.record import Record
 
 FOLDER = "data/topics/t/0"
 NOW = 1_700_000_000_000

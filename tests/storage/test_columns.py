@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.storage import checksum
-from babelbus.storage.checksum import crcs_hold, record_crcs
-from babelbus.storage.columns import Columns, decode_chunk, decode_columns, find_positions, iterate, verify
-from babelbus.storage.format import (
+from babelbus.records import checksum
+from babelbus.records.checksum import crcs_hold, record_crcs
+from babelbus.records.columns import Columns, decode_chunk, decode_columns, find_positions, iterate, verify
+from babelbus.records.format import (
     CorruptRecordError,
     InvalidRecordError,
     encode_batch,
@@ -17,8 +17,8 @@ from babelbus.storage.format import (
     record_error,
     walk,
 )
-from babelbus.storage.ingest import ChecksumError, parse_records
-from babelbus.storage.record import Record
+from babelbus.records.ingest import ChecksumError, parse_records
+from babelbus.records.record import Record
 
 records = st.builds(
     Record,

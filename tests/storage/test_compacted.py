@@ -4,10 +4,10 @@ import errno
 
 import pytest
 
+from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import DiskFullError
 from babelbus.storage.log import Log
-from babelbus.storage.record import Record
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, open_log, read_all
 

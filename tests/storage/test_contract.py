@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from babelbus.clock import ManualClock
+from babelbus.records.format import encode_batch
+from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings, PartitionLog, Store
 from babelbus.storage.database import DatabaseStore
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import LocalFiles, OffsetOutOfRangeError
-from babelbus.storage.format import encode_batch
 from babelbus.storage.memory import MemoryFiles
-from babelbus.storage.record import Record
 from tests.storage.helpers import append, fill, numbered, read_all
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
@@ -244,7 +244,7 @@ def test_a_tombstone_removes_its_key_and_after_a_while_itself(engine: Engine) ->
 
 
 def test_producers_are_remembered_after_a_restart(engine: Engine) -> None:
-    from babelbus.storage.format import mark_producer, rebase
+    from babelbus.records.format import mark_producer, rebase
 
     log = engine.log()
     fill(log, 5)

@@ -24,6 +24,8 @@ from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
+from babelbus.records.format import CorruptRecordError, encode_batch, mark_producer
+from babelbus.records.record import Record
 from babelbus.storage import database_log
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.database import DatabaseStore, DatabaseUrlError
@@ -31,9 +33,7 @@ from babelbus.storage.database_log import DatabaseLog
 from babelbus.storage.database_tables import SchemaVersionError
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import DiskError, DiskFullError, File, FolderLockedError, LocalFiles
-from babelbus.storage.format import CorruptRecordError, encode_batch, mark_producer
 from babelbus.storage.memory import MemoryFiles
-from babelbus.storage.record import Record
 from tests.storage.helpers import NOW, append, fill, numbered, payloads, read_all, records
 from tests.support.bus import done, events, in_loop, turns
 from tests.support.bus import payloads as partition_payloads
@@ -372,7 +372,7 @@ def test_what_was_appended_survives_a_killed_process_although_nobody_flushed(tmp
     program = (
         "import sys; from babelbus.clock import SystemClock; from babelbus.storage.contract import LogSettings\n"
         "from babelbus.storage.database import DatabaseStore; from babelbus.storage.files import LocalFiles\n"
-        "from babelbus.storage.format import encode_payloads\n"
+        "from babelbus.records.format import encode_payloads\n"
         "log = DatabaseStore(sys.argv[1], LocalFiles(), SystemClock()).open_partition('t', 0, LogSettings())\n"
         "while True:\n"
         "    log.append(encode_payloads([b'x' * 90] * 40, [1] * 40, log.next_offset))\n"

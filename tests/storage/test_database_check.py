@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from babelbus.clock import ManualClock
+from babelbus.records.record import Record
 from babelbus.storage.check import Problem, Report
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.database import DatabaseStore
@@ -13,7 +14,6 @@ from babelbus.storage.database_check import check_database
 from babelbus.storage.database_log import DatabaseLog
 from babelbus.storage.database_tables import SchemaVersionError
 from babelbus.storage.files import DiskError, LocalFiles
-from babelbus.storage.record import Record
 from tests.storage.helpers import NOW, append, fill, numbered
 from tests.storage.test_database import Place
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server

@@ -7,12 +7,12 @@ import pytest
 
 from babelbus.clock import ManualClock
 from babelbus.errors import StorageError
-from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import CorruptRecordError, encode_batch, mark_producer
+from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import DiskError, DiskFullError
-from babelbus.storage.format import CorruptRecordError, encode_batch, mark_producer
 from babelbus.storage.log import Log
-from babelbus.storage.record import Record
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, payloads, read_all
 

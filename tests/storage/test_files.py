@@ -119,7 +119,7 @@ import resource, sys
 from babelbus.clock import SystemClock
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import DiskFullError, LocalFiles
-from babelbus.storage.format import encode_payloads
+from babelbus.records.format import encode_payloads
 from babelbus.storage.log import Log
 
 log = Log(LocalFiles(), sys.argv[1], LogSettings(), SystemClock())

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.storage.columns import decode_chunk, iterate
-from babelbus.storage.format import (
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import (
     HEADERS_MAX,
     PRODUCER,
     PRODUCER_HEADER,
@@ -26,7 +26,7 @@ from babelbus.storage.format import (
     uniform_run,
     walk,
 )
-from babelbus.storage.record import Headers, Record, RecordBatch
+from babelbus.records.record import Headers, Record, RecordBatch
 
 # specs/jebp.md, section 5.1: both worked records, byte for byte.
 KEYED = bytes.fromhex(

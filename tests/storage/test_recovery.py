@@ -6,14 +6,14 @@ from itertools import takewhile
 
 import pytest
 
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import CorruptRecordError, encode_batch, encode_payloads, walk
+from babelbus.records.record import Record
 from babelbus.storage import checkpoint
 from babelbus.storage.checkpoint import Checkpoint
-from babelbus.storage.columns import decode_chunk, iterate
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import OffsetOutOfRangeError
-from babelbus.storage.format import CorruptRecordError, encode_batch, encode_payloads, walk
 from babelbus.storage.log import Log
-from babelbus.storage.record import Record
 from babelbus.storage.segment import DERIVED_SUFFIXES
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, read_all

@@ -8,14 +8,14 @@ import pytest
 
 from babelbus.clock import ManualClock
 from babelbus.errors import StorageError
+from babelbus.records.format import encode_payloads, mark_producer, walk
+from babelbus.records.record import Record
 from babelbus.storage import checkpoint as checkpoints
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import FolderLockedError, LocalFiles
-from babelbus.storage.format import encode_payloads, mark_producer, walk
 from babelbus.storage.index import BLOCK_ENTRY
 from babelbus.storage.log import Log
-from babelbus.storage.record import Record
 from babelbus.storage.repair import Problem, Report, check_folder, repair_folder
 from babelbus.storage.segment import DERIVED_SUFFIXES, base_name
 

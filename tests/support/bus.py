@@ -14,13 +14,13 @@ from babelbus.core.settings import TopicSettings
 from babelbus.core.state import State
 from babelbus.core.topic import Topic
 from babelbus.metrics import Metrics
-from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import encode_batch
+from babelbus.records.record import Record, RecordBatch
 from babelbus.storage.contract import Store
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import FileSystem
-from babelbus.storage.format import encode_batch
 from babelbus.storage.memory import MemoryFiles
-from babelbus.storage.record import Record, RecordBatch
 from tests.storage.faults import FaultyFiles
 
 NOW = 1_700_000_000_000

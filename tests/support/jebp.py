@@ -28,9 +28,9 @@ from babelbus.protocols.jebp.messages import (
 )
 from babelbus.protocols.jebp.session import Options, Session
 from babelbus.protocols.jebp.status import Outcome
-from babelbus.storage.columns import decode_chunk, iterate
-from babelbus.storage.format import encode_batch
-from babelbus.storage.record import Record
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import encode_batch
+from babelbus.records.record import Record
 from tests.support.bus import NOW, SAFETY_NET_SECONDS, Bus
 
 SERVER = Identity(b"\x53" * 32)

@@ -15,7 +15,7 @@ from babelbus.cli.command import CommandError
 from babelbus.cli.times import parse_time
 from babelbus.clock import SystemClock
 from babelbus.errors import BabelbusError
-from babelbus.storage.record import Headers, Record
+from babelbus.records.record import Headers, Record
 
 ABSENT = msgspec.UNSET
 Absent = msgspec.UnsetType

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 if TYPE_CHECKING:
-    from babelbus.storage.record import Record
+    from babelbus.records.record import Record
 
 # C0 (a tab and all), DEL, C1, and what turns the direction of text around: a payload must neither steer the terminal
 # nor show as what it is not.

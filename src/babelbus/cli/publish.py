@@ -15,7 +15,7 @@ from babelbus.clock import SystemClock
 
 if TYPE_CHECKING:
     from babelbus.client import BlockingClient
-    from babelbus.storage.record import Record
+    from babelbus.records.record import Record
 
 
 def read_headers(
@@ -72,7 +72,7 @@ def publish(
     object with "payload" (or "payload_base64") and perhaps "key", "headers" and "timestamp". One record prints
     partition:offset; many print how many there were, once all are as durable as the topic's ack level says.
     """
-    from babelbus.storage.record import Record
+    from babelbus.records.record import Record
 
     if not payload and sys.stdin.isatty():
         raise click.UsageError("no payload: give some, pipe lines in, or write '-' to type them")

@@ -16,7 +16,7 @@ from babelbus.cli.times import read_time
 from babelbus.clock import SystemClock
 
 if TYPE_CHECKING:
-    from babelbus.storage.record import Record
+    from babelbus.records.record import Record
 
 QUEUE_RECORDS_MAX = 10_000
 

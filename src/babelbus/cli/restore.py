@@ -22,7 +22,7 @@ from babelbus.errors import BabelbusError
 
 if TYPE_CHECKING:
     from babelbus.client import BlockingClient
-    from babelbus.storage.record import Record
+    from babelbus.records.record import Record
 
 BATCH_RECORDS = 10_000
 BATCH_BYTES = 4 * 2**20
@@ -154,8 +154,8 @@ def _from_json(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
 
 def _from_log(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
     """Read records in the stored form, each CRC checked, without the headers that are the bus's own."""
-    from babelbus.storage.columns import decode_columns, find_positions, iterate, verify
-    from babelbus.storage.format import CorruptRecordError
+    from babelbus.records.columns import decode_columns, find_positions, iterate, verify
+    from babelbus.records.format import CorruptRecordError
 
     rest, position = b"", 0
     while chunk := input_.read(CHUNK_BYTES):

@@ -11,7 +11,7 @@ from babelbus.cli.target import Target
 
 if TYPE_CHECKING:
     from babelbus.client import BlockingClient
-    from babelbus.storage.record import Record
+    from babelbus.records.record import Record
 
 
 class Span(msgspec.Struct, frozen=True):

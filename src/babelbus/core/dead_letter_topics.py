@@ -20,7 +20,7 @@ from babelbus.core.partition import Partition
 from babelbus.core.record import Receipt, Record
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
-from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.records.columns import decode_chunk, iterate
 from babelbus.storage.files import OffsetOutOfRangeError
 
 REPLAY_GROUP = "$replay"

@@ -16,7 +16,7 @@ from babelbus.core.record import Event, Headers, Receipt, Record
 from babelbus.core.subject import NAME_BYTES_MAX
 from babelbus.core.topic import Topic, event_of
 from babelbus.errors import BabelbusError
-from babelbus.storage.format import HEADERS_MAX
+from babelbus.records.format import HEADERS_MAX
 
 PREFIX = "dead-letters/"
 REASON = b"dead-reason"

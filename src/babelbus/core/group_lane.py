@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from babelbus.core.group_columns import decode
 from babelbus.core.group_flight import Counts, LaneFlight
 from babelbus.core.group_rows import Rows
 from babelbus.core.partition import Partition
 from babelbus.core.record import Record
-from babelbus.storage.columns import find_positions
+from babelbus.records.columns import find_positions
+from babelbus.records.equal_headers import decode
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.files import OffsetOutOfRangeError
-from babelbus.storage.format import CorruptRecordError
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import TypeVar, cast, overload
 import msgspec
 import numpy as np
 
-from babelbus.core.group_columns import Headed, are_equal, cut
 from babelbus.core.group_flight import Delivery, Lease
 from babelbus.core.record import Headers, Record
-from babelbus.storage.columns import I64, Columns
-from babelbus.storage.format import INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers
+from babelbus.records.columns import I64, Columns
+from babelbus.records.equal_headers import Headed, are_equal, cut
+from babelbus.records.format import INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers
 
 RESERVED = RESERVED_HEADER_PREFIX[0]
 

@@ -20,10 +20,10 @@ from babelbus.core.state import NoSuchKeyError
 from babelbus.core.state_log import READ_BYTES, SOURCE_HEADER, VERSION_HEADER, Kept, Loaded, replay
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
-from babelbus.storage.columns import Columns, decode_chunk
+from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.format import INT64, TOMBSTONE, CorruptRecordError, decode_headers
 from babelbus.storage.contract import PartitionLog
 from babelbus.storage.files import OffsetOutOfRangeError
-from babelbus.storage.format import INT64, TOMBSTONE, CorruptRecordError, decode_headers
 from babelbus.storage.reading import TIMESTAMP_AT
 
 REVISIONS_MAX = 1000

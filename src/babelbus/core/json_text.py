@@ -4,7 +4,7 @@ from base64 import b64encode
 
 import msgspec
 
-from babelbus.storage.record import Headers
+from babelbus.records.record import Headers
 
 NESTING_MAX = 120
 """Deepest JSON that is passed on as JSON: readers in Rust give up at 128."""

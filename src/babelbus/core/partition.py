@@ -10,9 +10,9 @@ from babelbus.core.flusher import Flusher
 from babelbus.core.record import Receipt
 from babelbus.core.settings import Ack
 from babelbus.errors import StorageError
+from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import PartitionLog
 from babelbus.storage.files import DiskFullError, OffsetOutOfRangeError, disk_error
-from babelbus.storage.record import RecordBatch
 from babelbus.storage.segment import Chunk
 
 log = logging.getLogger(__name__)

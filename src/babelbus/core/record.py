@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from babelbus.errors import BabelbusError
-from babelbus.storage.record import Headers, Record, RecordBatch
+from babelbus.records.record import Headers, Record, RecordBatch
 
 log = logging.getLogger(__name__)
 

@@ -56,10 +56,10 @@ from babelbus.core.staging_state import (
 )
 from babelbus.core.topic import SERVER_CHOOSES, ReservedTopicError, Topic
 from babelbus.errors import StorageError
-from babelbus.storage.columns import decode_columns
+from babelbus.records.columns import decode_columns
+from babelbus.records.format import HEADERS_MAX, InvalidRecordError
+from babelbus.records.record import RecordBatch
 from babelbus.storage.files import FileSystem, disk_error
-from babelbus.storage.format import HEADERS_MAX, InvalidRecordError
-from babelbus.storage.record import RecordBatch
 
 log = logging.getLogger(__name__)
 

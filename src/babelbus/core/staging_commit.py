@@ -13,11 +13,11 @@ from babelbus.core.staging_file import ENTRY_BYTES_MAX, Entry, PartReader, Place
 from babelbus.core.staging_state import Pending, producer_of
 from babelbus.core.topic import Topic
 from babelbus.errors import StorageError
-from babelbus.storage.columns import find_positions
+from babelbus.records.columns import find_positions
+from babelbus.records.format import LENGTH_FROM, LENGTH_MIN, PRODUCER_HEADER, CorruptRecordError
+from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import PartitionLog
 from babelbus.storage.files import FileSystem, disk_error
-from babelbus.storage.format import LENGTH_FROM, LENGTH_MIN, PRODUCER_HEADER, CorruptRecordError
-from babelbus.storage.record import RecordBatch
 from babelbus.storage.scan import read_producer
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import numpy as np
 
 from babelbus.core.record import Receipt
 from babelbus.errors import StorageError
-from babelbus.storage.columns import find_positions
+from babelbus.records.columns import find_positions
+from babelbus.records.record import RecordBatch
 from babelbus.storage.files import DiskError, File, FileSystem, disk_error
-from babelbus.storage.record import RecordBatch
 
 FORMAT = 1
 FRAME = struct.Struct(">II")

@@ -12,8 +12,8 @@ from babelbus.core.staging_file import PartHead, PartReader, StagedPart
 from babelbus.core.staging_model import ID_BYTES_MAX, StagingFullError, StagingSettings
 from babelbus.core.staging_state import token_of
 from babelbus.errors import StorageError
+from babelbus.records.record import RecordBatch
 from babelbus.storage.files import FileSystem
-from babelbus.storage.record import RecordBatch
 
 log = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ import msgspec
 from babelbus.core.record import Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
-from babelbus.storage.columns import Columns, decode_chunk
+from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.format import TOMBSTONE, CorruptRecordError, decode_headers, encode_headers, encode_keyed
+from babelbus.records.format import encode_batch as encode_records
+from babelbus.records.record import Record, RecordBatch
 from babelbus.storage.contract import PartitionLog
 from babelbus.storage.files import FileSystem
-from babelbus.storage.format import TOMBSTONE, CorruptRecordError, decode_headers, encode_headers, encode_keyed
-from babelbus.storage.format import encode_batch as encode_records
-from babelbus.storage.record import Record, RecordBatch
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from babelbus.core.partition import Partition
 from babelbus.core.record import Event, Receipt
 from babelbus.core.settings import TopicSettings
 from babelbus.errors import StorageError
-from babelbus.storage.columns import decode_columns, iterate
-from babelbus.storage.format import (
+from babelbus.records.columns import decode_columns, iterate
+from babelbus.records.format import (
     encode_batch,
     encode_payloads,
     mark_producer,
     public_headers,
     rebase,
 )
-from babelbus.storage.record import Headers, Record, RecordBatch
+from babelbus.records.record import Headers, Record, RecordBatch
 
 SUBJECT_HEADER = b"ce_subject"
 """Holds the subject of an event whose subject is not the topic's name."""

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from babelbus.records.checksum import CRC_AT, record_crcs
+from babelbus.records.format import LENGTH_MIN, PLAIN_FIELDS, RECORD_BYTES_MIN, TOMBSTONE
+from babelbus.records.record import RecordBatch
 from babelbus.spark.partitioner import ANY_PARTITION, Partitioner
 from babelbus.spark.sink_options import SinkOptions
-from babelbus.storage.checksum import CRC_AT, record_crcs
-from babelbus.storage.format import LENGTH_MIN, PLAIN_FIELDS, RECORD_BYTES_MIN, TOMBSTONE
-from babelbus.storage.record import RecordBatch
 
 I64 = npt.NDArray[np.int64]
 BATCH_BYTES = 2 * 2**20

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from babelbus.storage.columns import I64, Columns
-from babelbus.storage.format import RESERVED_HEADER_PREFIX, TOMBSTONE
+from babelbus.records.columns import I64, Columns
+from babelbus.records.format import RESERVED_HEADER_PREFIX, TOMBSTONE
 
 BATCH_RECORDS = 16_384
 """Records of one Arrow batch; Spark is as fast with 1,024 and a third slower with 262,144."""

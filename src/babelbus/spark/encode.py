@@ -11,11 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from babelbus.spark.bulk import PlainRows, cut, numbers
-from babelbus.spark.decode import SUBJECT_HEADER
-from babelbus.spark.partitioner import ANY_PARTITION, Partitioner
-from babelbus.spark.sink_options import SinkOptions
-from babelbus.storage.format import (
+from babelbus.records.format import (
     HEADERS_MAX,
     RECORD_BYTES_MIN,
     RESERVED_HEADER_PREFIX,
@@ -24,7 +20,11 @@ from babelbus.storage.format import (
     encode_keyed,
     encode_payloads,
 )
-from babelbus.storage.record import Headers, Record, RecordBatch
+from babelbus.records.record import Headers, Record, RecordBatch
+from babelbus.spark.bulk import PlainRows, cut, numbers
+from babelbus.spark.decode import SUBJECT_HEADER
+from babelbus.spark.partitioner import ANY_PARTITION, Partitioner
+from babelbus.spark.sink_options import SinkOptions
 
 I64 = npt.NDArray[np.int64]
 DEAD_REASON, DEAD_TOPIC, DEAD_TIME, DEAD_BYTES = b"dead-reason", b"dead-topic", b"dead-time", b"dead-bytes"

@@ -15,13 +15,13 @@ from urllib.parse import unquote
 import msgspec
 
 from babelbus.errors import StorageError
+from babelbus.records.columns import Columns, decode_columns, find_positions
+from babelbus.records.format import CorruptRecordError
 from babelbus.spark.errors import UnknownTopicError
 from babelbus.spark.plan import Bounds
 from babelbus.storage import checkpoint as checkpoints
-from babelbus.storage.columns import Columns, decode_columns, find_positions
 from babelbus.storage.disk import SETTINGS_NAME, folder_name
 from babelbus.storage.files import File, LocalFiles, OffsetOutOfRangeError, disk_error
-from babelbus.storage.format import CorruptRecordError
 from babelbus.storage.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
 from babelbus.storage.recovery import RESCUED_SUFFIX, find_bases, parse_base
 from babelbus.storage.scan import scan

@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator
 from typing import Protocol
 
+from babelbus.records.columns import Columns
 from babelbus.spark.options import Place
 from babelbus.spark.plan import Bounds
-from babelbus.storage.columns import Columns
 
 
 class Reach(Protocol):

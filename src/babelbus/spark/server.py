@@ -24,13 +24,13 @@ from babelbus.client import (
 )
 from babelbus.client import OffsetOutOfRangeError as NoOffsetError
 from babelbus.client import UnknownTopicError as NoTopicError
+from babelbus.records.columns import Columns, decode_columns, find_positions
+from babelbus.records.format import INT64, CorruptRecordError
 from babelbus.spark.connection import Patience, connect
 from babelbus.spark.errors import OptionError, PartitionUnreachableError, RecordsRefusedError, UnknownTopicError
 from babelbus.spark.options import Place
 from babelbus.spark.plan import Bounds
-from babelbus.storage.columns import Columns, decode_columns, find_positions
 from babelbus.storage.files import OffsetOutOfRangeError
-from babelbus.storage.format import INT64, CorruptRecordError
 
 FETCH_BYTES = 8 * 2**20
 """Of one request; with 4 MiB a single reader is a third slower, for each one is waited for."""

@@ -20,11 +20,11 @@ from babelbus.client import BabelbusError, BlockingClient, RequestError
 from babelbus.clock import Clock, SystemClock
 from babelbus.protocols.jebp.blocking_transactions import BlockingPartWriter
 from babelbus.protocols.jebp.messages import PartRecords
+from babelbus.records.format import encode_payloads
 from babelbus.spark.connection import connection
 from babelbus.spark.options import Place
 from babelbus.spark.sink_errors import SinkOwnerError, TargetError
 from babelbus.spark.sink_options import SinkOptions
-from babelbus.storage.format import encode_payloads
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,6 +16,8 @@ import msgspec
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType, TimestampType
 
+from babelbus.records.columns import Columns
+from babelbus.records.format import TOMBSTONE, decode_headers
 from babelbus.spark.errors import OptionError, SchemaError, SparkError
 from babelbus.spark.options import Place
 from babelbus.spark.plan import Bounds
@@ -26,10 +28,8 @@ from babelbus.spark.schema import arrow_schema
 from babelbus.spark.state_options import STATE_TOPIC, StateOptions
 from babelbus.spark.stream import StreamReader
 from babelbus.storage import compacted
-from babelbus.storage.columns import Columns
 from babelbus.storage.disk import folder_name
 from babelbus.storage.files import LocalFiles
-from babelbus.storage.format import TOMBSTONE, decode_headers
 
 if TYPE_CHECKING:
     import pyarrow as pa

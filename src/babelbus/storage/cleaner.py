@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babelbus.storage.columns import Columns, decode_columns, find_positions
+from babelbus.records.columns import Columns, decode_columns, find_positions
+from babelbus.records.format import TOMBSTONE, CorruptRecordError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import disk_error
-from babelbus.storage.format import TOMBSTONE, CorruptRecordError
 
 if TYPE_CHECKING:
     from babelbus.storage.log import Log

@@ -4,9 +4,9 @@ from typing import Protocol
 
 import msgspec
 
-from babelbus.storage.columns import Columns
+from babelbus.records.columns import Columns
+from babelbus.records.record import RecordBatch
 from babelbus.storage.producers import Producers
-from babelbus.storage.record import RecordBatch
 from babelbus.storage.recovery import Recovery
 from babelbus.storage.segment import Chunk
 

@@ -10,8 +10,9 @@ from itertools import pairwise
 import msgspec
 from sqlalchemy import func, select
 
+from babelbus.records.columns import decode_chunk
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.check import Meter, PartitionReport, Problem, Progress, Report, SegmentReport
-from babelbus.storage.columns import decode_chunk
 from babelbus.storage.database import choose_database
 from babelbus.storage.database_link import Database
 from babelbus.storage.database_ranges import PartitionRows, Range
@@ -19,7 +20,6 @@ from babelbus.storage.database_reading import read_chunk
 from babelbus.storage.database_rows import Row
 from babelbus.storage.database_tables import find_tables, partitions, ranges, topics
 from babelbus.storage.files import FileSystem
-from babelbus.storage.format import CorruptRecordError
 
 READ_BYTES = 2**22
 LEFT_ALONE = "nothing: readers are refused it and go on behind it; put the rows back from a copy of the database"

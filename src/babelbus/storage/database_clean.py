@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from babelbus.storage.columns import Columns, decode_chunk
+from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.format import TOMBSTONE, CorruptRecordError
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.format import TOMBSTONE, CorruptRecordError
 
 if TYPE_CHECKING:
     from babelbus.storage.database_log import DatabaseLog

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
-from babelbus.storage.columns import Columns, decode_chunk
+from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.format import CorruptRecordError
+from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.database_clean import clean
 from babelbus.storage.database_link import Database
@@ -18,10 +20,8 @@ from babelbus.storage.database_ranges import PartitionRows, Range
 from babelbus.storage.database_reading import find_range, read_chunk
 from babelbus.storage.database_rows import Row, to_rows
 from babelbus.storage.files import DiskError, OffsetOutOfRangeError
-from babelbus.storage.format import CorruptRecordError
 from babelbus.storage.producers import Producers
 from babelbus.storage.reading import Chunk
-from babelbus.storage.record import RecordBatch
 from babelbus.storage.recovery import Recovery
 from babelbus.storage.scan import BadRange, StoredBatch
 

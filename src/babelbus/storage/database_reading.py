@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.database_ranges import Range
 from babelbus.storage.database_rows import Row, sizes, to_stored
-from babelbus.storage.format import CorruptRecordError
 from babelbus.storage.reading import Chunk
 
 Fetch = Callable[[int, int, int], Sequence[Row]]

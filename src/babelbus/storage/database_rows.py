@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from babelbus.storage.checksum import crcs_hold
-from babelbus.storage.columns import Columns, decode_columns
-from babelbus.storage.format import (
+from babelbus.records.checksum import crcs_hold
+from babelbus.records.columns import Columns, decode_columns
+from babelbus.records.format import (
     BODY,
     CRC_IS_WRONG,
     HEAD,
@@ -27,7 +27,7 @@ from babelbus.storage.format import (
     decode_headers,
     record_error,
 )
-from babelbus.storage.record import RecordBatch
+from babelbus.records.record import RecordBatch
 from babelbus.storage.scan import StoredBatch
 
 Row = tuple[int, int, int, int, bytes | None, bytes | None, bytes | None]

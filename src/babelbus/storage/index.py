@@ -14,7 +14,7 @@ from array import array
 import google_crc32c
 import numpy as np
 
-from babelbus.storage.record import RecordBatch
+from babelbus.records.record import RecordBatch
 
 BLOCK_RECORDS = 1024
 ENTRY_BYTES = 8

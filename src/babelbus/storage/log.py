@@ -12,17 +12,17 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
+from babelbus.records.columns import Columns, decode_columns, find_positions
+from babelbus.records.format import CorruptRecordError, rebase
+from babelbus.records.record import RecordBatch
 from babelbus.storage import checkpoint as checkpoints
 from babelbus.storage import compacted
 from babelbus.storage.checkpoint import Checkpoint
 from babelbus.storage.cleaner import clean
-from babelbus.storage.columns import Columns, decode_columns, find_positions
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import DiskError, FileSystem, OffsetOutOfRangeError, disk_error
-from babelbus.storage.format import CorruptRecordError, rebase
 from babelbus.storage.index import BLOCK_RECORDS
 from babelbus.storage.producers import Producers
-from babelbus.storage.record import RecordBatch
 from babelbus.storage.recovery import RESCUED_SUFFIX, Recovery, open_segments
 from babelbus.storage.segment import Chunk, Segment, base_name
 from babelbus.storage.segments import Segments

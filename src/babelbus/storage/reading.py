@@ -10,10 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from babelbus.errors import StorageError
-from babelbus.storage.checksum import crcs_hold
-from babelbus.storage.columns import I64, find_positions
-from babelbus.storage.files import File, FileSystem, disk_error
-from babelbus.storage.format import (
+from babelbus.records.checksum import crcs_hold
+from babelbus.records.columns import I64, find_positions
+from babelbus.records.format import (
     HEAD_BYTES,
     INT32,
     INT64,
@@ -22,6 +21,7 @@ from babelbus.storage.format import (
     CorruptRecordError,
     record_error,
 )
+from babelbus.storage.files import File, FileSystem, disk_error
 from babelbus.storage.index import BLOCK_RECORDS, UNKNOWN_SUM, SparseIndex, crc32c
 from babelbus.storage.scan import BadRange, good_records
 

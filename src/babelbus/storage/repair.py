@@ -12,6 +12,9 @@ import struct
 import numpy as np
 
 from babelbus.clock import SystemClock
+from babelbus.records.columns import find_positions
+from babelbus.records.format import INT64, encode_batch
+from babelbus.records.record import Record
 from babelbus.storage import checkpoint as checkpoints
 from babelbus.storage.check import (
     TOPICS,
@@ -29,14 +32,11 @@ from babelbus.storage.check import (
     report_partition,
     wrong_sums,
 )
-from babelbus.storage.columns import find_positions
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk import LOCK_NAME, REMOVED_PREFIX
 from babelbus.storage.files import File, FileSystem, disk_error
-from babelbus.storage.format import INT64, encode_batch
 from babelbus.storage.index import BLOCK_RECORDS, crc32c
 from babelbus.storage.log import Log
-from babelbus.storage.record import Record
 from babelbus.storage.recovery import RESCUED_SUFFIX, find_bases, parse_base, replace_from
 from babelbus.storage.segment import DERIVED_SUFFIXES, Segment, base_name
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from babelbus.storage.checksum import crcs_hold
-from babelbus.storage.columns import I64, decode_columns, find_positions
-from babelbus.storage.files import File
-from babelbus.storage.format import (
+from babelbus.records.checksum import crcs_hold
+from babelbus.records.columns import I64, decode_columns, find_positions
+from babelbus.records.format import (
     HEAD,
     LENGTH_FROM,
     LENGTH_MIN,
@@ -25,8 +24,9 @@ from babelbus.storage.format import (
     headers_position,
     record_error,
 )
+from babelbus.records.record import RecordBatch
+from babelbus.storage.files import File
 from babelbus.storage.index import SparseIndex
-from babelbus.storage.record import RecordBatch
 
 CHUNK_BYTES = 4 * 2**20
 _INNER = struct.Struct(">bqi")

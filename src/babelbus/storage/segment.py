@@ -5,11 +5,11 @@ import logging
 
 import numpy as np
 
-from babelbus.storage.columns import find_positions
+from babelbus.records.columns import find_positions
+from babelbus.records.record import RecordBatch
 from babelbus.storage.files import DiskError, FileSystem, disk_error
 from babelbus.storage.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, SparseIndex, decode
 from babelbus.storage.reading import Chunk, SegmentReader
-from babelbus.storage.record import RecordBatch
 from babelbus.storage.scan import OFFSET_MAX, Scan, scan
 
 __all__ = ["DERIVED_SUFFIXES", "SUFFIXES", "Chunk", "Segment", "base_name"]

@@ -7,9 +7,9 @@ from bisect import bisect_right
 
 import numpy as np
 
-from babelbus.storage.columns import I64, find_positions
+from babelbus.records.columns import I64, find_positions
+from babelbus.records.format import INT64, LENGTH_FROM, CorruptRecordError
 from babelbus.storage.files import FileSystem, OffsetOutOfRangeError
-from babelbus.storage.format import INT64, LENGTH_FROM, CorruptRecordError
 from babelbus.storage.recovery import replace_from
 from babelbus.storage.segment import Chunk, Segment
 

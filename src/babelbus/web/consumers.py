@@ -23,7 +23,7 @@ from babelbus.core.group import Group
 from babelbus.core.group_flight import Delivery
 from babelbus.core.topic import SUBJECT_HEADER, event_of
 from babelbus.errors import BabelbusError
-from babelbus.storage.record import Record
+from babelbus.records.record import Record
 from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number
 from babelbus.web.contract import UnknownConsumerError

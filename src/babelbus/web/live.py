@@ -13,7 +13,7 @@ from aiohttp import web
 from babelbus.core.flow import Bound
 from babelbus.core.record import Event
 from babelbus.metrics import Metrics
-from babelbus.storage.record import Headers
+from babelbus.records.record import Headers
 from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_text, write_lines
 from babelbus.web.contract import InvalidEventError, LiveAccess, StateAccess, StateChange, Stop

@@ -5,7 +5,7 @@ What is no UTF-8 stands under `..._base64` instead; headers that an object canno
 
 import msgspec
 
-from babelbus.storage.record import Headers, Record
+from babelbus.records.record import Headers, Record
 
 UNSET = msgspec.UNSET
 Unset = msgspec.UnsetType

@@ -25,7 +25,7 @@ from babelbus.protocols.jebp.decoder import ServerDecoder
 from babelbus.protocols.jebp.handshake import ServerHandshake
 from babelbus.protocols.jebp.identity import Identity as ServerIdentity
 from babelbus.protocols.jebp.messages import CreateRecord, CreateRecords, RecordsCreated, Request, Subscribe
-from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.records.columns import decode_chunk, iterate
 
 CREATED = b"\xa1\x30"
 AGAIN = b"\xb3\x31"

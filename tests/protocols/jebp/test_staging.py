@@ -40,9 +40,9 @@ from babelbus.protocols.jebp.staging_codec import (
 )
 from babelbus.protocols.jebp.status import Outcome
 from babelbus.protocols.jebp.transactions import REQUESTS_ON_THE_WAY
+from babelbus.records.format import encode_batch, encode_payloads
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
-from babelbus.storage.format import encode_batch, encode_payloads
 from tests.support.bus import in_loop
 from tests.support.server import configure
 from tests.support.staging import StagingChild, StagingServer

@@ -14,9 +14,9 @@ from babelbus.protocols.zbus.given_up import without
 from babelbus.protocols.zbus.heads import LEARNED_ONCE_MAX, SHAPE_BYTES_MAX, SHAPES_MAX, Heads
 from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, to_record
-from babelbus.storage.columns import decode_columns, find_positions
-from babelbus.storage.format import encode_batch, public_headers
-from babelbus.storage.record import Headers, Record
+from babelbus.records.columns import decode_columns, find_positions
+from babelbus.records.format import encode_batch, public_headers
+from babelbus.records.record import Headers, Record
 from tests.protocols.zbus.strategies import messages
 
 SHAPE: Headers = ((b"ce_source", b"zbus:#s"), (b"zbus_ack", b"false"))

@@ -15,8 +15,8 @@ from babelbus.protocols.zbus.heads import Heads
 from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record, to_record
 from babelbus.protocols.zbus.stored import Recorder
-from babelbus.storage.columns import decode_chunk, iterate
-from babelbus.storage.format import encode_bodies, public_headers
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import encode_bodies, public_headers
 from tests.protocols.zbus.strategies import messages
 
 STAMP = {"source": "S", "remote-addr": "/10.0.0.1:5"}

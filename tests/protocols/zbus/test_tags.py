@@ -8,9 +8,9 @@ from babelbus.core.group_rows import Rows
 from babelbus.core.settings import InvalidSettingError
 from babelbus.protocols.zbus.filters import FILTER_LENGTH_MAX, compile_filter
 from babelbus.protocols.zbus.tags import TagFilter, record_filter
-from babelbus.storage.columns import decode_columns, find_positions
-from babelbus.storage.format import encode_batch
-from babelbus.storage.record import Record
+from babelbus.records.columns import decode_columns, find_positions
+from babelbus.records.format import encode_batch
+from babelbus.records.record import Record
 
 names = st.sampled_from([b"ce_id", b"zbus_tag", b"tag", b"x", b"$z"])
 values = st.none() | st.sampled_from([b"a", b"a.b", b"b", b"\xff", b""])

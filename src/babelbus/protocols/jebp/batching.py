@@ -9,7 +9,7 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.protocols.jebp.producer import BATCH_RECORDS_MAX, Batch, Producer, Published
-from babelbus.storage.format import (
+from babelbus.records.format import (
     HEADERS_MAX,
     RECORD_BYTES_MIN,
     RESERVED_HEADER_PREFIX,
@@ -17,7 +17,7 @@ from babelbus.storage.format import (
     encode_batch,
     encode_payloads,
 )
-from babelbus.storage.record import Headers, Record, RecordBatch
+from babelbus.records.record import Headers, Record, RecordBatch
 
 
 class Flushed(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import ANY_PARTITION, TopicPositions
 from babelbus.protocols.jebp.producer import Published
 from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, FetchedPartition
-from babelbus.storage.format import InvalidRecordError
-from babelbus.storage.record import Headers, Record
+from babelbus.records.format import InvalidRecordError
+from babelbus.records.record import Headers, Record
 
 T = TypeVar("T")
 _Sent = tuple[str, bytes | None, bytes | None, Headers, int, int]

@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 from babelbus.protocols.jebp.messages import ANY_PARTITION, BatchCommitted, Data, PartRecords, TransactionTold
 from babelbus.protocols.jebp.transactions import PartWriter, Transaction
-from babelbus.storage.record import Record, RecordBatch
+from babelbus.records.record import Record, RecordBatch
 
 T = TypeVar("T")
 

@@ -39,7 +39,7 @@ from babelbus.protocols.jebp.producer import BATCH_RECORDS_MAX, Producer, Publis
 from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, FetchedPartition, Reader, start_of
 from babelbus.protocols.jebp.status import is_success
 from babelbus.protocols.jebp.transactions import Asker, Transaction
-from babelbus.storage.record import Headers, Record
+from babelbus.records.record import Headers, Record
 
 
 class Position(msgspec.Struct, frozen=True):

@@ -32,8 +32,8 @@ from babelbus.protocols.jebp.partition_codec import (
     positions_head,
 )
 from babelbus.protocols.jebp.status import Outcome
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.files import OffsetOutOfRangeError
-from babelbus.storage.format import CorruptRecordError
 
 log = logging.getLogger(__name__)
 

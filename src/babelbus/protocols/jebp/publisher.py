@@ -19,9 +19,9 @@ from babelbus.protocols.jebp.box import Sealer
 from babelbus.protocols.jebp.codec import encode_records_created
 from babelbus.protocols.jebp.messages import PROTOCOL, CreateRecord, CreateRecords, RecordsCreated
 from babelbus.protocols.jebp.status import Answers, Outcome
+from babelbus.records.format import InvalidRecordError
+from babelbus.records.ingest import ChecksumError, parse_records
 from babelbus.storage.files import DiskError, DiskFullError
-from babelbus.storage.format import InvalidRecordError
-from babelbus.storage.ingest import ChecksumError, parse_records
 
 
 class Publisher:

@@ -31,9 +31,9 @@ from babelbus.protocols.jebp.link import Link
 from babelbus.protocols.jebp.messages import FROM_OFFSET, FROM_TIMESTAMP, Fetch, Response, Subscribe
 from babelbus.protocols.jebp.partition_reader import PartitionReader
 from babelbus.protocols.jebp.status import is_success
-from babelbus.storage.columns import I64, Columns, decode_columns, find_positions, iterate, verify
-from babelbus.storage.format import INT64, INT64_MAX, CorruptRecordError
-from babelbus.storage.record import Record
+from babelbus.records.columns import I64, Columns, decode_columns, find_positions, iterate, verify
+from babelbus.records.format import INT64, INT64_MAX, CorruptRecordError
+from babelbus.records.record import Record
 
 BYTES_MAX_MAX = FRAME_BYTES_MAX - 18
 """Most that fits into the answer to one fetch."""

@@ -23,9 +23,9 @@ from babelbus.protocols.jebp.messages import (
 )
 from babelbus.protocols.jebp.staging_codec import encode_committed, encode_dropped, encode_staged, encode_told
 from babelbus.protocols.jebp.status import Outcome
+from babelbus.records.format import InvalidRecordError
+from babelbus.records.ingest import ChecksumError, parse_records
 from babelbus.storage.files import DiskError, DiskFullError
-from babelbus.storage.format import InvalidRecordError
-from babelbus.storage.ingest import ChecksumError, parse_records
 
 FINAL_ERRORS = (
     StagingRefusedError,

@@ -12,8 +12,8 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.jebp.codec import batch_head, encode_missing_offset, encode_missing_topics
 from babelbus.protocols.jebp.messages import FROM_OFFSET, PROTOCOL, Data, Fetch, Subscribe
 from babelbus.protocols.jebp.status import Outcome
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.files import OffsetOutOfRangeError
-from babelbus.storage.format import CorruptRecordError
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from babelbus.protocols.jebp.messages import (
 )
 from babelbus.protocols.jebp.staging_codec import decode_committed, decode_dropped, decode_staged, decode_told
 from babelbus.protocols.jebp.status import is_success
-from babelbus.storage.record import Record, RecordBatch
+from babelbus.records.record import Record, RecordBatch
 
 UNKNOWN_COMMAND_STATUS = 0xB0
 RETRY_SECONDS_MIN = 0.02

@@ -11,7 +11,7 @@ from babelbus.errors import StorageError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus.repeat import Repeat
 from babelbus.protocols.zbus.stored import mixed_bodies
-from babelbus.storage.format import encode_bodies
+from babelbus.records.format import encode_bodies
 
 log = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.signature import ReplayGuard
 from babelbus.protocols.zbus.tags import record_filter
-from babelbus.storage.columns import decode_chunk, iterate
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.files import FileSystem, OffsetOutOfRangeError
-from babelbus.storage.format import CorruptRecordError
 from babelbus.units import MIB
 
 PROTOCOL = "zbus"

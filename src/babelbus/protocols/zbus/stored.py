@@ -14,8 +14,8 @@ import msgspec
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import BodyKind, Message
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, to_record
-from babelbus.storage.format import LENGTHS, RESERVED_HEADER_PREFIX
-from babelbus.storage.record import Headers
+from babelbus.records.format import LENGTHS, RESERVED_HEADER_PREFIX
+from babelbus.records.record import Headers
 
 KNOWN_MAX: Final = 256
 KNOWN_LENGTH_MAX: Final = 128

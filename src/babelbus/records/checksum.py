@@ -17,7 +17,7 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from babelbus.storage.format import HEAD_BYTES
+from babelbus.records.format import HEAD_BYTES
 
 I64 = npt.NDArray[np.int64]
 """Registers are kept as int64 although they have 32 bits: numpy takes from tables by this type without converting."""

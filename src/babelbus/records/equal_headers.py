@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from babelbus.storage.columns import I64, Columns, decode_columns
-from babelbus.storage.format import (
+from babelbus.records.columns import I64, Columns, decode_columns
+from babelbus.records.format import (
     HEAD,
     HEAD_BYTES,
     HEADERS_MAX,

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from babelbus.storage.checksum import CRC_AT, record_crcs
-from babelbus.storage.columns import decode_columns, find_positions
-from babelbus.storage.format import (
+from babelbus.records.checksum import CRC_AT, record_crcs
+from babelbus.records.columns import decode_columns, find_positions
+from babelbus.records.format import (
     ATTRIBUTES_KNOWN,
     BODY,
     CRC_IS_WRONG,
@@ -18,7 +18,7 @@ from babelbus.storage.format import (
     record_error,
     walk,
 )
-from babelbus.storage.record import RecordBatch
+from babelbus.records.record import RecordBatch
 
 RECORDS_MAX = 2**20
 """Most records of one batch."""

@@ -16,7 +16,7 @@ from itertools import repeat
 import numpy as np
 
 from babelbus.errors import StorageError
-from babelbus.storage.record import Headers, Positions, Record, RecordBatch
+from babelbus.records.record import Headers, Positions, Record, RecordBatch
 
 Buffer = bytes | bytearray | memoryview
 

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from babelbus.storage.checksum import crcs_hold
-from babelbus.storage.format import (
+from babelbus.records.checksum import crcs_hold
+from babelbus.records.format import (
     HEAD_BYTES,
     HEADERS_MAX,
     LENGTH_FROM,
@@ -26,7 +26,7 @@ from babelbus.storage.format import (
     uniform_run,
     walk,
 )
-from babelbus.storage.record import Record
+from babelbus.records.record import Record
 
 I64 = npt.NDArray[np.int64]
 RUN_MIN = 16
