@@ -16,7 +16,7 @@ from babelbus.core.group_settings import BEGINNING, GroupSettings
 from babelbus.core.groups import Groups
 from babelbus.core.settings import TopicSettings
 from babelbus.metrics import Metrics
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles
 from bench.frame import Reading, figure
 from bench.workload import PAYLOAD, scratch_folder

@@ -21,7 +21,7 @@ from babelbus.clock import SystemClock
 from babelbus.errors import BabelbusError
 from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles
 from bench.frame import Peer, PeerMissingError, Reading, figure
 from bench.workload import PAYLOAD, scratch_root

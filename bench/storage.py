@@ -7,8 +7,8 @@ from babelbus.clock import SystemClock
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk.log import Log
 from babelbus.storage.files import LocalFiles
-from babelbus.storage.log import Log
 from bench.frame import Reading, figure
 from bench.peers import raw
 from bench.workload import PAYLOAD, SECONDS, scratch_folder

@@ -93,7 +93,7 @@ def imports(module: str, *, types: bool = True) -> Iterator[str]:
                 parents = module.split(".")
                 parents = parents[: len(parents) - node.level + is_package]
                 base = ".".join([*parents, base] if base else parents)
-            for alias in node.names:  # `from babelbus.storage import log` is an import of babelbus.storage.log
+            for alias in node.names:  # `from babelbus.storage import log` is an import of babelbus.storage.disk.log
                 yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
 
 

@@ -15,7 +15,7 @@ from babelbus.core.settings import InvalidSettingError, TopicSettings
 from babelbus.core.subject import EVERYTHING, InvalidTopicNameError, exactly
 from babelbus.errors import StorageError
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.disk import SETTINGS_NAME, FolderStore
+from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, Gate, batch, done, events, in_loop, payloads, read, turns

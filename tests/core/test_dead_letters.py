@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from babelbus.core.dead_letters import OURS, DeadLetter, NoDeadLetterError, make, origin, read, topic_name
 from babelbus.core.record import Record
 from babelbus.core.subject import check_topic_name
-from babelbus.storage.disk import folder_name
+from babelbus.storage.disk.store import folder_name
 from tests.storage.helpers import NOW, headers
 
 LETTER = DeadLetter("plant", 2, 77, "g", 16, "nack", NOW)

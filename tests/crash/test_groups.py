@@ -24,7 +24,7 @@ from babelbus.core.groups import Groups
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.metrics import Metrics
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
 

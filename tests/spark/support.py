@@ -10,9 +10,9 @@ from babelbus.records.format import encode_batch, mark_producer, rebase
 from babelbus.records.record import Record, RecordBatch
 from babelbus.spark.options import SourceOptions, parse
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.disk.log import Log
+from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles
-from babelbus.storage.log import Log
 
 NOW = 1_700_000_000_000
 

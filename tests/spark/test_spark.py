@@ -17,7 +17,7 @@ from babelbus.config import TopicDefaults
 from babelbus.records.record import Record
 from babelbus.spark.pipelines import progress
 from babelbus.spark.schema import COLUMNS, NULLABLE
-from babelbus.storage.log import Log
+from babelbus.storage.disk.log import Log
 from tests.spark.support import NOW, Folder, numbered
 from tests.support.jebp import make_older
 from tests.support.server import LiveServer, configure

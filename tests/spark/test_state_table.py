@@ -17,7 +17,7 @@ from babelbus.spark import state_options, state_table
 from babelbus.spark.errors import OptionError, SchemaError
 from babelbus.spark.state_options import parse_state
 from babelbus.spark.state_table import HistoryGoneError, StateReader, StateStreamReader, state_schema
-from babelbus.storage.log import Log
+from babelbus.storage.disk.log import Log
 from tests.support.server import LiveServer, configure
 
 SECONDS_MAX = 120

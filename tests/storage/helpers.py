@@ -9,8 +9,8 @@ from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings, PartitionLog
+from babelbus.storage.disk.log import Log
 from babelbus.storage.files import FileSystem
-from babelbus.storage.log import Log
 
 FOLDER = "data/topics/t/0"
 NOW = 1_700_000_000_000

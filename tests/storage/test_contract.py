@@ -11,7 +11,7 @@ from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings, PartitionLog, Store
 from babelbus.storage.database import DatabaseStore
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles, OffsetOutOfRangeError
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.helpers import append, fill, numbered, read_all

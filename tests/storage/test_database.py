@@ -31,7 +31,7 @@ from babelbus.storage.contract import LogSettings
 from babelbus.storage.database import DatabaseStore, DatabaseUrlError
 from babelbus.storage.database_log import DatabaseLog
 from babelbus.storage.database_tables import SchemaVersionError
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import DiskError, DiskFullError, File, FolderLockedError, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.helpers import NOW, append, fill, numbered, payloads, read_all, records

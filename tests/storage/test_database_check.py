@@ -7,12 +7,12 @@ import pytest
 
 from babelbus.clock import ManualClock
 from babelbus.records.record import Record
-from babelbus.storage.check import Problem, Report
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.database import DatabaseStore
 from babelbus.storage.database_check import check_database
 from babelbus.storage.database_log import DatabaseLog
 from babelbus.storage.database_tables import SchemaVersionError
+from babelbus.storage.disk.check import Problem, Report
 from babelbus.storage.files import DiskError, LocalFiles
 from tests.storage.helpers import NOW, append, fill, numbered
 from tests.storage.test_database import Place

@@ -11,8 +11,8 @@ from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError, encode_batch, mark_producer
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk.log import Log
 from babelbus.storage.files import DiskError, DiskFullError
-from babelbus.storage.log import Log
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, payloads, read_all
 

@@ -120,7 +120,7 @@ from babelbus.clock import SystemClock
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import DiskFullError, LocalFiles
 from babelbus.records.format import encode_payloads
-from babelbus.storage.log import Log
+from babelbus.storage.disk.log import Log
 
 log = Log(LocalFiles(), sys.argv[1], LogSettings(), SystemClock())
 append = lambda: log.append(encode_payloads([bytes(100)] * 50, [1] * 50, log.next_offset))

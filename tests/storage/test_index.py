@@ -7,8 +7,8 @@ import pytest
 
 from babelbus.clock import ManualClock
 from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk.log import Log
 from babelbus.storage.files import LocalFiles
-from babelbus.storage.log import Log
 from tests.storage.helpers import append, fill, numbered, read_all
 
 NAMES = (".index", ".timeindex", ".blocks")

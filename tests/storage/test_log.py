@@ -12,8 +12,8 @@ from babelbus.clock import ManualClock
 from babelbus.records.format import TOMBSTONE, CorruptRecordError, encode_batch, mark_producer
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk.log import Log
 from babelbus.storage.files import DiskError, OffsetOutOfRangeError
-from babelbus.storage.log import Log
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, payloads, read_all, records

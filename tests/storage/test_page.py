@@ -4,7 +4,7 @@ from pathlib import Path
 
 from babelbus.records.format import encode_batch, mark_producer
 from babelbus.records.record import Record
-from babelbus.storage.segment import DERIVED_SUFFIXES
+from babelbus.storage.disk.segment import DERIVED_SUFFIXES
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, append, open_log
 

@@ -9,12 +9,12 @@ import pytest
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError, encode_batch, encode_payloads, walk
 from babelbus.records.record import Record
-from babelbus.storage import checkpoint
-from babelbus.storage.checkpoint import Checkpoint
 from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk import checkpoint
+from babelbus.storage.disk.checkpoint import Checkpoint
+from babelbus.storage.disk.log import Log
+from babelbus.storage.disk.segment import DERIVED_SUFFIXES
 from babelbus.storage.files import OffsetOutOfRangeError
-from babelbus.storage.log import Log
-from babelbus.storage.segment import DERIVED_SUFFIXES
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, read_all
 

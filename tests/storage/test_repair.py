@@ -10,14 +10,14 @@ from babelbus.clock import ManualClock
 from babelbus.errors import StorageError
 from babelbus.records.format import encode_payloads, mark_producer, walk
 from babelbus.records.record import Record
-from babelbus.storage import checkpoint as checkpoints
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.disk import checkpoint as checkpoints
+from babelbus.storage.disk.index import BLOCK_ENTRY
+from babelbus.storage.disk.log import Log
+from babelbus.storage.disk.repair import Problem, Report, check_folder, repair_folder
+from babelbus.storage.disk.segment import DERIVED_SUFFIXES, base_name
+from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import FolderLockedError, LocalFiles
-from babelbus.storage.index import BLOCK_ENTRY
-from babelbus.storage.log import Log
-from babelbus.storage.repair import Problem, Report, check_folder, repair_folder
-from babelbus.storage.segment import DERIVED_SUFFIXES, base_name
 
 from .faults import FaultyFiles
 from .helpers import FOLDER, NOW, append, fill, numbered, open_log, read_all

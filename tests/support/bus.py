@@ -18,7 +18,7 @@ from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record, RecordBatch
 from babelbus.storage.contract import Store
-from babelbus.storage.disk import FolderStore
+from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import FileSystem
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles

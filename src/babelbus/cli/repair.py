@@ -16,7 +16,7 @@ from babelbus.cli.target import Target, folder_options, lock_owner
 from babelbus.errors import StorageError
 
 if TYPE_CHECKING:
-    from babelbus.storage.repair import Problem, Report
+    from babelbus.storage.disk.repair import Problem, Report
 
 DATABASE_NAME = "db.sqlite"
 DATABASE_ADVICE = "a database is never changed by repair: put its rows back from a copy"
@@ -40,8 +40,8 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
     The database of topics with engine db is read too: db.url of the configuration (--config, BABELBUS_DB_URL), else
     db.sqlite in the folder. The server may run meanwhile. Exit code 0: all is well; 1: there are problems.
     """
+    from babelbus.storage.disk.repair import check_folder
     from babelbus.storage.files import LocalFiles
-    from babelbus.storage.repair import check_folder
 
     path = _folder(target, folder)
     # What looks like a leftover of a crash may be the work of a server that runs.
@@ -75,8 +75,8 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
 
     Exit code 0: all is well now; 1: problems are left, or (--dry-run) there are some.
     """
+    from babelbus.storage.disk.repair import repair_folder
     from babelbus.storage.files import LocalFiles
-    from babelbus.storage.repair import repair_folder
 
     path = _folder(target, folder)
     with _bytes_read(f"repair {path}") as advance:
@@ -145,8 +145,8 @@ def _add_database(report: "Report", target: Target, path: str, *, live: bool) ->
     expected = _in_database(path)
     if not expected and url is None and not os.path.exists(default):
         return False  # nobody waits for SQLAlchemy
-    from babelbus.storage.check import Problem, Report
     from babelbus.storage.database_check import check_database
+    from babelbus.storage.disk.check import Problem, Report
     from babelbus.storage.files import LocalFiles
 
     try:

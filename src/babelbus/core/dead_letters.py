@@ -66,7 +66,7 @@ def topic_name(group: str) -> str:
     """
     name = group.replace("%", "%25").replace(",", "%2C")
     room = NAME_BYTES_MAX - len(PREFIX)
-    # The folder's name is the topic's, percent-encoded, and has a limit too (storage/disk.py).
+    # The folder's name is the topic's, percent-encoded, and has a limit too (storage/disk/store.py).
     if len(name.encode()) <= room and len(quote(PREFIX + name, safe="")) <= 255:
         return PREFIX + name
     return f"{PREFIX}{quote(name, safe='')[:64].rpartition('%')[0] or 'group'}-{zlib.crc32(group.encode()):08x}"

@@ -12,8 +12,8 @@ from babelbus.core.settings import Ack
 from babelbus.errors import StorageError
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import PartitionLog
+from babelbus.storage.disk.segment import Chunk
 from babelbus.storage.files import DiskFullError, OffsetOutOfRangeError, disk_error
-from babelbus.storage.segment import Chunk
 
 log = logging.getLogger(__name__)
 

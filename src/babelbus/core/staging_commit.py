@@ -17,8 +17,8 @@ from babelbus.records.columns import find_positions
 from babelbus.records.format import LENGTH_FROM, LENGTH_MIN, PRODUCER_HEADER, CorruptRecordError
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import PartitionLog
+from babelbus.storage.disk.scan import read_producer
 from babelbus.storage.files import FileSystem, disk_error
-from babelbus.storage.scan import read_producer
 
 log = logging.getLogger(__name__)
 

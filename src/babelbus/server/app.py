@@ -34,7 +34,7 @@ from babelbus.server.sbus import SbusService
 from babelbus.server.worterbuch import WorterbuchService
 from babelbus.server.zbus import ZbusService
 from babelbus.storage.contract import Store
-from babelbus.storage.disk import LOCK_NAME, FolderStore
+from babelbus.storage.disk.store import LOCK_NAME, FolderStore
 from babelbus.storage.files import File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.web.admin import AdminServer

@@ -19,13 +19,13 @@ from babelbus.records.columns import Columns, decode_columns, find_positions
 from babelbus.records.format import CorruptRecordError
 from babelbus.spark.errors import UnknownTopicError
 from babelbus.spark.plan import Bounds
-from babelbus.storage import checkpoint as checkpoints
-from babelbus.storage.disk import SETTINGS_NAME, folder_name
+from babelbus.storage.disk import checkpoint as checkpoints
+from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
+from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_base
+from babelbus.storage.disk.scan import scan
+from babelbus.storage.disk.segment import Segment, base_name
+from babelbus.storage.disk.store import SETTINGS_NAME, folder_name
 from babelbus.storage.files import File, LocalFiles, OffsetOutOfRangeError, disk_error
-from babelbus.storage.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
-from babelbus.storage.recovery import RESCUED_SUFFIX, find_bases, parse_base
-from babelbus.storage.scan import scan
-from babelbus.storage.segment import Segment, base_name
 
 log = logging.getLogger(__name__)
 

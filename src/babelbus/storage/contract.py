@@ -6,9 +6,9 @@ import msgspec
 
 from babelbus.records.columns import Columns
 from babelbus.records.record import RecordBatch
+from babelbus.storage.disk.recovery import Recovery
+from babelbus.storage.disk.segment import Chunk
 from babelbus.storage.producers import Producers
-from babelbus.storage.recovery import Recovery
-from babelbus.storage.segment import Chunk
 
 
 class LogSettings(msgspec.Struct, frozen=True):

@@ -12,13 +12,13 @@ from sqlalchemy import func, select
 
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.check import Meter, PartitionReport, Problem, Progress, Report, SegmentReport
 from babelbus.storage.database import choose_database
 from babelbus.storage.database_link import Database
 from babelbus.storage.database_ranges import PartitionRows, Range
 from babelbus.storage.database_reading import read_chunk
 from babelbus.storage.database_rows import Row
 from babelbus.storage.database_tables import find_tables, partitions, ranges, topics
+from babelbus.storage.disk.check import Meter, PartitionReport, Problem, Progress, Report, SegmentReport
 from babelbus.storage.files import FileSystem
 
 READ_BYTES = 2**22

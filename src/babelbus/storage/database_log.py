@@ -19,11 +19,11 @@ from babelbus.storage.database_link import Database
 from babelbus.storage.database_ranges import PartitionRows, Range
 from babelbus.storage.database_reading import find_range, read_chunk
 from babelbus.storage.database_rows import Row, to_rows
+from babelbus.storage.disk.reading import Chunk
+from babelbus.storage.disk.recovery import Recovery
+from babelbus.storage.disk.scan import BadRange, StoredBatch
 from babelbus.storage.files import DiskError, OffsetOutOfRangeError
 from babelbus.storage.producers import Producers
-from babelbus.storage.reading import Chunk
-from babelbus.storage.recovery import Recovery
-from babelbus.storage.scan import BadRange, StoredBatch
 
 log = logging.getLogger(__name__)
 

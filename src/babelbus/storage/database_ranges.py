@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from babelbus.storage.database_rows import BARE_BYTES
 from babelbus.storage.database_tables import partitions, producers, ranges, records
-from babelbus.storage.scan import StoredBatch
+from babelbus.storage.disk.scan import StoredBatch
 
 TOGETHER_MAX = 500
 """Records that one DELETE names."""

@@ -12,7 +12,7 @@ import numpy as np
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.database_ranges import Range
 from babelbus.storage.database_rows import Row, sizes, to_stored
-from babelbus.storage.reading import Chunk
+from babelbus.storage.disk.reading import Chunk
 
 Fetch = Callable[[int, int, int], Sequence[Row]]
 """(offset, end offset, most rows) -> rows in order."""

@@ -28,7 +28,7 @@ from babelbus.records.format import (
     record_error,
 )
 from babelbus.records.record import RecordBatch
-from babelbus.storage.scan import StoredBatch
+from babelbus.storage.disk.scan import StoredBatch
 
 Row = tuple[int, int, int, int, bytes | None, bytes | None, bytes | None]
 """Offset, timestamp, attributes, CRC, key, payload, headers."""

@@ -56,7 +56,7 @@ from babelbus.protocols.jebp.partition_codec import (
 from babelbus.protocols.jebp.status import Outcome, answers
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
-from babelbus.storage.log import Log
+from babelbus.storage.disk.log import Log
 from tests.support.bus import in_loop
 from tests.support.jebp import make_older
 from tests.support.server import configure

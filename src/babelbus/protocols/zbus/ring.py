@@ -7,7 +7,7 @@ log itself gives memory back by whole segments, so it holds some more for a whil
 from babelbus.core.group import Group
 from babelbus.core.group_settings import at_offset
 from babelbus.core.topic import Topic
-from babelbus.storage.log import Log
+from babelbus.storage.disk.log import Log
 
 SIZE = 1000
 SEGMENT_BYTES = 2**20

@@ -17,8 +17,8 @@ from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import disk_error
 
 if TYPE_CHECKING:
-    from babelbus.storage.log import Log
-    from babelbus.storage.segment import Segment
+    from babelbus.storage.disk.log import Log
+    from babelbus.storage.disk.segment import Segment
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from babelbus.records.format import (
     record_error,
 )
 from babelbus.records.record import RecordBatch
+from babelbus.storage.disk.index import SparseIndex
 from babelbus.storage.files import File
-from babelbus.storage.index import SparseIndex
 
 CHUNK_BYTES = 4 * 2**20
 _INNER = struct.Struct(">bqi")

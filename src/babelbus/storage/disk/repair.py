@@ -15,8 +15,9 @@ from babelbus.clock import SystemClock
 from babelbus.records.columns import find_positions
 from babelbus.records.format import INT64, encode_batch
 from babelbus.records.record import Record
-from babelbus.storage import checkpoint as checkpoints
-from babelbus.storage.check import (
+from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk import checkpoint as checkpoints
+from babelbus.storage.disk.check import (
     TOPICS,
     Look,
     Meter,
@@ -32,13 +33,12 @@ from babelbus.storage.check import (
     report_partition,
     wrong_sums,
 )
-from babelbus.storage.contract import LogSettings
-from babelbus.storage.disk import LOCK_NAME, REMOVED_PREFIX
+from babelbus.storage.disk.index import BLOCK_RECORDS, crc32c
+from babelbus.storage.disk.log import Log
+from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_base, replace_from
+from babelbus.storage.disk.segment import DERIVED_SUFFIXES, Segment, base_name
+from babelbus.storage.disk.store import LOCK_NAME, REMOVED_PREFIX
 from babelbus.storage.files import File, FileSystem, disk_error
-from babelbus.storage.index import BLOCK_RECORDS, crc32c
-from babelbus.storage.log import Log
-from babelbus.storage.recovery import RESCUED_SUFFIX, find_bases, parse_base, replace_from
-from babelbus.storage.segment import DERIVED_SUFFIXES, Segment, base_name
 
 __all__ = ["PartitionReport", "Problem", "Progress", "Report", "SegmentReport", "check_folder", "repair_folder"]
 

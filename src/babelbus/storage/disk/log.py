@@ -15,17 +15,17 @@ from babelbus.errors import StorageError
 from babelbus.records.columns import Columns, decode_columns, find_positions
 from babelbus.records.format import CorruptRecordError, rebase
 from babelbus.records.record import RecordBatch
-from babelbus.storage import checkpoint as checkpoints
-from babelbus.storage import compacted
-from babelbus.storage.checkpoint import Checkpoint
-from babelbus.storage.cleaner import clean
 from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk import checkpoint as checkpoints
+from babelbus.storage.disk import compaction_mark as compacted
+from babelbus.storage.disk.checkpoint import Checkpoint
+from babelbus.storage.disk.cleaner import clean
+from babelbus.storage.disk.index import BLOCK_RECORDS
+from babelbus.storage.disk.recovery import RESCUED_SUFFIX, Recovery, open_segments
+from babelbus.storage.disk.segment import Chunk, Segment, base_name
+from babelbus.storage.disk.segments import Segments
 from babelbus.storage.files import DiskError, FileSystem, OffsetOutOfRangeError, disk_error
-from babelbus.storage.index import BLOCK_RECORDS
 from babelbus.storage.producers import Producers
-from babelbus.storage.recovery import RESCUED_SUFFIX, Recovery, open_segments
-from babelbus.storage.segment import Chunk, Segment, base_name
-from babelbus.storage.segments import Segments
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from babelbus.records.columns import I64, find_positions
 from babelbus.records.format import INT64, LENGTH_FROM, CorruptRecordError
+from babelbus.storage.disk.recovery import replace_from
+from babelbus.storage.disk.segment import Chunk, Segment
 from babelbus.storage.files import FileSystem, OffsetOutOfRangeError
-from babelbus.storage.recovery import replace_from
-from babelbus.storage.segment import Chunk, Segment
 
 PLACES_MAX = 4096
 """Offsets whose position is remembered: the ends of the last appends and reads, where the next reads begin."""

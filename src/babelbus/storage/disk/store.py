@@ -6,8 +6,8 @@ from urllib.parse import quote, unquote
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk.log import Log
 from babelbus.storage.files import FileSystem
-from babelbus.storage.log import Log
 
 LOCK_NAME = "lock"
 """The lock file of a data folder: one process owns it."""

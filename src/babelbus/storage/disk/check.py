@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 
 from babelbus.errors import StorageError
-from babelbus.storage import checkpoint as checkpoints
-from babelbus.storage.checkpoint import Checkpoint
-from babelbus.storage.disk import REMOVED_PREFIX, folder_name
+from babelbus.storage.disk import checkpoint as checkpoints
+from babelbus.storage.disk.checkpoint import Checkpoint
+from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, UNKNOWN_SUM, decode
+from babelbus.storage.disk.recovery import LEFTOVER_SUFFIXES, RESCUED_SUFFIX, find_bases, parse_base
+from babelbus.storage.disk.scan import OFFSET_MAX, Scan, scan
+from babelbus.storage.disk.segment import DERIVED_SUFFIXES, base_name
+from babelbus.storage.disk.store import REMOVED_PREFIX, folder_name
 from babelbus.storage.files import FileSystem
-from babelbus.storage.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, UNKNOWN_SUM, decode
-from babelbus.storage.recovery import LEFTOVER_SUFFIXES, RESCUED_SUFFIX, find_bases, parse_base
-from babelbus.storage.scan import OFFSET_MAX, Scan, scan
-from babelbus.storage.segment import DERIVED_SUFFIXES, base_name
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of records that were read and those that there are."""

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import msgspec
 
-from babelbus.storage import checkpoint as checkpoints
-from babelbus.storage.checkpoint import Checkpoint
+from babelbus.storage.disk import checkpoint as checkpoints
+from babelbus.storage.disk.checkpoint import Checkpoint
+from babelbus.storage.disk.scan import BadRange, Scan
+from babelbus.storage.disk.segment import DERIVED_SUFFIXES, SUFFIXES, Segment, base_name
 from babelbus.storage.files import FileSystem
 from babelbus.storage.producers import Producers
-from babelbus.storage.scan import BadRange, Scan
-from babelbus.storage.segment import DERIVED_SUFFIXES, SUFFIXES, Segment, base_name
 
 log = logging.getLogger(__name__)
 

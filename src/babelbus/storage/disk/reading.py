@@ -21,9 +21,9 @@ from babelbus.records.format import (
     CorruptRecordError,
     record_error,
 )
+from babelbus.storage.disk.index import BLOCK_RECORDS, UNKNOWN_SUM, SparseIndex, crc32c
+from babelbus.storage.disk.scan import BadRange, good_records
 from babelbus.storage.files import File, FileSystem, disk_error
-from babelbus.storage.index import BLOCK_RECORDS, UNKNOWN_SUM, SparseIndex, crc32c
-from babelbus.storage.scan import BadRange, good_records
 
 TIMESTAMP_AT = 17
 """Where in a record its timestamp stands."""

@@ -7,10 +7,10 @@ import numpy as np
 
 from babelbus.records.columns import find_positions
 from babelbus.records.record import RecordBatch
+from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, SparseIndex, decode
+from babelbus.storage.disk.reading import Chunk, SegmentReader
+from babelbus.storage.disk.scan import OFFSET_MAX, Scan, scan
 from babelbus.storage.files import DiskError, FileSystem, disk_error
-from babelbus.storage.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, SparseIndex, decode
-from babelbus.storage.reading import Chunk, SegmentReader
-from babelbus.storage.scan import OFFSET_MAX, Scan, scan
 
 __all__ = ["DERIVED_SUFFIXES", "SUFFIXES", "Chunk", "Segment", "base_name"]
 

@@ -1,0 +1,1 @@
+"""Engine `disk`: topics as folders of segment files (docs/storage.md)."""
