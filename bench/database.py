@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from babelbus.clock import SystemClock
 from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.database import DatabaseStore
-from babelbus.storage.database_log import DatabaseLog
 from babelbus.storage.files import LocalFiles
+from babelbus.storage.sql.log import DatabaseLog
+from babelbus.storage.sql.store import DatabaseStore
 from bench.frame import PeerMissingError, Reading, figure
 from bench.workload import PAYLOAD, SECONDS, scratch_folder
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server

@@ -10,10 +10,10 @@ from babelbus.clock import ManualClock
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings, PartitionLog, Store
-from babelbus.storage.database import DatabaseStore
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles, OffsetOutOfRangeError
 from babelbus.storage.memory import MemoryFiles
+from babelbus.storage.sql.store import DatabaseStore
 from tests.storage.helpers import append, fill, numbered, read_all
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 

@@ -26,14 +26,14 @@ from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.records.format import CorruptRecordError, encode_batch, mark_producer
 from babelbus.records.record import Record
-from babelbus.storage import database_log
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.database import DatabaseStore, DatabaseUrlError
-from babelbus.storage.database_log import DatabaseLog
-from babelbus.storage.database_tables import SchemaVersionError
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import DiskError, DiskFullError, File, FolderLockedError, LocalFiles
 from babelbus.storage.memory import MemoryFiles
+from babelbus.storage.sql import log as database_log
+from babelbus.storage.sql.log import DatabaseLog
+from babelbus.storage.sql.store import DatabaseStore, DatabaseUrlError
+from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered, payloads, read_all, records
 from tests.support.bus import done, events, in_loop, turns
 from tests.support.bus import payloads as partition_payloads
@@ -371,7 +371,7 @@ def test_what_was_flushed_survives_the_loss_of_all_that_was_not(place: Place, tm
 def test_what_was_appended_survives_a_killed_process_although_nobody_flushed(tmp_path: Path) -> None:
     program = (
         "import sys; from babelbus.clock import SystemClock; from babelbus.storage.contract import LogSettings\n"
-        "from babelbus.storage.database import DatabaseStore; from babelbus.storage.files import LocalFiles\n"
+        "from babelbus.storage.sql.store import DatabaseStore; from babelbus.storage.files import LocalFiles\n"
         "from babelbus.records.format import encode_payloads\n"
         "log = DatabaseStore(sys.argv[1], LocalFiles(), SystemClock()).open_partition('t', 0, LogSettings())\n"
         "while True:\n"

@@ -8,12 +8,12 @@ import pytest
 from babelbus.clock import ManualClock
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.database import DatabaseStore
-from babelbus.storage.database_check import check_database
-from babelbus.storage.database_log import DatabaseLog
-from babelbus.storage.database_tables import SchemaVersionError
 from babelbus.storage.disk.check import Problem, Report
 from babelbus.storage.files import DiskError, LocalFiles
+from babelbus.storage.sql.check import check_database
+from babelbus.storage.sql.log import DatabaseLog
+from babelbus.storage.sql.store import DatabaseStore
+from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered
 from tests.storage.test_database import Place
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server

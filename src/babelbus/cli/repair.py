@@ -145,9 +145,9 @@ def _add_database(report: "Report", target: Target, path: str, *, live: bool) ->
     expected = _in_database(path)
     if not expected and url is None and not os.path.exists(default):
         return False  # nobody waits for SQLAlchemy
-    from babelbus.storage.database_check import check_database
     from babelbus.storage.disk.check import Problem, Report
     from babelbus.storage.files import LocalFiles
+    from babelbus.storage.sql.check import check_database
 
     try:
         with _bytes_read("check the database") as advance:

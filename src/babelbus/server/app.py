@@ -389,7 +389,7 @@ class _Stores(dict[str, Store]):
 
 def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
     """Open the database, and finish the removals that a crash cut short; loading SQLAlchemy takes half a second."""
-    from babelbus.storage.database import DatabaseStore
+    from babelbus.storage.sql.store import DatabaseStore
 
     store = DatabaseStore(url, files, clock)
     for token in store.removed():

@@ -14,12 +14,12 @@ from sqlalchemy.exc import ArgumentError
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.database_link import Database
-from babelbus.storage.database_log import DatabaseLog
-from babelbus.storage.database_postgresql import PostgresqlDatabase
-from babelbus.storage.database_sqlite import SqliteDatabase
-from babelbus.storage.database_tables import partitions, producers, ranges, records, topics
 from babelbus.storage.files import FileSystem
+from babelbus.storage.sql.connection import Database
+from babelbus.storage.sql.log import DatabaseLog
+from babelbus.storage.sql.postgresql import PostgresqlDatabase
+from babelbus.storage.sql.sqlite import SqliteDatabase
+from babelbus.storage.sql.tables import partitions, producers, ranges, records, topics
 
 GRAVE_PREFIX = "removed-"
 EXAMPLES = "sqlite:////var/lib/babelbus/db.sqlite, postgresql://user@host/database (its password in PGPASSWORD)"

@@ -12,14 +12,14 @@ from sqlalchemy import func, select
 
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.database import choose_database
-from babelbus.storage.database_link import Database
-from babelbus.storage.database_ranges import PartitionRows, Range
-from babelbus.storage.database_reading import read_chunk
-from babelbus.storage.database_rows import Row
-from babelbus.storage.database_tables import find_tables, partitions, ranges, topics
 from babelbus.storage.disk.check import Meter, PartitionReport, Problem, Progress, Report, SegmentReport
 from babelbus.storage.files import FileSystem
+from babelbus.storage.sql.connection import Database
+from babelbus.storage.sql.ranges import PartitionRows, Range
+from babelbus.storage.sql.reading import read_chunk
+from babelbus.storage.sql.rows import Row
+from babelbus.storage.sql.store import choose_database
+from babelbus.storage.sql.tables import find_tables, partitions, ranges, topics
 
 READ_BYTES = 2**22
 LEFT_ALONE = "nothing: readers are refused it and go on behind it; put the rows back from a copy of the database"

@@ -13,8 +13,8 @@ from babelbus.records.format import TOMBSTONE, CorruptRecordError
 from babelbus.storage.contract import LogSettings
 
 if TYPE_CHECKING:
-    from babelbus.storage.database_log import DatabaseLog
-    from babelbus.storage.database_ranges import Range
+    from babelbus.storage.sql.log import DatabaseLog
+    from babelbus.storage.sql.ranges import Range
 
 log = logging.getLogger(__name__)
 

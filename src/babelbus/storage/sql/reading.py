@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.database_ranges import Range
-from babelbus.storage.database_rows import Row, sizes, to_stored
 from babelbus.storage.disk.reading import Chunk
+from babelbus.storage.sql.ranges import Range
+from babelbus.storage.sql.rows import Row, sizes, to_stored
 
 Fetch = Callable[[int, int, int], Sequence[Row]]
 """(offset, end offset, most rows) -> rows in order."""

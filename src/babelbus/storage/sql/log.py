@@ -14,16 +14,16 @@ from babelbus.records.columns import Columns, decode_chunk
 from babelbus.records.format import CorruptRecordError
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.database_clean import clean
-from babelbus.storage.database_link import Database
-from babelbus.storage.database_ranges import PartitionRows, Range
-from babelbus.storage.database_reading import find_range, read_chunk
-from babelbus.storage.database_rows import Row, to_rows
 from babelbus.storage.disk.reading import Chunk
 from babelbus.storage.disk.recovery import Recovery
 from babelbus.storage.disk.scan import BadRange, StoredBatch
 from babelbus.storage.files import DiskError, OffsetOutOfRangeError
 from babelbus.storage.producers import Producers
+from babelbus.storage.sql.cleaner import clean
+from babelbus.storage.sql.connection import Database
+from babelbus.storage.sql.ranges import PartitionRows, Range
+from babelbus.storage.sql.reading import find_range, read_chunk
+from babelbus.storage.sql.rows import Row, to_rows
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine
 from sqlalchemy.exc import OperationalError
 
-from babelbus.storage.database_link import Database
-from babelbus.storage.database_rows import COPY_COLUMNS, Rows, to_copy
-from babelbus.storage.database_tables import meta
 from babelbus.storage.files import FolderLockedError
+from babelbus.storage.sql.connection import Database
+from babelbus.storage.sql.rows import COPY_COLUMNS, Rows, to_copy
+from babelbus.storage.sql.tables import meta
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
-from babelbus.storage.database_rows import BARE_BYTES
-from babelbus.storage.database_tables import partitions, producers, ranges, records
 from babelbus.storage.disk.scan import StoredBatch
+from babelbus.storage.sql.rows import BARE_BYTES
+from babelbus.storage.sql.tables import partitions, producers, ranges, records
 
 TOGETHER_MAX = 500
 """Records that one DELETE names."""

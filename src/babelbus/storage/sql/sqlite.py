@@ -15,9 +15,9 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from babelbus.storage.database_link import Database
-from babelbus.storage.database_rows import Rows
 from babelbus.storage.files import DiskError, File, FileSystem, FolderLockedError
+from babelbus.storage.sql.connection import Database
+from babelbus.storage.sql.rows import Rows
 
 log = logging.getLogger(__name__)
 

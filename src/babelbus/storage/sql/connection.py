@@ -17,9 +17,9 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from babelbus.storage.database_rows import Row, Rows
-from babelbus.storage.database_tables import make_tables
 from babelbus.storage.files import DiskError, DiskFullError, disk_error
+from babelbus.storage.sql.rows import Row, Rows
+from babelbus.storage.sql.tables import make_tables
 
 log = logging.getLogger(__name__)
 

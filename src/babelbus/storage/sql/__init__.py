@@ -1,0 +1,1 @@
+"""Engine `db`: topics in SQLite or PostgreSQL (docs/storage.md)."""
