@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from babelbus.clock import SystemClock
 from babelbus.core.broker import Broker
-from babelbus.core.group_flight import Delivery
-from babelbus.core.group_member import Member
-from babelbus.core.group_settings import BEGINNING, GroupSettings
-from babelbus.core.groups import Groups
+from babelbus.core.groups.in_flight import Delivery
+from babelbus.core.groups.member import Member
+from babelbus.core.groups.registry import Groups
+from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from babelbus.core.settings import TopicSettings
 from babelbus.metrics import Metrics
 from babelbus.storage.disk.store import FolderStore

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from babelbus.cli import program
 from babelbus.cli.execute import SIGNALS
 from babelbus.cli.groups import DEFAULTS, _setting_text
-from babelbus.core.group_settings import GroupSettings
+from babelbus.core.groups.settings import GroupSettings
 from tests.cli.shell import COMMAND, Served
 from tests.support.bus import SAFETY_NET_SECONDS
 

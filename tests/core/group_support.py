@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from babelbus.clock import ManualClock
-from babelbus.core.group import Group
-from babelbus.core.group_flight import Delivery
-from babelbus.core.group_member import Member
-from babelbus.core.group_settings import BEGINNING, GroupSettings, Place
-from babelbus.core.groups import Groups
+from babelbus.core.groups.group import Group
+from babelbus.core.groups.in_flight import Delivery
+from babelbus.core.groups.member import Member
+from babelbus.core.groups.registry import Groups
+from babelbus.core.groups.settings import BEGINNING, GroupSettings, Place
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.errors import BabelbusError

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from babelbus.core.dead_letter_topics import (
+from babelbus.core.groups.dead_letter_topics import (
     FAILURES_MAX,
     REPLAY_GROUP,
     TAKE_COUNT,
@@ -10,7 +10,7 @@ from babelbus.core.dead_letter_topics import (
     LettersWaitingError,
     NoDeadLetterTopicError,
 )
-from babelbus.core.group_settings import GroupOwnedError
+from babelbus.core.groups.settings import GroupOwnedError
 from babelbus.core.record import Event
 from babelbus.core.topic import UnknownPartitionError
 from tests.core.group_support import EXPLICIT, Crew

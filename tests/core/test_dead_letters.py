@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.dead_letters import OURS, DeadLetter, NoDeadLetterError, make, origin, read, topic_name
+from babelbus.core.groups.dead_letters import OURS, DeadLetter, NoDeadLetterError, make, origin, read, topic_name
 from babelbus.core.record import Record
 from babelbus.core.subject import check_topic_name
 from babelbus.storage.disk.store import folder_name

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.group_lane import READ_BYTES
-from babelbus.core.group_member import UNLIMITED, share
-from babelbus.core.group_settings import (
+from babelbus.core.groups.member import UNLIMITED, share
+from babelbus.core.groups.partition_cursor import READ_BYTES
+from babelbus.core.groups.settings import (
     BEGINNING,
     END,
     GroupClosedError,

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from babelbus.core import dead_letters
-from babelbus.core.group_flight import SPENT_LEASES_MAX
-from babelbus.core.group_settings import GroupClosedError, GroupSettings
+from babelbus.core.groups import dead_letters
+from babelbus.core.groups.in_flight import SPENT_LEASES_MAX
+from babelbus.core.groups.settings import GroupClosedError, GroupSettings
 from babelbus.core.record import Record
 from babelbus.core.topic import UnknownPartitionError
 from tests.core.group_support import Crew, Taker

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.group import Group
-from babelbus.core.group_rows import Rows, RowsFilter, Run
-from babelbus.core.group_settings import GroupSettings, RecordFilter
+from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run
+from babelbus.core.groups.group import Group
+from babelbus.core.groups.settings import GroupSettings, RecordFilter
 from babelbus.core.record import Record
 from tests.core.group_support import Crew, Taker
 from tests.support.bus import in_loop, turns

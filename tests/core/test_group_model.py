@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from babelbus.core.dead_letters import read as read_letter
-from babelbus.core.group import Group
-from babelbus.core.group_flight import Delivery
-from babelbus.core.group_settings import BEGINNING, GroupSettings
+from babelbus.core.groups.dead_letters import read as read_letter
+from babelbus.core.groups.group import Group
+from babelbus.core.groups.in_flight import Delivery
+from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from tests.core.group_support import Crew, Taker
 from tests.support.bus import read, turns
 

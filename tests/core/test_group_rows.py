@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.group_rows import Rows, Run, read_headers
+from babelbus.core.groups.delivery_rows import Rows, Run, read_headers
 from babelbus.records.columns import decode_columns, find_positions, iterate
 from babelbus.records.equal_headers import FEW, cut, decode
 from babelbus.records.format import encode_batch

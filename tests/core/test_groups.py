@@ -6,8 +6,9 @@ import tempfile
 import pytest
 
 from babelbus.core.broker import UnknownTopicError
-from babelbus.core.group_file import DamagedGroupsError
-from babelbus.core.group_settings import (
+from babelbus.core.groups.cursor_files import DamagedGroupsError
+from babelbus.core.groups.registry import Groups
+from babelbus.core.groups.settings import (
     BEGINNING,
     END,
     GroupClosedError,
@@ -18,7 +19,6 @@ from babelbus.core.group_settings import (
     UnknownGroupError,
     at_offset,
 )
-from babelbus.core.groups import Groups
 from babelbus.core.settings import InvalidSettingError
 from babelbus.errors import StorageError
 from babelbus.storage.files import LocalFiles

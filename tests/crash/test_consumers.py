@@ -18,7 +18,7 @@ import pytest
 from babelbus.cli.api import AdminApi
 from babelbus.cli.command import CommandError
 from babelbus.config import Config, GroupsSettings, TopicDefaults
-from babelbus.core.group_file import GroupFile, StoredGroup
+from babelbus.core.groups.cursor_files import GroupFile, StoredGroup
 from babelbus.core.record import Record
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.messages import CreateRecords

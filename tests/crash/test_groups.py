@@ -17,10 +17,10 @@ import pytest
 
 from babelbus.clock import SystemClock
 from babelbus.core.broker import Broker
-from babelbus.core.group_flight import Delivery
-from babelbus.core.group_member import Member
-from babelbus.core.group_settings import BEGINNING, GroupSettings
-from babelbus.core.groups import Groups
+from babelbus.core.groups.in_flight import Delivery
+from babelbus.core.groups.member import Member
+from babelbus.core.groups.registry import Groups
+from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.metrics import Metrics

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from babelbus.config import Config, GroupsSettings, TopicDefaults, ZbusSettings
-from babelbus.core.group_file import GroupFile
+from babelbus.core.groups.cursor_files import GroupFile
 from babelbus.storage.files import LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.child import Child

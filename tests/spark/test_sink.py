@@ -18,7 +18,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from babelbus.client import BlockingClient, ClientClosedError, ConnectionLostError, Identity, RequestError
 from babelbus.config import JebpSettings
-from babelbus.core import dead_letters, json_text
+from babelbus.core import json_text
+from babelbus.core.groups import dead_letters
 from babelbus.records.record import Record
 from babelbus.spark import encode
 from babelbus.spark.connection import connection

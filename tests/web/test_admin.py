@@ -14,8 +14,8 @@ import pytest
 from yarl import URL
 
 from babelbus.core.broker import TopicExistsError, UnknownTopicError
-from babelbus.core.dead_letter_topics import DeadLetterTopics
-from babelbus.core.groups import Groups
+from babelbus.core.groups.dead_letter_topics import DeadLetterTopics
+from babelbus.core.groups.registry import Groups
 from babelbus.core.settings import InvalidSettingError
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics

@@ -10,7 +10,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
-from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
+from babelbus.core.groups.registry import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.history import History
 from babelbus.core.json_text import CONTENT_TYPE, JSON_TYPE, json_text
 from babelbus.core.partition import Partition, TopicClosedError

@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import hdrs, web
 
 from babelbus.core.broker import TopicExistsError, UnknownTopicError
-from babelbus.core.dead_letter_topics import LettersWaitingError, NoDeadLetterTopicError
-from babelbus.core.group_settings import (
+from babelbus.core.groups.dead_letter_topics import LettersWaitingError, NoDeadLetterTopicError
+from babelbus.core.groups.settings import (
     GroupClosedError,
     GroupExistsError,
     GroupOwnedError,

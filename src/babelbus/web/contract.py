@@ -8,8 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from babelbus.core.dead_letter_topics import DeadLetterTopics
-from babelbus.core.groups import Groups
+from babelbus.core.groups.dead_letter_topics import DeadLetterTopics
+from babelbus.core.groups.registry import Groups
 from babelbus.core.history import AsOf, Revision
 from babelbus.core.record import Event
 from babelbus.errors import BabelbusError

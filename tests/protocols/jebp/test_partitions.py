@@ -27,7 +27,7 @@ from babelbus.client import (
     UnsupportedByServerError,
 )
 from babelbus.config import Config, JebpSettings
-from babelbus.core.group_settings import BEGINNING
+from babelbus.core.groups.settings import BEGINNING
 from babelbus.core.record import Event
 from babelbus.core.subject import exactly
 from babelbus.errors import LocalProtocolError, RemoteProtocolError

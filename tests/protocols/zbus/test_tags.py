@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.group_rows import Rows
+from babelbus.core.groups.delivery_rows import Rows
 from babelbus.core.settings import InvalidSettingError
 from babelbus.protocols.zbus.filters import FILTER_LENGTH_MAX, compile_filter
 from babelbus.protocols.zbus.tags import TagFilter, record_filter

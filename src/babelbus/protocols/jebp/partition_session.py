@@ -4,8 +4,8 @@ import logging
 from collections.abc import Mapping
 
 from babelbus.core.access import Action, Identity
-from babelbus.core.group_settings import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
-from babelbus.core.groups import Groups
+from babelbus.core.groups.registry import Groups
+from babelbus.core.groups.settings import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
 from babelbus.core.partition import Partition
 from babelbus.core.topic import Topic, UnknownPartitionError
 from babelbus.errors import StorageError

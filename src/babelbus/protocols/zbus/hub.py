@@ -11,9 +11,9 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.broker import Broker
-from babelbus.core.group import Group
-from babelbus.core.group_member import Member
-from babelbus.core.group_settings import BEGINNING, END, GroupOwnedError, GroupSettings, at_offset
+from babelbus.core.groups.group import Group
+from babelbus.core.groups.member import Member
+from babelbus.core.groups.settings import BEGINNING, END, GroupOwnedError, GroupSettings, at_offset
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError

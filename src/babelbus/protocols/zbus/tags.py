@@ -1,7 +1,7 @@
 """The tags of messages as they are stored, and filters over them (specs/zbus.md, section 5.3)."""
 
-from babelbus.core.group_rows import Rows, RowsFilter, read_headers
-from babelbus.core.group_settings import RecordFilter
+from babelbus.core.groups.delivery_rows import Rows, RowsFilter, read_headers
+from babelbus.core.groups.settings import RecordFilter
 from babelbus.core.record import Headers, Record
 from babelbus.core.settings import InvalidSettingError
 from babelbus.protocols.zbus.errors import MalformedMessageError

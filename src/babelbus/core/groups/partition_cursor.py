@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from babelbus.core.group_flight import Counts, LaneFlight
-from babelbus.core.group_rows import Rows
+from babelbus.core.groups.delivery_rows import Rows
+from babelbus.core.groups.in_flight import Counts, LaneFlight
 from babelbus.core.partition import Partition
 from babelbus.core.record import Record
 from babelbus.records.columns import find_positions

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from babelbus.clock import Clock
-from babelbus.core.dead_letters import DeadLetters, TopicDoor, topic_name
-from babelbus.core.group import Group
-from babelbus.core.group_file import EncodedGroup, GroupFile, StoredGroup, encode_file, encode_group
-from babelbus.core.group_flight import Counts
-from babelbus.core.group_info import StoredLane
-from babelbus.core.group_lane import ReadAhead
-from babelbus.core.group_settings import (
+from babelbus.core.groups.cursor_files import EncodedGroup, GroupFile, StoredGroup, encode_file, encode_group
+from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, topic_name
+from babelbus.core.groups.group import Group
+from babelbus.core.groups.in_flight import Counts
+from babelbus.core.groups.info import StoredLane
+from babelbus.core.groups.partition_cursor import ReadAhead
+from babelbus.core.groups.settings import (
     END,
     FilterFactory,
     GroupClosedError,

@@ -4,12 +4,12 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from babelbus.core.group_flight import Delivery, Holder
-from babelbus.core.group_settings import RecordFilter
+from babelbus.core.groups.in_flight import Delivery, Holder
+from babelbus.core.groups.settings import RecordFilter
 from babelbus.errors import BabelbusError
 
 if TYPE_CHECKING:
-    from babelbus.core.group import Group
+    from babelbus.core.groups.group import Group
 
 UNLIMITED = sys.maxsize
 

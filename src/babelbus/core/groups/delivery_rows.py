@@ -12,7 +12,7 @@ from typing import TypeVar, cast, overload
 import msgspec
 import numpy as np
 
-from babelbus.core.group_flight import Delivery, Lease
+from babelbus.core.groups.in_flight import Delivery, Lease
 from babelbus.core.record import Headers, Record
 from babelbus.records.columns import I64, Columns
 from babelbus.records.equal_headers import Headed, are_equal, cut

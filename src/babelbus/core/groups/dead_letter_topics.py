@@ -10,12 +10,12 @@ from typing import Protocol
 
 import msgspec
 
-from babelbus.core.dead_letters import PREFIX, DeadLetter, NoDeadLetterError, TopicDoor, origin, read, topic_name
-from babelbus.core.group import Group
-from babelbus.core.group_flight import Delivery
-from babelbus.core.group_info import StoredLane
-from babelbus.core.group_settings import BEGINNING, GroupSettings
-from babelbus.core.groups import Groups
+from babelbus.core.groups.dead_letters import PREFIX, DeadLetter, NoDeadLetterError, TopicDoor, origin, read, topic_name
+from babelbus.core.groups.group import Group
+from babelbus.core.groups.in_flight import Delivery
+from babelbus.core.groups.info import StoredLane
+from babelbus.core.groups.registry import Groups
+from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from babelbus.core.partition import Partition
 from babelbus.core.record import Receipt, Record
 from babelbus.core.topic import Topic

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from babelbus.core.group_flight import Counts
-from babelbus.core.group_lane import Lane
-from babelbus.core.group_settings import GroupSettings, Place
+from babelbus.core.groups.in_flight import Counts
+from babelbus.core.groups.partition_cursor import Lane
+from babelbus.core.groups.settings import GroupSettings, Place
 
 SPANS_MAX = 4096
 """How many ranges of out-of-order acks are kept over a restart, for each partition; what lies behind comes again."""

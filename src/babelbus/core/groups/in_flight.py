@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.group_settings import GroupSettings
+from babelbus.core.groups.settings import GroupSettings
 from babelbus.core.record import Record
 
 SPENT_LEASES_MAX = 256

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from babelbus.core.group_info import StoredLane
-from babelbus.core.group_settings import GroupSettings
+from babelbus.core.groups.info import StoredLane
+from babelbus.core.groups.settings import GroupSettings
 from babelbus.errors import StorageError
 from babelbus.storage.files import FileSystem, disk_error
 

@@ -27,13 +27,13 @@ from itertools import chain
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.dead_letters import DeadLetter, DeadLetters, topic_name
-from babelbus.core.group_flight import Counts, Delivery, Entry, Flight, LaneFlight
-from babelbus.core.group_info import GroupInfo, StoredLane, lane_info, resolve, stored_lane
-from babelbus.core.group_lane import Lane, ReadAhead
-from babelbus.core.group_member import Deliver, Member, OnClosed
-from babelbus.core.group_settings import GroupClosedError, GroupOwnedError, GroupSettings, Place, RecordFilter
-from babelbus.core.group_turn import Dispatcher
+from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
+from babelbus.core.groups.dispatcher import Dispatcher
+from babelbus.core.groups.in_flight import Counts, Delivery, Entry, Flight, LaneFlight
+from babelbus.core.groups.info import GroupInfo, StoredLane, lane_info, resolve, stored_lane
+from babelbus.core.groups.member import Deliver, Member, OnClosed
+from babelbus.core.groups.partition_cursor import Lane, ReadAhead
+from babelbus.core.groups.settings import GroupClosedError, GroupOwnedError, GroupSettings, Place, RecordFilter
 from babelbus.core.record import Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError

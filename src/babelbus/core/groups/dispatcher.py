@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from babelbus.core.group_flight import DUE, Counts, Delivery, Entry, Flight, KeyState, Lease
-from babelbus.core.group_lane import Lane
-from babelbus.core.group_member import Member, share
-from babelbus.core.group_rows import Numbers, Rows, RowsFilter, Run, pick
-from babelbus.core.group_settings import GroupClosedError, GroupSettings, RecordFilter
+from babelbus.core.groups.delivery_rows import Numbers, Rows, RowsFilter, Run, pick
+from babelbus.core.groups.in_flight import DUE, Counts, Delivery, Entry, Flight, KeyState, Lease
+from babelbus.core.groups.member import Member, share
+from babelbus.core.groups.partition_cursor import Lane
+from babelbus.core.groups.settings import GroupClosedError, GroupSettings, RecordFilter
 from babelbus.core.record import Record
 from babelbus.errors import StorageError
 

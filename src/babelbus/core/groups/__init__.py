@@ -1,0 +1,1 @@
+"""Consumer groups: durable cursors shared by members of any protocol, redelivery, dead letters (docs/groups.md)."""
