@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babelbus.core.history import AsOf, History, HistoryGoneError, Revision
-from babelbus.core.names import KeyPattern
-from babelbus.core.state import NoSuchKeyError, State, Testament
+from babelbus.core.state.history import AsOf, History, HistoryGoneError, Revision
+from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state.tree import NoSuchKeyError, State, Testament
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.files import OffsetOutOfRangeError
 from tests.core.test_names import keys as some_keys
@@ -107,7 +107,7 @@ async def test_changes_of_a_key_come_the_newest_pages_first(monkeypatch: pytest.
     assert [one.offset for one in page] == [5, 6]
     page, _ = await history.revisions("k", before=page[0].offset, count_max=3)
     assert [one.offset for one in page] == [1, 2, 3]
-    monkeypatch.setattr("babelbus.core.history.REVISIONS_BYTES_MAX", 2)
+    monkeypatch.setattr("babelbus.core.state.history.REVISIONS_BYTES_MAX", 2)
     page, _ = await history.revisions("k", before=4)
     assert [one.offset for one in page] == [2, 3]
 

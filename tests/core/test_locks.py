@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.locks import Granted, LockHeldError, Locks, NotLockedError
+from babelbus.core.state.locks import Granted, LockHeldError, Locks, NotLockedError
 
 owners = st.sampled_from(["one", "two", "three"])
 keys = st.sampled_from(["k", "k/child"])

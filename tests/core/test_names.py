@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.names import KeyPattern, Names
+from babelbus.core.state.key_index import KeyPattern, Names
 
 elements = st.sampled_from(["", "a", "b", "?", "ü"])
 keys = st.lists(elements, min_size=1, max_size=4).map("/".join)

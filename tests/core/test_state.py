@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from babelbus.core.names import KeyPattern
 from babelbus.core.record import Event, Receipt
-from babelbus.core.state import (
+from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state.log import Change, Kind
+from babelbus.core.state.tree import (
     InvalidKeyError,
     NoSuchKeyError,
     State,
@@ -21,7 +22,6 @@ from babelbus.core.state import (
     VersionedError,
     VersionMismatchError,
 )
-from babelbus.core.state_log import Change, Kind
 from babelbus.core.subject import PathPattern, below
 from babelbus.storage.files import DiskError, DiskFullError
 from tests.core.test_names import children_of, pattern

@@ -6,10 +6,10 @@ import logging
 import msgspec
 import pytest
 
-from babelbus.core.names import KeyPattern
 from babelbus.core.record import Receipt
-from babelbus.core.state import State, Testament
-from babelbus.core.state_log import Kept
+from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state.log import Kept
+from babelbus.core.state.tree import State, Testament
 from babelbus.errors import StorageError
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, done, in_loop, read, turns
@@ -136,7 +136,7 @@ async def test_a_checkpoint_of_another_format_or_ahead_of_the_log_is_not_believe
     files = FaultyFiles()
     bus = await filled(files)
     state_log = bus.broker.state._log
-    monkeypatch.setattr("babelbus.core.state_log.CHECKPOINT_FORMAT", 2)
+    monkeypatch.setattr("babelbus.core.state.log.CHECKPOINT_FORMAT", 2)
     await bus.broker.close()
     monkeypatch.undo()
     bus = Bus(files)
@@ -279,7 +279,7 @@ async def test_damaged_records_are_left_out_and_the_rest_is_served(caplog: pytes
 
 @in_loop
 async def test_a_value_larger_than_a_chunk_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("babelbus.core.state_log.READ_BYTES", 100)
+    monkeypatch.setattr("babelbus.core.state.log.READ_BYTES", 100)
     bus = Bus()
     state = bus.open_state()
     for key in ("a", "b"):

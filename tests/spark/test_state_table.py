@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
-from babelbus.core import state_log
 from babelbus.core.broker import STATE_TOPIC
-from babelbus.core.names import KeyPattern
-from babelbus.core.state import Testament
+from babelbus.core.state import log as state_log
+from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state.tree import Testament
 from babelbus.spark import state_options, state_table
 from babelbus.spark.errors import OptionError, SchemaError
 from babelbus.spark.state_options import parse_state

@@ -11,7 +11,7 @@ from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
 from babelbus.core.record import Event, Receipt
 from babelbus.core.settings import TopicSettings
-from babelbus.core.state import State
+from babelbus.core.state.tree import State
 from babelbus.core.topic import Topic
 from babelbus.metrics import Metrics
 from babelbus.records.columns import decode_chunk, iterate

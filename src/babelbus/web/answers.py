@@ -18,9 +18,9 @@ from babelbus.core.groups.settings import (
     UnknownFilterError,
     UnknownGroupError,
 )
-from babelbus.core.history import AsOf, HistoryGoneError
 from babelbus.core.settings import InvalidSettingError
-from babelbus.core.state import InvalidKeyError, NoSuchKeyError, VersionedError, VersionMismatchError
+from babelbus.core.state.history import AsOf, HistoryGoneError
+from babelbus.core.state.tree import InvalidKeyError, NoSuchKeyError, VersionedError, VersionMismatchError
 from babelbus.core.subject import InvalidTopicNameError
 from babelbus.core.topic import UnknownPartitionError
 from babelbus.errors import BabelbusError, ConfigError, StorageError

@@ -10,8 +10,8 @@ import msgspec
 
 from babelbus.core.groups.dead_letter_topics import DeadLetterTopics
 from babelbus.core.groups.registry import Groups
-from babelbus.core.history import AsOf, Revision
 from babelbus.core.record import Event
+from babelbus.core.state.history import AsOf, Revision
 from babelbus.errors import BabelbusError
 
 

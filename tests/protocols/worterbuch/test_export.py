@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.config import WorterbuchSettings
-from babelbus.core.names import KeyPattern
+from babelbus.core.state.key_index import KeyPattern
 from babelbus.protocols.worterbuch.archive import ArchiveError, pack, unpack
 from babelbus.protocols.worterbuch.pointer import find_part
 from tests.support.server import LiveServer, configure

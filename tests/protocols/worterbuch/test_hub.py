@@ -3,10 +3,10 @@
 import pytest
 
 from babelbus.core.record import Event
+from babelbus.core.state.patterns import has_too_many_elements
 from babelbus.protocols.worterbuch import hub as hub_module
 from babelbus.protocols.worterbuch.codec import encode_state
 from babelbus.protocols.worterbuch.hub import foreign_value
-from babelbus.protocols.worterbuch.patterns import has_too_many_elements
 from tests.support.bus import in_loop
 from tests.support.worterbuch import (
     Talker,

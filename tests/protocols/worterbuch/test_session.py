@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from babelbus.protocols.worterbuch.patterns import ELEMENTS_MAX
+from babelbus.core.state.patterns import ELEMENTS_MAX
 from tests.support.bus import in_loop
 from tests.support.worterbuch import (
     SWITCH,

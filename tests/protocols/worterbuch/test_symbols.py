@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.protocols.worterbuch.patterns import check_key
+from babelbus.core.state.patterns import check_key
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 
 DOTS = Symbols(".", "*", ">")

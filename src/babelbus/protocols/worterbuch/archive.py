@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from babelbus.core.names import SEPARATOR
+from babelbus.core.state.key_index import SEPARATOR
+from babelbus.core.state.patterns import check_key
 from babelbus.errors import BabelbusError
-from babelbus.protocols.worterbuch.patterns import check_key
 from babelbus.protocols.worterbuch.values import parse_value, text_json
 
 Entry = tuple[str, bytes, int]

@@ -16,12 +16,12 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.broker import Broker
 from babelbus.core.json_text import is_json, json_text
-from babelbus.core.locks import Granted
-from babelbus.core.names import KeyPattern
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Route
-from babelbus.core.state import Commit, NoSuchKeyError, State
-from babelbus.core.state_log import Change, Kind
+from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state.locks import Granted
+from babelbus.core.state.log import Change, Kind
+from babelbus.core.state.tree import Commit, NoSuchKeyError, State
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.worterbuch.privileges import Verifier

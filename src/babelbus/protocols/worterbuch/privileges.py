@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from jwt import PyJWS, PyJWTError
 from jwt.algorithms import ECAlgorithm, HMACAlgorithm, OKPAlgorithm
 
+from babelbus.core.state.patterns import covers
 from babelbus.errors import ConfigError
 from babelbus.protocols.worterbuch.errors import UnauthorizedError
-from babelbus.protocols.worterbuch.patterns import covers
 
 LEEWAY_SECONDS = 60
 TOKEN_BYTES_MAX = 65_536

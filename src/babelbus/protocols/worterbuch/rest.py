@@ -7,11 +7,7 @@ import re
 
 import msgspec
 
-from babelbus.core.state import NoSuchKeyError, VersionedError
-from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
-from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
-from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
-from babelbus.protocols.worterbuch.patterns import (
+from babelbus.core.state.patterns import (
     ELEMENTS_MAX,
     check_key,
     check_pattern,
@@ -19,6 +15,10 @@ from babelbus.protocols.worterbuch.patterns import (
     has_too_many_elements,
     store_pattern,
 )
+from babelbus.core.state.tree import NoSuchKeyError, VersionedError
+from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
+from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
+from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
 from babelbus.protocols.worterbuch.pointer import InvalidPointerError, find_part
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges
 from babelbus.protocols.worterbuch.profiles import MAIN

@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from babelbus.core.state import NoSuchKeyError, VersionedError
-from babelbus.core.state_log import Change
+from babelbus.core.state.log import Change
+from babelbus.core.state.patterns import ELEMENTS_MAX
+from babelbus.core.state.tree import NoSuchKeyError, VersionedError
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch import messages as m
@@ -27,7 +28,6 @@ from babelbus.protocols.worterbuch.codec import (
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, MalformedMessageError, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.locks import LockRequests
-from babelbus.protocols.worterbuch.patterns import ELEMENTS_MAX
 from babelbus.protocols.worterbuch.peer import Peer
 from babelbus.protocols.worterbuch.profiles import MAIN, Greeting, Profile, choose_handshake, for_major
 from babelbus.protocols.worterbuch.subscriber import Subscriber

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from babelbus.core.record import Receipt
-from babelbus.core.state_log import Change
+from babelbus.core.state.log import Change
+from babelbus.core.state.patterns import store_pattern, subscription_pattern
 from babelbus.core.subject import PathPattern, exactly
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.codec import encode_pairs
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.patterns import store_pattern, subscription_pattern
 from babelbus.protocols.worterbuch.peer import Peer
 from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
 from babelbus.protocols.worterbuch.values import one_line, text_json

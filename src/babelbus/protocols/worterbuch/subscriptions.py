@@ -5,6 +5,7 @@ snapshot, or has not.
 """
 
 from babelbus.core.record import Receipt
+from babelbus.core.state.patterns import children_pattern, subscription_pattern
 from babelbus.core.subject import exactly
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
@@ -12,7 +13,6 @@ from babelbus.protocols.worterbuch.answers import Answers
 from babelbus.protocols.worterbuch.codec import encode_ack, encode_ls, encode_pstate, encode_state
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.patterns import children_pattern, subscription_pattern
 from babelbus.protocols.worterbuch.peer import Peer
 from babelbus.protocols.worterbuch.subscriber import Subscriber
 from babelbus.protocols.worterbuch.translator import Translator

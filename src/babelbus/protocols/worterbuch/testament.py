@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from babelbus.core.state import State, Testament
+from babelbus.core.state.patterns import check_key, check_pattern, has_too_many_elements, store_pattern
+from babelbus.core.state.tree import State, Testament
 from babelbus.protocols.worterbuch.hub import SYS
-from babelbus.protocols.worterbuch.patterns import check_key, check_pattern, has_too_many_elements, store_pattern
 
 
 class _Will(msgspec.Struct, frozen=True):

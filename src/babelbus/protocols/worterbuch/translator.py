@@ -8,8 +8,16 @@ from typing import Any
 
 import msgspec
 
-from babelbus.core.names import KeyPattern
-from babelbus.core.state_log import Change
+from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state.log import Change
+from babelbus.core.state.patterns import (
+    ELEMENTS_MAX,
+    check_key,
+    check_parent_pattern,
+    check_pattern,
+    has_too_many_elements,
+    store_pattern,
+)
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.codec import (
     encode_error,
@@ -23,14 +31,6 @@ from babelbus.protocols.worterbuch.codec import (
     state_tail,
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
-from babelbus.protocols.worterbuch.patterns import (
-    ELEMENTS_MAX,
-    check_key,
-    check_parent_pattern,
-    check_pattern,
-    has_too_many_elements,
-    store_pattern,
-)
 from babelbus.protocols.worterbuch.profiles import MAIN, Profile
 from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
 from babelbus.protocols.worterbuch.symbols import Symbols

@@ -1,6 +1,7 @@
 """What a client asks of the tree: values, what is published beside them, names (specs/worterbuch.md, section 5)."""
 
-from babelbus.core.state import State, VersionedError, VersionMismatchError
+from babelbus.core.state.patterns import children_pattern
+from babelbus.core.state.tree import State, VersionedError, VersionMismatchError
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.codec import (
@@ -14,7 +15,6 @@ from babelbus.protocols.worterbuch.codec import (
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.hub import is_below_sys
-from babelbus.protocols.worterbuch.patterns import children_pattern
 from babelbus.protocols.worterbuch.privileges import Privilege
 from babelbus.protocols.worterbuch.testament import note_change
 from babelbus.protocols.worterbuch.translator import Translator

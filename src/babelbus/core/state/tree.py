@@ -11,10 +11,10 @@ from itertools import repeat
 
 import msgspec
 
-from babelbus.core.locks import Locks
-from babelbus.core.names import SEPARATOR, KeyPattern, Names
 from babelbus.core.record import Receipt
-from babelbus.core.state_log import Change, Entry, Kept, Kind, StateLog
+from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
+from babelbus.core.state.locks import Locks
+from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog
 from babelbus.errors import BabelbusError, StorageError
 
 log = logging.getLogger(__name__)

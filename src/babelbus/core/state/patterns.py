@@ -4,7 +4,7 @@ An element that is exactly `?` stands for one element, one that is exactly `#` a
 (specs/worterbuch.md, section 2.2): none or more where the store is asked, one or more where events are awaited.
 """
 
-from babelbus.core.names import SEPARATOR, KeyPattern
+from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.subject import PathPattern
 from babelbus.protocols.worterbuch.errors import ErrorCode
 

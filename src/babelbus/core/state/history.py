@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from babelbus.core.names import KeyPattern
-from babelbus.core.state import NoSuchKeyError
-from babelbus.core.state_log import READ_BYTES, SOURCE_HEADER, VERSION_HEADER, Kept, Loaded, replay
+from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state.log import READ_BYTES, SOURCE_HEADER, VERSION_HEADER, Kept, Loaded, replay
+from babelbus.core.state.tree import NoSuchKeyError
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import Columns, decode_chunk
