@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.record import Receipt
 from babelbus.core.settings import TopicSettings
-from babelbus.core.staging import Staging
-from babelbus.core.staging_model import (
+from babelbus.core.subject import EVERYTHING
+from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
+from babelbus.core.transactions.model import (
     CommitPendingError,
     CommitReceipt,
     FailedPartError,
@@ -26,9 +27,8 @@ from babelbus.core.staging_model import (
     TransactionOwnerError,
     UnknownPartError,
 )
-from babelbus.core.staging_state import STATE_SUFFIX, TransactionDamagedError
-from babelbus.core.subject import EVERYTHING
-from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
+from babelbus.core.transactions.staging import Staging
+from babelbus.core.transactions.transaction_file import STATE_SUFFIX, TransactionDamagedError
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import InvalidRecordError, encode_batch
 from babelbus.records.record import Record, RecordBatch

@@ -16,13 +16,13 @@ from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
-from babelbus.core.staging import Staging
-from babelbus.core.staging_model import StagingSettings
 from babelbus.core.state.history import History
 from babelbus.core.state.log import Change, Kind, StateLog
 from babelbus.core.state.tree import Commit, State
 from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
 from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, stamped
+from babelbus.core.transactions.model import StagingSettings
+from babelbus.core.transactions.staging import Staging
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.contract import Store

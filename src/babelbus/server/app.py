@@ -16,8 +16,8 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config
 from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
-from babelbus.core.staging_model import StagingSettings
 from babelbus.core.topic import Topic
+from babelbus.core.transactions.model import StagingSettings
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox

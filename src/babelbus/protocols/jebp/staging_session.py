@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from babelbus.core.access import Action, Identity
 from babelbus.core.record import Receipt
-from babelbus.core.staging import Staging
-from babelbus.core.staging_model import PartRef, StagedRecordsMissingError, StagingRefusedError
-from babelbus.core.staging_state import TransactionDamagedError
 from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
+from babelbus.core.transactions.model import PartRef, StagedRecordsMissingError, StagingRefusedError
+from babelbus.core.transactions.staging import Staging
+from babelbus.core.transactions.transaction_file import TransactionDamagedError
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.jebp.messages import (

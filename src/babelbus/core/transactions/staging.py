@@ -26,9 +26,9 @@ from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.record import Receipt
-from babelbus.core.staging_committer import Committer, Transaction
-from babelbus.core.staging_file import ENTRY_BYTES_MAX, PartHead, Place, StagedPart
-from babelbus.core.staging_model import (
+from babelbus.core.topic import SERVER_CHOOSES, ReservedTopicError, Topic
+from babelbus.core.transactions.committer import Committer, Transaction
+from babelbus.core.transactions.model import (
     ID_BYTES_MAX,
     NOT_REMEMBERED,
     CommitPendingError,
@@ -45,8 +45,9 @@ from babelbus.core.staging_model import (
     TransactionOwnerError,
     UnknownPartError,
 )
-from babelbus.core.staging_parts import PART_SUFFIX, Parts
-from babelbus.core.staging_state import (
+from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, PartHead, Place, StagedPart
+from babelbus.core.transactions.parts import PART_SUFFIX, Parts
+from babelbus.core.transactions.transaction_file import (
     STATE_SUFFIX,
     Pending,
     TransactionDamagedError,
@@ -54,7 +55,6 @@ from babelbus.core.staging_state import (
     load,
     token_of,
 )
-from babelbus.core.topic import SERVER_CHOOSES, ReservedTopicError, Topic
 from babelbus.errors import StorageError
 from babelbus.records.columns import decode_columns
 from babelbus.records.format import HEADERS_MAX, InvalidRecordError

@@ -9,9 +9,9 @@ import numpy as np
 
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import Partition
-from babelbus.core.staging_file import ENTRY_BYTES_MAX, Entry, PartReader, Place, StagedPart
-from babelbus.core.staging_state import Pending, producer_of
 from babelbus.core.topic import Topic
+from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, Entry, PartReader, Place, StagedPart
+from babelbus.core.transactions.transaction_file import Pending, producer_of
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
 from babelbus.records.format import LENGTH_FROM, LENGTH_MIN, PRODUCER_HEADER, CorruptRecordError

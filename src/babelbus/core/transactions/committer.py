@@ -14,12 +14,18 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
-from babelbus.core.staging_commit import Commit, FlusherCalls, cut_lost_pages
-from babelbus.core.staging_file import StagedPart
-from babelbus.core.staging_model import CommitReceipt, UnknownPartError
-from babelbus.core.staging_parts import Parts
-from babelbus.core.staging_state import Committed, Pending, TransactionDamagedError, TransactionState, save
 from babelbus.core.topic import Topic
+from babelbus.core.transactions.commit import Commit, FlusherCalls, cut_lost_pages
+from babelbus.core.transactions.model import CommitReceipt, UnknownPartError
+from babelbus.core.transactions.part_file import StagedPart
+from babelbus.core.transactions.parts import Parts
+from babelbus.core.transactions.transaction_file import (
+    Committed,
+    Pending,
+    TransactionDamagedError,
+    TransactionState,
+    save,
+)
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.storage.files import FileSystem
 

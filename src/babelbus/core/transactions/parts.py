@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.record import Receipt
-from babelbus.core.staging_file import PartHead, PartReader, StagedPart
-from babelbus.core.staging_model import ID_BYTES_MAX, StagingFullError, StagingSettings
-from babelbus.core.staging_state import token_of
+from babelbus.core.transactions.model import ID_BYTES_MAX, StagingFullError, StagingSettings
+from babelbus.core.transactions.part_file import PartHead, PartReader, StagedPart
+from babelbus.core.transactions.transaction_file import token_of
 from babelbus.errors import StorageError
 from babelbus.records.record import RecordBatch
 from babelbus.storage.files import FileSystem

@@ -1,0 +1,1 @@
+"""Staged, atomic appends: many writers stage records, one call commits all of them once."""
