@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.core.state.patterns import (
+    PatternFault,
     check_key,
     check_parent_pattern,
     check_pattern,
@@ -13,6 +14,7 @@ from babelbus.core.state.patterns import (
     store_pattern,
     subscription_pattern,
 )
+from babelbus.protocols.worterbuch.translator import PATTERN_CODES
 
 elements = st.lists(st.sampled_from(["a", "b", "", "?", "#", "a?", "$SYS"]), min_size=1, max_size=4)
 paths = elements.map("/".join)
@@ -22,6 +24,10 @@ patterns = st.builds(
     st.lists(st.sampled_from(["a", "b", "", "?"]), max_size=3),
     st.sampled_from([["#"], [], ["a"]]),
 )
+
+
+def code_of(fault: PatternFault | None) -> int | None:
+    return None if fault is None else PATTERN_CODES[fault]
 
 
 @pytest.mark.parametrize("key", ["a", "a/b", "a//b", "/a", "a/", "/", "", "a?", "#1", "x#y/?z", "$SYS/x", "a/..", "*"])
@@ -51,14 +57,14 @@ def test_keys_without_an_element_that_is_a_wildcard_are_keys_and_patterns(key: s
 def test_a_wildcard_is_an_error_where_it_is_not_allowed_and_the_first_decides(
     text: str, as_key: int | None, as_pattern: int | None, as_parent: int | None
 ) -> None:
-    assert check_key(text) == as_key
-    assert check_pattern(text) == as_pattern
-    assert check_parent_pattern(text) == as_parent
+    assert code_of(check_key(text)) == as_key
+    assert code_of(check_pattern(text)) == as_pattern
+    assert code_of(check_parent_pattern(text)) == as_parent
 
 
 @pytest.mark.parametrize(("pattern", "code"), [("#/a/#", 2), ("#/#", 2), ("#/a", 1), ("a/#", None)])
 def test_historic_servers_had_a_code_for_a_second_multi_wildcard(pattern: str, code: int | None) -> None:
-    assert check_pattern(pattern, historic=True) == code
+    assert code_of(check_pattern(pattern, historic=True)) == code
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,32 @@
-"""Keys and patterns of Wörterbuch: what is allowed where, what a pattern means, and which one covers another.
+"""Keys and patterns of the state: where wildcards are allowed, what a pattern matches, which pattern covers another.
 
 An element that is exactly `?` stands for one element, one that is exactly `#` at the end for several. How many depends
 (specs/worterbuch.md, section 2.2): none or more where the store is asked, one or more where events are awaited.
 """
 
+from enum import Enum, auto
+
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.subject import PathPattern
-from babelbus.protocols.worterbuch.errors import ErrorCode
 
 WILDCARD = "?"
 MULTI_WILDCARD = "#"
 ELEMENTS_MAX = 1024
 """Of a key or pattern that a client sends: each costs a node of the tree, and taking it away costs their square."""
 
-_CODES = {WILDCARD: ErrorCode.ILLEGAL_WILDCARD, MULTI_WILDCARD: ErrorCode.ILLEGAL_MULTI_WILDCARD}
+
+class PatternFault(Enum):
+    """Reason why a text is no key or no pattern; each protocol has its own code for it."""
+
+    WILDCARD = auto()
+    """A `?` where a key is needed."""
+    MULTI_WILDCARD = auto()
+    """A `#` where a key is needed, or before the end of a pattern."""
+    SECOND_MULTI_WILDCARD = auto()
+    """A `#` before the one at the end, for clients to which that is an error of its own."""
+
+
+_FAULTS = {WILDCARD: PatternFault.WILDCARD, MULTI_WILDCARD: PatternFault.MULTI_WILDCARD}
 
 
 def has_too_many_elements(key: str) -> bool:
@@ -21,17 +34,17 @@ def has_too_many_elements(key: str) -> bool:
     return len(key) >= ELEMENTS_MAX and key.count(SEPARATOR) >= ELEMENTS_MAX
 
 
-def check_key(key: str) -> ErrorCode | None:
-    """Give the error of a key that is to have no wildcard, `None` if it has none; the first from the left decides."""
+def check_key(key: str) -> PatternFault | None:
+    """Return the fault of a key that is to have no wildcard, `None` if it has none; the first from the left decides."""
     if WILDCARD in key or MULTI_WILDCARD in key:
         for element in key.split(SEPARATOR):
-            if element in _CODES:
-                return _CODES[element]
+            if element in _FAULTS:
+                return _FAULTS[element]
     return None
 
 
-def check_pattern(pattern: str, *, historic: bool = False) -> ErrorCode | None:
-    """Give the error of a pattern, `None` if it is one: `#` stands only at the end.
+def check_pattern(pattern: str, *, historic: bool = False) -> PatternFault | None:
+    """Return the fault of a pattern, `None` if it is one: `#` stands only at the end.
 
     `historic` servers (0.30 to 0.34) had an error of their own for a second `#` before the one at the end.
     """
@@ -39,15 +52,15 @@ def check_pattern(pattern: str, *, historic: bool = False) -> ErrorCode | None:
         *elements, last = pattern.split(SEPARATOR)
         if MULTI_WILDCARD in elements:
             if historic and last == MULTI_WILDCARD:
-                return ErrorCode.MULTI_WILDCARD_AT_ILLEGAL_POSITION
-            return ErrorCode.ILLEGAL_MULTI_WILDCARD
+                return PatternFault.SECOND_MULTI_WILDCARD
+            return PatternFault.MULTI_WILDCARD
     return None
 
 
-def check_parent_pattern(pattern: str) -> ErrorCode | None:
-    """Give the error of the pattern of `pLs`, `None` if it is one: `?` anywhere, `#` nowhere."""
+def check_parent_pattern(pattern: str) -> PatternFault | None:
+    """Return the fault of the pattern of `pLs`, `None` if it is one: `?` anywhere, `#` nowhere."""
     if MULTI_WILDCARD in pattern and MULTI_WILDCARD in pattern.split(SEPARATOR):
-        return ErrorCode.ILLEGAL_MULTI_WILDCARD
+        return PatternFault.MULTI_WILDCARD
     return None
 
 

@@ -30,6 +30,7 @@ from babelbus.protocols.worterbuch.routes import (
     RequestRefusedError,
     refusal,
 )
+from babelbus.protocols.worterbuch.translator import PATTERN_CODES
 from babelbus.protocols.worterbuch.values import parse_value, text_json
 from babelbus.wire.http import Request, parse_query
 
@@ -95,14 +96,14 @@ class Rest:
         pattern = text
         _check_elements(text)
         if action in (Action.PGET, Action.PDELETE, Action.PSUBSCRIBE):
-            code = check_pattern(text)
+            fault = check_pattern(text)
             problem = "# before its end"
         else:
             keyed = action in (Action.GET, Action.SET, Action.PUBLISH, Action.DELETE, Action.SUBSCRIBE)
-            code = check_key(text) if keyed else None
+            fault = check_key(text) if keyed else None
             problem = "a wildcard where a key is needed"
-        if code is not None:
-            raise refusal(call.dialect, code, f"'{text}' has {problem}")
+        if fault is not None:
+            raise refusal(call.dialect, PATTERN_CODES[fault], f"'{text}' has {problem}")
         if action in (Action.LS, Action.SUBSCRIBE_LS):
             pattern = children_pattern(call.text)
         elif action in (Action.EXPORT, Action.IMPORT):

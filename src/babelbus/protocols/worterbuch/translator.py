@@ -12,6 +12,7 @@ from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Change
 from babelbus.core.state.patterns import (
     ELEMENTS_MAX,
+    PatternFault,
     check_key,
     check_parent_pattern,
     check_pattern,
@@ -34,6 +35,13 @@ from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.profiles import MAIN, Profile
 from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
 from babelbus.protocols.worterbuch.symbols import Symbols
+
+PATTERN_CODES = {
+    PatternFault.WILDCARD: ErrorCode.ILLEGAL_WILDCARD,
+    PatternFault.MULTI_WILDCARD: ErrorCode.ILLEGAL_MULTI_WILDCARD,
+    PatternFault.SECOND_MULTI_WILDCARD: ErrorCode.MULTI_WILDCARD_AT_ILLEGAL_POSITION,
+}
+"""Codes of the faults that the core finds in keys and patterns (specs/worterbuch.md, section 11)."""
 
 
 class Translator:
@@ -88,11 +96,10 @@ class Translator:
         """
         if has_too_many_elements(key):
             raise _too_long(key)
-        code = check_key(key)
-        if code is not None:
-            if self.profile.historic_wildcards:
-                code = ErrorCode.ILLEGAL_WILDCARD
-            raise RefusedError(ErrorCode(code), f"'{key}' has a wildcard where a key is needed")
+        fault = check_key(key)
+        if fault is not None:
+            code = ErrorCode.ILLEGAL_WILDCARD if self.profile.historic_wildcards else PATTERN_CODES[fault]
+            raise RefusedError(code, f"'{key}' has a wildcard where a key is needed")
 
     def check_elements(self, text: str | None) -> None:
         """See that a key or pattern of which nothing else is asked is not too long.
@@ -110,9 +117,9 @@ class Translator:
             RefusedError: it is none.
         """
         self.check_elements(text)
-        code = check_pattern(text, historic=self.profile.historic_wildcards)
-        if code is not None:
-            raise RefusedError(ErrorCode(code), f"'{text}' has # before its end")
+        fault = check_pattern(text, historic=self.profile.historic_wildcards)
+        if fault is not None:
+            raise RefusedError(PATTERN_CODES[fault], f"'{text}' has # before its end")
         return store_pattern(text)
 
     def read_parent_pattern(self, text: str) -> KeyPattern:
@@ -122,9 +129,9 @@ class Translator:
             RefusedError: it is none.
         """
         self.check_elements(text)
-        code = check_parent_pattern(text)
-        if code is not None:
-            raise RefusedError(ErrorCode(code), f"'{text}' has #")
+        fault = check_parent_pattern(text)
+        if fault is not None:
+            raise RefusedError(PATTERN_CODES[fault], f"'{text}' has #")
         return store_pattern(text)
 
     # -- what the client is told -------------------------------------------------------------------------------------
