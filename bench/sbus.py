@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from babelbus.protocols.sbus.client import Client
+from babelbus.clients.sbus import Client
 from babelbus.protocols.sbus.codec import encode
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, Publish
 from babelbus.server.mmsg import Exchange

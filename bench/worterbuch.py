@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from babelbus.protocols.worterbuch.client_codec import encode_message
+from babelbus.clients.worterbuch.codec import encode_message
 from babelbus.protocols.worterbuch.messages import ClientMessage, Get, PGet, PSubscribe, Set
 from babelbus.wire.upgrade import make_key
 from babelbus.wire.websocket import encode_texts

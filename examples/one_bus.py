@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from babelbus.client import BlockingClient, Record
-from babelbus.protocols.sbus.client import Client as SbusClient
+from babelbus.clients.sbus import Client as SbusClient
 from babelbus.protocols.sbus.messages import Publish
 from examples.flights import airlines, planes
 

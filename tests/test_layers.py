@@ -41,7 +41,6 @@ ALLOWED: dict[str, set[str]] = {
 # Modules of a protocol that turn bytes into messages and back: no I/O, no clock, no log, no broker.
 PURE_NAMES = {"codec", "decoder", "messages", "box", "handshake", "status", "frames", "names", "readers", "values"} | {
     *("content", "records", "http_mapping", "signature", "routing", "filters", "errors", "multipart"),
-    *("client_codec",),
 }
 IMPURE_LIBRARIES = {"asyncio", "socket", "logging", "time", "datetime", "select", "selectors", "ssl", "subprocess"}
 

@@ -8,11 +8,10 @@
 `Client` is the same for asyncio. Every error is a `BabelbusError`; those of connection and server are `ClientError`s.
 """
 
-from babelbus.errors import BabelbusError, LocalProtocolError
-from babelbus.protocols.jebp.batching import Flushed
-from babelbus.protocols.jebp.blocking import BlockingClient
-from babelbus.protocols.jebp.client import Client, Position
-from babelbus.protocols.jebp.client_errors import (
+from babelbus.clients.jebp.batching import Flushed
+from babelbus.clients.jebp.blocking import BlockingClient
+from babelbus.clients.jebp.client import Client, Position
+from babelbus.clients.jebp.errors import (
     ClientClosedError,
     ClientError,
     ConnectionLostError,
@@ -30,10 +29,11 @@ from babelbus.protocols.jebp.client_errors import (
     UnsupportedByServerError,
     UntrustedServerError,
 )
+from babelbus.clients.jebp.producer import Published
+from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
+from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.protocols.jebp.identity import Identity, IdentityError
 from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions
-from babelbus.protocols.jebp.producer import Published
-from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.records.columns import Columns
 from babelbus.records.format import CorruptRecordError, InvalidRecordError
 from babelbus.records.record import Headers, Record

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from babelbus.cli.sbusd import Arguments, parse
-from babelbus.protocols.sbus.client import Client
+from babelbus.clients.sbus import Client
 from babelbus.server.doors import ABSTRACT
 from tests.support.bus import SAFETY_NET_SECONDS
 

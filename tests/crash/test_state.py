@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from babelbus.clients.worterbuch.blocking import BlockingClient
+from babelbus.clients.worterbuch.errors import NoSuchValueError
 from babelbus.config import Config, StateSettings, WorterbuchSettings
-from babelbus.protocols.worterbuch.blocking import BlockingClient
-from babelbus.protocols.worterbuch.client_errors import NoSuchValueError
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.child import Child
 from tests.support.server import configure

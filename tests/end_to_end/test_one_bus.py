@@ -10,11 +10,11 @@ import pytest
 
 from babelbus.client import BlockingClient as JebpClient
 from babelbus.client import Record
-from babelbus.protocols.sbus.client import Client as SbusClient
+from babelbus.clients.sbus import Client as SbusClient
+from babelbus.clients.worterbuch.blocking import BlockingClient, BlockingSubscription
+from babelbus.clients.worterbuch.client import Event
+from babelbus.clients.worterbuch.errors import NoSuchValueError
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, Publish
-from babelbus.protocols.worterbuch.blocking import BlockingClient, BlockingSubscription
-from babelbus.protocols.worterbuch.client import Event
-from babelbus.protocols.worterbuch.client_errors import NoSuchValueError
 from tests.support.sbus import configured, heard_before_barrier, join
 from tests.support.server import LiveServer
 

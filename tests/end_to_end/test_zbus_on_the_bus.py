@@ -12,10 +12,10 @@ import pytest
 
 from babelbus.client import BlockingClient as JebpClient
 from babelbus.client import Record
-from babelbus.protocols.sbus.client import Client as SbusClient
+from babelbus.clients.sbus import Client as SbusClient
+from babelbus.clients.worterbuch.blocking import BlockingClient
+from babelbus.clients.worterbuch.client import Event
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
-from babelbus.protocols.worterbuch.blocking import BlockingClient
-from babelbus.protocols.worterbuch.client import Event
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.sbus import configured, heard_before_barrier, join
 from tests.support.server import LiveServer

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from babelbus.clients.sbus import Client, connect
 from babelbus.errors import ConfigError
-from babelbus.protocols.sbus.client import Client, connect
 from babelbus.server.doors import ABSTRACT, Door, open_door, read_door
 from tests.support.sbus import configured, is_cut, join
 from tests.support.server import LiveServer

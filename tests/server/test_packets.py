@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.protocols.sbus.client import Client
+from babelbus.clients.sbus import Client
 from babelbus.protocols.sbus.messages import Publish
 from babelbus.server.packets import PacketConnection
 from tests.support.sbus import configured, heard_before_barrier, is_cut, join, payloads, publish_until_stopped

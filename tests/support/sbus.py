@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from babelbus.clients.sbus import Client
 from babelbus.config import (
     AdminSettings,
     Config,
@@ -14,7 +15,6 @@ from babelbus.config import (
     WorterbuchSettings,
     ZbusSettings,
 )
-from babelbus.protocols.sbus.client import Client
 from babelbus.protocols.sbus.messages import Control, Publish
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer

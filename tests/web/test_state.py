@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from babelbus.client import BlockingClient
+from babelbus.clients.sbus import Client as SbusClient
 from babelbus.config import StateSettings, StorageSettings
 from babelbus.core.flow import Bound
 from babelbus.core.record import Event
-from babelbus.protocols.sbus.client import Client as SbusClient
 from babelbus.web.token import read_token
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer, configure

@@ -17,8 +17,8 @@ import msgspec
 from pyspark.sql.datasource import WriterCommitMessage
 
 from babelbus.client import BabelbusError, BlockingClient, RequestError
+from babelbus.clients.jebp.blocking_transactions import BlockingPartWriter
 from babelbus.clock import Clock, SystemClock
-from babelbus.protocols.jebp.blocking_transactions import BlockingPartWriter
 from babelbus.protocols.jebp.messages import PartRecords
 from babelbus.records.format import encode_payloads
 from babelbus.spark.connection import connection

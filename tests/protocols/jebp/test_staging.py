@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.client import BlockingClient, Client, ClientError, Identity, Record, RequestError
+from babelbus.clients.jebp.errors import UnsupportedByServerError
+from babelbus.clients.jebp.transactions import REQUESTS_ON_THE_WAY
 from babelbus.config import JebpSettings
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
-from babelbus.protocols.jebp.client_errors import UnsupportedByServerError
 from babelbus.protocols.jebp.codec import decode_request, encode_request
 from babelbus.protocols.jebp.messages import (
     AbortBatch,
@@ -39,7 +40,6 @@ from babelbus.protocols.jebp.staging_codec import (
     encode_told,
 )
 from babelbus.protocols.jebp.status import Outcome
-from babelbus.protocols.jebp.transactions import REQUESTS_ON_THE_WAY
 from babelbus.records.format import encode_batch, encode_payloads
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.protocols.sbus.client import AsyncClient, Client, connect
+from babelbus.clients.sbus import AsyncClient, Client, connect
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, Control, Publish
 from tests.support.bus import in_loop
 from tests.support.sbus import configured, heard_before_barrier, is_cut, join, payloads, publish_until_stopped

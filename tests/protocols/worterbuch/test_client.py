@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.config import WorterbuchSettings
-from babelbus.errors import LocalProtocolError
-from babelbus.protocols.worterbuch.blocking import BlockingClient
-from babelbus.protocols.worterbuch.client import Event, Versioned, connect
-from babelbus.protocols.worterbuch.client_errors import (
+from babelbus.clients.worterbuch.blocking import BlockingClient
+from babelbus.clients.worterbuch.client import Event, Versioned, connect
+from babelbus.clients.worterbuch.errors import (
     ConnectionLostError,
     KeyLockedError,
     NoSuchValueError,
@@ -18,6 +16,8 @@ from babelbus.protocols.worterbuch.client_errors import (
     UnauthorizedError,
     VersionedError,
 )
+from babelbus.config import WorterbuchSettings
+from babelbus.errors import LocalProtocolError
 from tests.support.bus import in_loop
 from tests.support.server import LiveServer, configure
 from tests.support.web import SECRET, token

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babelbus.clients.worterbuch.codec import ReplyDecoder, decode_metadata, decode_reply, encode_message
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.worterbuch import codec
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch.client_codec import ReplyDecoder, decode_metadata, decode_reply, encode_message
 from babelbus.protocols.worterbuch.codec import decode_message
 from babelbus.protocols.worterbuch.profiles import MAIN
 from babelbus.protocols.worterbuch.values import text_json

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babelbus.clients.worterbuch.codec import encode_message
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.worterbuch import codec
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch.client_codec import encode_message
 from babelbus.protocols.worterbuch.codec import LineDecoder, decode_message, decode_messages
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from babelbus.clients.jebp.connection import Link
+from babelbus.clients.jebp.errors import ClientClosedError, ClientError, RequestError, RequestTimeoutError
 from babelbus.errors import BabelbusError, LocalProtocolError
-from babelbus.protocols.jebp.client_errors import ClientClosedError, ClientError, RequestError, RequestTimeoutError
 from babelbus.protocols.jebp.codec import decode_records_created, request_parts
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.protocols.jebp.link import Link
 from babelbus.protocols.jebp.messages import CreateRecords, Data, Response
 from babelbus.protocols.jebp.names import encode_name
 from babelbus.protocols.jebp.status import is_success

@@ -3,8 +3,8 @@
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from babelbus.clients.jebp.transactions import PartWriter, Transaction
 from babelbus.protocols.jebp.messages import ANY_PARTITION, BatchCommitted, Data, PartRecords, TransactionTold
-from babelbus.protocols.jebp.transactions import PartWriter, Transaction
 from babelbus.records.record import Record, RecordBatch
 
 T = TypeVar("T")

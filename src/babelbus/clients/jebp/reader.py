@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 import msgspec
 
-from babelbus.errors import LocalProtocolError
-from babelbus.protocols.jebp.client_errors import (
+from babelbus.clients.jebp.connection import Link
+from babelbus.clients.jebp.errors import (
     ClientError,
     ConnectionLostError,
     OffsetOutOfRangeError,
@@ -25,11 +25,11 @@ from babelbus.protocols.jebp.client_errors import (
     UnknownTopicError,
     UnsupportedByServerError,
 )
+from babelbus.clients.jebp.partition_reader import PartitionReader
+from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.codec import decode_batches, encode_request
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.protocols.jebp.link import Link
 from babelbus.protocols.jebp.messages import FROM_OFFSET, FROM_TIMESTAMP, Fetch, Response, Subscribe
-from babelbus.protocols.jebp.partition_reader import PartitionReader
 from babelbus.protocols.jebp.status import is_success
 from babelbus.records.columns import I64, Columns, decode_columns, find_positions, iterate, verify
 from babelbus.records.format import INT64, INT64_MAX, CorruptRecordError

@@ -7,15 +7,15 @@ from contextlib import closing
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, TypeVar
 
+from babelbus.clients.jebp.batching import Flushed, check_headers, record_bytes
+from babelbus.clients.jebp.blocking_transactions import BlockingTransaction
+from babelbus.clients.jebp.client import Client, Position
+from babelbus.clients.jebp.errors import ClientClosedError
+from babelbus.clients.jebp.producer import Published
+from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.errors import BabelbusError
-from babelbus.protocols.jebp.batching import Flushed, check_headers, record_bytes
-from babelbus.protocols.jebp.blocking_transactions import BlockingTransaction
-from babelbus.protocols.jebp.client import Client, Position
-from babelbus.protocols.jebp.client_errors import ClientClosedError
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import ANY_PARTITION, TopicPositions
-from babelbus.protocols.jebp.producer import Published
-from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.records.format import InvalidRecordError
 from babelbus.records.record import Headers, Record
 

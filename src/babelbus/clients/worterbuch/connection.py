@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from babelbus.clients.worterbuch.codec import ReplyDecoder, decode_reply
+from babelbus.clients.worterbuch.errors import ConnectionLostError
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch.client_codec import ReplyDecoder, decode_reply
-from babelbus.protocols.worterbuch.client_errors import ConnectionLostError
 from babelbus.units import MIB
 from babelbus.wire.http_client import ResponseDecoder
 from babelbus.wire.upgrade import check_upgrade_response, encode_upgrade_request, make_key

@@ -16,10 +16,8 @@ from types import TracebackType
 
 import msgspec
 
-from babelbus.clock import Clock, SystemClock
-from babelbus.errors import LocalProtocolError
-from babelbus.protocols.jebp.batching import Batcher, Flushed, cut_batches, publish_batches, publish_one
-from babelbus.protocols.jebp.client_errors import (
+from babelbus.clients.jebp.batching import Batcher, Flushed, cut_batches, publish_batches, publish_one
+from babelbus.clients.jebp.errors import (
     ConnectionLostError,
     NoRightsError,
     OutcomeUnknownError,
@@ -29,16 +27,18 @@ from babelbus.protocols.jebp.client_errors import (
     UnknownTopicError,
     UnsupportedByServerError,
 )
+from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
+from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition, Reader, start_of
+from babelbus.clients.jebp.reconnect import Keeper
+from babelbus.clients.jebp.single_records import PlainRun
+from babelbus.clients.jebp.transactions import Asker, Transaction
+from babelbus.clock import Clock, SystemClock
+from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.handshake import MINOR_WITH_CREATE_RECORDS
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.protocols.jebp.keeper import Keeper
 from babelbus.protocols.jebp.messages import ANY_PARTITION, CreateTopic, RemoveTopic, Response, TopicPositions
-from babelbus.protocols.jebp.plain import PlainRun
-from babelbus.protocols.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
-from babelbus.protocols.jebp.reader import Fetched, FetchedBatch, FetchedPartition, Reader, start_of
 from babelbus.protocols.jebp.status import is_success
-from babelbus.protocols.jebp.transactions import Asker, Transaction
 from babelbus.records.record import Headers, Record
 
 

@@ -1,7 +1,7 @@
 """What can go wrong for a client of Wörterbuch: every error that `client.Client` raises because of its server."""
 
+from babelbus.clients.worterbuch.codec import decode_metadata
 from babelbus.errors import BabelbusError
-from babelbus.protocols.worterbuch.client_codec import decode_metadata
 from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.messages import Err
 

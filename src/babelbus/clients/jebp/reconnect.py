@@ -5,7 +5,8 @@ import contextlib
 import random
 from typing import Protocol
 
-from babelbus.protocols.jebp.client_errors import (
+from babelbus.clients.jebp.connection import Link, connect
+from babelbus.clients.jebp.errors import (
     ClientClosedError,
     ClientError,
     ConnectionLostError,
@@ -14,7 +15,6 @@ from babelbus.protocols.jebp.client_errors import (
 )
 from babelbus.protocols.jebp.handshake import TIMEOUT_SECONDS
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.protocols.jebp.link import Link, connect
 
 RECONNECT_SECONDS_MIN = 0.05
 _WATCH_SECONDS_MAX = 1.0

@@ -6,9 +6,9 @@ from itertools import accumulate
 
 import msgspec
 
+from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Batch, Producer, Published
 from babelbus.clock import Clock
 from babelbus.errors import BabelbusError, LocalProtocolError
-from babelbus.protocols.jebp.producer import BATCH_RECORDS_MAX, Batch, Producer, Published
 from babelbus.records.format import (
     HEADERS_MAX,
     RECORD_BYTES_MIN,

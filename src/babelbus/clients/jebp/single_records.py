@@ -4,10 +4,10 @@ import asyncio
 import zlib
 from collections.abc import Sequence
 
+from babelbus.clients.jebp.connection import Link
+from babelbus.clients.jebp.errors import ClientError, OutcomeUnknownError, RequestError
 from babelbus.errors import LocalProtocolError
-from babelbus.protocols.jebp.client_errors import ClientError, OutcomeUnknownError, RequestError
 from babelbus.protocols.jebp.codec import RECORD_FIELDS
-from babelbus.protocols.jebp.link import Link
 from babelbus.protocols.jebp.messages import CREATE_RECORD, Response
 from babelbus.protocols.jebp.names import encode_name_field
 from babelbus.protocols.jebp.status import is_success

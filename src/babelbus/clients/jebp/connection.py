@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.jebp.box import Sealer
-from babelbus.protocols.jebp.client_errors import (
+from babelbus.clients.jebp.errors import (
     ClientError,
     ConnectionLostError,
     NotAuthorisedError,
     UntrustedServerError,
 )
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.jebp.box import Sealer
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.decoder import ClientDecoder
 from babelbus.protocols.jebp.handshake import ClientHandshake, UntrustedPeerError

@@ -18,17 +18,17 @@ from typing import Any
 
 import msgspec
 
-from babelbus.errors import LocalProtocolError, RemoteProtocolError
-from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch.client_codec import encode_message
-from babelbus.protocols.worterbuch.client_errors import (
+from babelbus.clients.worterbuch.codec import encode_message
+from babelbus.clients.worterbuch.connection import Connection, dial
+from babelbus.clients.worterbuch.errors import (
     ClientError,
     ConnectionLostError,
     RequestError,
     error_of,
 )
-from babelbus.protocols.worterbuch.client_link import Connection, dial
-from babelbus.protocols.worterbuch.client_subscription import Event, Subscription
+from babelbus.clients.worterbuch.subscription import Event, Subscription
+from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.worterbuch import messages as m
 
 __all__ = ["Client", "Event", "Subscription", "Versioned", "connect"]
 

@@ -13,18 +13,18 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from babelbus.clock import Clock
-from babelbus.errors import LocalProtocolError
-from babelbus.protocols.jebp.batching import cut_batches
-from babelbus.protocols.jebp.client_errors import (
+from babelbus.clients.jebp.batching import cut_batches
+from babelbus.clients.jebp.connection import Link
+from babelbus.clients.jebp.errors import (
     ConnectionLostError,
     RequestError,
     RequestTimeoutError,
     UnsupportedByServerError,
 )
+from babelbus.clock import Clock
+from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.protocols.jebp.link import Link
 from babelbus.protocols.jebp.messages import (
     ANY_PARTITION,
     AbortBatch,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from babelbus.protocols.jebp.client_errors import (
+from babelbus.clients.jebp.errors import (
     OffsetOutOfRangeError,
     RecordTooLargeError,
     RequestError,

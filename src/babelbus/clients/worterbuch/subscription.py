@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from babelbus.clients.worterbuch.errors import ClientError
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch.client_errors import ClientError
 
 _read = msgspec.json.Decoder().decode
 

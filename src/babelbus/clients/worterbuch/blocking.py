@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from babelbus.protocols.worterbuch.client import Client, Event, Subscription, Versioned, connect
-from babelbus.protocols.worterbuch.client_errors import ConnectionLostError
+from babelbus.clients.worterbuch.client import Client, Event, Subscription, Versioned, connect
+from babelbus.clients.worterbuch.errors import ConnectionLostError
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""The client of Wörterbuch: keys, subscriptions and locks over TCP, unix sockets and WebSocket."""
