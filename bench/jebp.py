@@ -11,8 +11,8 @@ from pathlib import Path
 
 import uvloop
 
-from babelbus.allocator import keep_freed_memory
 from babelbus.client import Client, Identity
+from babelbus.server.allocator import keep_freed_memory
 from bench.frame import Reading, figure
 from bench.load import one_at_a_time
 from bench.peers import nats, redis

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.flow import Bound, Order
-from babelbus.server.backlog import Backlog
+from babelbus.core.flow_policy import Bound, Order
+from babelbus.server.packets.backlog import Backlog
 from babelbus.wire.packets import Packets
 
 

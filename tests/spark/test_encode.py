@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.record import Record
-from babelbus.spark import bulk, encode
+from babelbus.spark import column_encoder as bulk
+from babelbus.spark import encode
 from babelbus.spark.encode import Encoder, NoPlaceError, Piece
 from babelbus.spark.options import Place
 from babelbus.spark.sink_errors import RowRefusedError

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from babelbus.core.flow import Bound
+from babelbus.core.flow_policy import Bound
 from babelbus.web.feed import Feed
 
 LONG_SECONDS = 60.0

@@ -14,7 +14,7 @@ import pytest
 from babelbus.client import BlockingClient
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.config import StateSettings, StorageSettings
-from babelbus.core.flow import Bound
+from babelbus.core.flow_policy import Bound
 from babelbus.core.record import Event
 from babelbus.web.token import read_token
 from tests.support.bus import SAFETY_NET_SECONDS

@@ -160,8 +160,8 @@ class Target:
         Raises:
             BabelbusError: there is no identity, or nobody listens, or it is not the server that was expected.
         """
-        from babelbus.allocator import keep_freed_memory
         from babelbus.client import BlockingClient
+        from babelbus.server.allocator import keep_freed_memory
 
         arguments = self.client_arguments()
         keep_freed_memory()  # exports and imports move a megabyte at a time

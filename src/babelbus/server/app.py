@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from babelbus.allocator import keep_freed_memory
 from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config
 from babelbus.core.broker import Broker
@@ -28,6 +27,7 @@ from babelbus.protocols.jebp.session import Session as JebpSession
 from babelbus.protocols.worterbuch.hub import SYS
 from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.server.administration import Administrator
+from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.connection import Connection
 from babelbus.server.listeners import Listeners
 from babelbus.server.sbus import SbusService

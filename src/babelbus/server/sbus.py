@@ -4,15 +4,15 @@ import os
 
 from babelbus.config import SbusSettings
 from babelbus.core.broker import Broker
-from babelbus.core.flow import Bound, Flow
+from babelbus.core.flow_policy import Bound, Flow
 from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
 from babelbus.protocols.sbus.hub import PROTOCOL, Hub, Options
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.protocols.sbus.ports import Port
 from babelbus.protocols.sbus.session import Session
-from babelbus.server.doors import Door, OpenDoor, open_door, read_door
-from babelbus.server.packets import PacketOptions, PacketServer
+from babelbus.server.packets.listeners import Door, OpenDoor, open_door, read_door
+from babelbus.server.packets.sockets import PacketOptions, PacketServer
 
 RUN_FOLDER = "run"
 SOCKET_NAME = "sbus.socket"

@@ -21,7 +21,7 @@ from babelbus.records.format import (
     encode_payloads,
 )
 from babelbus.records.record import Headers, Record, RecordBatch
-from babelbus.spark.bulk import PlainRows, cut, numbers
+from babelbus.spark.column_encoder import PlainRows, cut, numbers
 from babelbus.spark.decode import SUBJECT_HEADER
 from babelbus.spark.partitioner import ANY_PARTITION, Partitioner
 from babelbus.spark.sink_options import SinkOptions

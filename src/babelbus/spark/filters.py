@@ -24,10 +24,10 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from babelbus.spark.available_offsets import Survey
 from babelbus.spark.plan import Span
-from babelbus.spark.reach import Reach, open_reach
 from babelbus.spark.reader import BatchReader, plan_tasks
-from babelbus.spark.survey import Survey
+from babelbus.spark.record_source import Reach, open_reach
 
 _PUSH_DOWN_FILE = "data_source_pushdown_filters.py"
 _NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp"})

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from babelbus.spark.available_offsets import Survey
 from babelbus.spark.errors import DataLossError
 from babelbus.spark.options import Place, SourceOptions
 from babelbus.spark.plan import Span, make_tasks
 from babelbus.spark.python import keep_imports
-from babelbus.spark.reach import open_reach
+from babelbus.spark.record_source import open_reach
 from babelbus.spark.schema import arrow_schema
-from babelbus.spark.survey import Survey
 from babelbus.storage.files import OffsetOutOfRangeError
 
 if TYPE_CHECKING:

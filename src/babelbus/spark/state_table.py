@@ -21,8 +21,8 @@ from babelbus.records.format import TOMBSTONE, decode_headers
 from babelbus.spark.errors import OptionError, SchemaError, SparkError
 from babelbus.spark.options import Place
 from babelbus.spark.plan import Bounds
-from babelbus.spark.reach import Reach, open_reach
 from babelbus.spark.reader import read_task
+from babelbus.spark.record_source import Reach, open_reach
 from babelbus.spark.schema import COLUMNS as RECORD_COLUMNS
 from babelbus.spark.schema import arrow_schema
 from babelbus.spark.state_options import STATE_TOPIC, StateOptions

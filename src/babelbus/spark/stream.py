@@ -20,11 +20,11 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from babelbus.clock import Clock, SystemClock
+from babelbus.spark.available_offsets import Survey
 from babelbus.spark.options import SourceOptions
 from babelbus.spark.plan import IDS, LOST, NOTE, At, Bounds, limit_bytes, limit_records
-from babelbus.spark.reach import Reach, open_reach
 from babelbus.spark.reader import plan_tasks, read_task
-from babelbus.spark.survey import Survey
+from babelbus.spark.record_source import Reach, open_reach
 
 if TYPE_CHECKING:
     import pyarrow as pa

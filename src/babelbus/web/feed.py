@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from babelbus.core.flow import Bound
+from babelbus.core.flow_policy import Bound
 
 
 class Feed:

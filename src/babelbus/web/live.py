@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from babelbus.core.flow import Bound
+from babelbus.core.flow_policy import Bound
 from babelbus.core.record import Event
 from babelbus.metrics import Metrics
 from babelbus.records.record import Headers

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from babelbus.core.flow import Flow
+from babelbus.core.flow_policy import Flow
 from babelbus.wire.packets import Packets
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from babelbus.core.flow import Flow
+from babelbus.core.flow_policy import Flow
 from babelbus.core.record import Event
 from babelbus.core.router import Subscription
 from babelbus.errors import RemoteProtocolError

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from pyspark.sql.utils import is_remote
 
 from babelbus.errors import BabelbusError
+from babelbus.spark.available_offsets import Survey
 from babelbus.spark.options import SourceOptions, parse
 from babelbus.spark.pipelines.bus import WAYS, Bus
 from babelbus.spark.pipelines.delta import need_delta
@@ -23,13 +24,12 @@ from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Scalar, Sink, Source
 from babelbus.spark.pipelines.session import REFUSALS, cause
 from babelbus.spark.pipelines.sinks import Target, bus_options, check_save, shape
-from babelbus.spark.reach import open_reach
+from babelbus.spark.record_source import open_reach
 from babelbus.spark.schema import full_schema
 from babelbus.spark.sink_options import SinkOptions, check_mode, parse_sink
 from babelbus.spark.sink_schema import check_columns
 from babelbus.spark.state_options import parse_state
 from babelbus.spark.state_table import state_schema
-from babelbus.spark.survey import Survey
 
 NOT_LOOKED = "not looked at: no server runs here and none was named"
 NOT_MADE = "not looked at: what it is made of has a fault"

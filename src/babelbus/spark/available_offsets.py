@@ -12,7 +12,7 @@ from babelbus.spark.errors import (
 )
 from babelbus.spark.options import EARLIEST, LATEST, Edge, SourceOptions
 from babelbus.spark.plan import At, Bounds, Span
-from babelbus.spark.reach import Reach
+from babelbus.spark.record_source import Reach
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from typing import Protocol
 
 import msgspec
 
-from babelbus.core.flow import NOTHING, Bound, Flow
+from babelbus.core.flow_policy import NOTHING, Bound, Flow
 from babelbus.errors import RemoteProtocolError
 from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
 from babelbus.protocols.sbus.ports import Port
-from babelbus.server.backlog import Backlog
-from babelbus.server.doors import OpenDoor, credentials_of
-from babelbus.server.mmsg import BATCH, Exchange
+from babelbus.server.packets.backlog import Backlog
+from babelbus.server.packets.listeners import OpenDoor, credentials_of
+from babelbus.server.packets.mmsg import BATCH, Exchange
 from babelbus.wire.packets import Packets
 
 log = logging.getLogger(__name__)

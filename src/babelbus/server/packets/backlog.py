@@ -3,7 +3,7 @@
 from bisect import insort
 from collections import deque
 
-from babelbus.core.flow import Bound, Order
+from babelbus.core.flow_policy import Bound, Order
 from babelbus.wire.packets import Packets
 
 
