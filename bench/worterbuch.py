@@ -20,8 +20,8 @@ import msgspec
 
 from babelbus.clients.worterbuch.codec import encode_message
 from babelbus.protocols.worterbuch.messages import ClientMessage, Get, PGet, PSubscribe, Set
-from babelbus.wire.upgrade import make_key
 from babelbus.wire.websocket import encode_texts
+from babelbus.wire.websocket.upgrade import make_key
 from bench.frame import Peer, Reading, figure
 from bench.peers import redis
 from bench.workload import SECONDS, scratch_folder

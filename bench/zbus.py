@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from babelbus.wire.upgrade import make_key
 from babelbus.wire.websocket import Decoder, encode_texts
+from babelbus.wire.websocket.upgrade import make_key
 from bench.frame import Reading, figure
 from bench.workload import PAYLOAD, SECONDS, scratch_folder
 from bench.worterbuch import READ_BYTES, pipelined

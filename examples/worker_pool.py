@@ -9,9 +9,9 @@ import socket
 import threading
 
 from babelbus.client import Record
-from babelbus.wire.http_client import ResponseDecoder
-from babelbus.wire.upgrade import check_upgrade_response, encode_upgrade_request, make_key
+from babelbus.wire.http.client import ResponseDecoder
 from babelbus.wire.websocket import Decoder, Message, encode_texts
+from babelbus.wire.websocket.upgrade import check_upgrade_response, encode_upgrade_request, make_key
 
 CHANNEL = "workers"
 WORKERS = 4

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Self
 
-from babelbus.wire.http_client import Response, ResponseDecoder
-from babelbus.wire.upgrade import encode_upgrade_request, make_key
+from babelbus.wire.http.client import Response, ResponseDecoder
 from babelbus.wire.websocket import Close, Decoder, Message, Pong, encode_texts
+from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.bus import SAFETY_NET_SECONDS
 
 READ_BYTES = 2**18

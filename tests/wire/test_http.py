@@ -21,7 +21,7 @@ from babelbus.wire.http import (
     percent_decode,
     split_target,
 )
-from babelbus.wire.http_client import Response, ResponseDecoder, encode_request
+from babelbus.wire.http.client import Response, ResponseDecoder, encode_request
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.wire.http import HttpError, Request, RequestDecoder, RequestRun
-from babelbus.wire.http_runs import PATTERNS_MAX
+from babelbus.wire.http.runs import PATTERNS_MAX
 
 
 def post(

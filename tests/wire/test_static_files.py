@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.wire.static_files import FileRefusedError, Files, content_type_of, has_current
+from babelbus.wire.http.static_files import FileRefusedError, Files, content_type_of, has_current
 
 CHANGED = 1_700_000_000  # Tue, 14 Nov 2023 22:13:20 GMT
 TAG = '"tag"'

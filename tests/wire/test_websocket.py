@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.errors import LocalProtocolError
-from babelbus.wire.deflate import Deflate, Deflater
 from babelbus.wire.http import HttpError, Request, RequestDecoder
-from babelbus.wire.http_client import Response, ResponseDecoder
-from babelbus.wire.upgrade import (
-    accept_key,
-    accept_upgrade,
-    check_upgrade_response,
-    encode_upgrade_request,
-    make_key,
-)
+from babelbus.wire.http.client import Response, ResponseDecoder
 from babelbus.wire.websocket import (
     Close,
     Decoder,
@@ -32,7 +24,15 @@ from babelbus.wire.websocket import (
     encode_pong,
     encode_texts,
 )
-from babelbus.wire.websocket_frames import encode_frames, toggle_mask
+from babelbus.wire.websocket.deflate import Deflate, Deflater
+from babelbus.wire.websocket.frames import encode_frames, toggle_mask
+from babelbus.wire.websocket.upgrade import (
+    accept_key,
+    accept_upgrade,
+    check_upgrade_response,
+    encode_upgrade_request,
+    make_key,
+)
 
 HELLO = Message(b"Hello", True)
 LIMIT = 100_000

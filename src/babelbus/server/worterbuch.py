@@ -19,7 +19,7 @@ from babelbus.protocols.worterbuch.symbols import Symbols
 from babelbus.protocols.worterbuch.web import Endpoint, WebOptions, WebSession
 from babelbus.server.connection import MakeSession
 from babelbus.server.listeners import Listeners
-from babelbus.wire.static_files import Files
+from babelbus.wire.http import Files
 
 MAIN_ENDPOINT = Endpoint(MAIN)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")

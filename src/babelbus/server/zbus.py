@@ -23,8 +23,7 @@ from babelbus.protocols.zbus.web_options import WebOptions
 from babelbus.server.connection import Connection, MakeSession
 from babelbus.server.listeners import Listeners
 from babelbus.storage.files import FileSystem
-from babelbus.wire.http_fields import TOKEN
-from babelbus.wire.static_files import Files
+from babelbus.wire.http import TOKEN, Files
 
 TICK_SECONDS = 1.0
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")

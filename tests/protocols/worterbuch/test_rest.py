@@ -17,7 +17,7 @@ from babelbus.protocols.worterbuch.hub import Hub, Options
 from babelbus.protocols.worterbuch.web import WebOptions, WebSession
 from babelbus.server.connection import Connection
 from babelbus.server.worterbuch import read_file_name, read_origins
-from babelbus.wire.http_client import Response, ResponseDecoder
+from babelbus.wire.http.client import Response, ResponseDecoder
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, in_loop
 from tests.support.server import LiveServer, configure

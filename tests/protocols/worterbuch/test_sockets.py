@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from babelbus.config import WorterbuchSettings
-from babelbus.wire.deflate import Deflater
-from babelbus.wire.upgrade import encode_upgrade_request, make_key
 from babelbus.wire.websocket import (
     Close,
     Decoder,
@@ -23,7 +21,9 @@ from babelbus.wire.websocket import (
     encode_pong,
     encode_texts,
 )
-from babelbus.wire.websocket_frames import CONTINUATION, FIN, PING, TEXT, encode_frames
+from babelbus.wire.websocket.deflate import Deflater
+from babelbus.wire.websocket.frames import CONTINUATION, FIN, PING, TEXT, encode_frames
+from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.server import LiveServer, configure
 from tests.support.web import Plain, WebSocket, get_of
 

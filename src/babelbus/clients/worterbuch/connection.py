@@ -9,9 +9,19 @@ from babelbus.clients.worterbuch.errors import ConnectionLostError
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.units import MIB
-from babelbus.wire.http_client import ResponseDecoder
-from babelbus.wire.upgrade import check_upgrade_response, encode_upgrade_request, make_key
-from babelbus.wire.websocket import Close, Decoder, Message, Ping, encode_close, encode_pong, encode_texts
+from babelbus.wire.http import ResponseDecoder
+from babelbus.wire.websocket import (
+    Close,
+    Decoder,
+    Message,
+    Ping,
+    check_upgrade_response,
+    encode_close,
+    encode_pong,
+    encode_texts,
+    encode_upgrade_request,
+    make_key,
+)
 
 PORTS = {"tcp": 9090, "ws": 8080}
 MESSAGE_BYTES_MAX = 256 * MIB

@@ -12,12 +12,13 @@ from babelbus.protocols.worterbuch.messages import ClientMessage
 from babelbus.protocols.worterbuch.profiles import Profile
 from babelbus.protocols.worterbuch.session import Session
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
-from babelbus.wire.deflate import Deflate, Deflater
 from babelbus.wire.websocket import (
     NO_STATUS,
     NORMAL,
     Close,
     Decoder,
+    Deflate,
+    Deflater,
     Message,
     Ping,
     WebSocketError,

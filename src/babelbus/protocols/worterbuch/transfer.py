@@ -13,7 +13,7 @@ from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unp
 from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply
 from babelbus.protocols.worterbuch.routes import RequestRefusedError
-from babelbus.wire.static_files import FileRefusedError, Files
+from babelbus.wire.http import FileRefusedError, Files
 
 IMPORT_SLICE = 4096
 """Keys that an import stores in one go, before others have their turn."""

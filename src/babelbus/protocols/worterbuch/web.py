@@ -34,6 +34,7 @@ from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.transfer import export_tree, import_tree, read_file
 from babelbus.wire.http import (
     CONTINUE,
+    Files,
     HttpError,
     Request,
     RequestDecoder,
@@ -42,8 +43,7 @@ from babelbus.wire.http import (
     encode_stream_head,
     percent_decode,
 )
-from babelbus.wire.static_files import Files
-from babelbus.wire.upgrade import accept_upgrade
+from babelbus.wire.websocket import accept_upgrade
 
 log = logging.getLogger(__name__)
 

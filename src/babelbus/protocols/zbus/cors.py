@@ -2,8 +2,7 @@
 
 import msgspec
 
-from babelbus.wire.http import Request
-from babelbus.wire.http_fields import TOKEN
+from babelbus.wire.http import TOKEN, Request
 
 ANY = "*"
 PREFLIGHT_SECONDS = 600

@@ -22,9 +22,7 @@ from babelbus.protocols.zbus.messages import (
     Message,
 )
 from babelbus.protocols.zbus.multipart import read_multipart, read_urlencoded
-from babelbus.wire.http import Request
-from babelbus.wire.http_fields import HttpError
-from babelbus.wire.http_target import percent_decode, split_target
+from babelbus.wire.http import HttpError, Request, percent_decode, split_target
 
 HOP_BY_HOP: Final = frozenset(
     ("connection", "keep-alive", "proxy-connection", "transfer-encoding", "te", "trailer", "upgrade", "expect")

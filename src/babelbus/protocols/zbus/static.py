@@ -6,9 +6,7 @@ import logging
 from babelbus.core.record import Receipt
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.http_mapping import Response
-from babelbus.wire.http import Request, percent_decode
-from babelbus.wire.http_fields import HttpError
-from babelbus.wire.static_files import FileRefusedError, Files
+from babelbus.wire.http import FileRefusedError, Files, HttpError, Request, percent_decode
 
 log = logging.getLogger(__name__)
 

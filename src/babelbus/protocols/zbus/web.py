@@ -26,9 +26,17 @@ from babelbus.protocols.zbus.signature import Keys, verify_request
 from babelbus.protocols.zbus.sockets import SocketSession
 from babelbus.protocols.zbus.static import METHODS, StaticFiles
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
-from babelbus.wire.http import CONTINUE, HttpError, Request, RequestDecoder, RequestRun, encode_error, encode_response
-from babelbus.wire.http_fields import tokens
-from babelbus.wire.upgrade import accept_upgrade
+from babelbus.wire.http import (
+    CONTINUE,
+    HttpError,
+    Request,
+    RequestDecoder,
+    RequestRun,
+    encode_error,
+    encode_response,
+    tokens,
+)
+from babelbus.wire.websocket import accept_upgrade
 
 HEAD = "HEAD"
 ID = "id"

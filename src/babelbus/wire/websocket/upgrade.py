@@ -11,10 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from babelbus.errors import LocalProtocolError
-from babelbus.wire.deflate import WINDOW_BITS_MAX, Deflate
-from babelbus.wire.http import HttpError, Request
-from babelbus.wire.http_client import Response
-from babelbus.wire.http_fields import TOKEN, encode_fields, tokens
+from babelbus.wire.http import TOKEN, HttpError, Request, Response, encode_fields, tokens
+from babelbus.wire.websocket.deflate import WINDOW_BITS_MAX, Deflate
 
 VERSION = "13"
 _EXTENSION = "permessage-deflate"

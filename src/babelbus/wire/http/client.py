@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from babelbus.errors import LocalProtocolError
-from babelbus.wire.http_chunks import ChunkedBody
-from babelbus.wire.http_fields import (
+from babelbus.wire.http.chunks import ChunkedBody
+from babelbus.wire.http.fields import (
     BODY_BYTES_MAX,
     CHUNKED,
     HEAD_BYTES_MAX,

@@ -11,9 +11,9 @@ from itertools import repeat
 import msgspec
 
 from babelbus.errors import LocalProtocolError
-from babelbus.wire.deflate import Deflate, Inflater
-from babelbus.wire.websocket_cutter import Cutter
-from babelbus.wire.websocket_frames import (
+from babelbus.wire.websocket.cutter import Cutter
+from babelbus.wire.websocket.deflate import Deflate, Inflater
+from babelbus.wire.websocket.frames import (
     BINARY,
     CLOSE,
     COMPRESSED,
@@ -30,23 +30,6 @@ from babelbus.wire.websocket_frames import (
     encode_frames,
     unmask,
 )
-
-__all__ = [
-    "NORMAL",
-    "NO_STATUS",
-    "Close",
-    "Decoder",
-    "Message",
-    "Ping",
-    "Pong",
-    "Texts",
-    "WebSocketError",
-    "encode_binaries",
-    "encode_close",
-    "encode_ping",
-    "encode_pong",
-    "encode_texts",
-]
 
 _WHOLE_TEXT = FIN | TEXT
 _WHOLE_BINARY = FIN | BINARY

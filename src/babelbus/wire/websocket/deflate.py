@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from babelbus.wire.websocket_frames import (
+from babelbus.wire.websocket.frames import (
     BINARY,
     COMPRESSED,
     FIN,

@@ -5,7 +5,7 @@ body := chunk*, "0" [extension] CRLF, trailer lines, CRLF; chunk := size in hex 
 
 import re
 
-from babelbus.wire.http_fields import HttpError, read_fields
+from babelbus.wire.http.fields import HttpError, read_fields
 
 LINE_BYTES_MAX = 256
 """A chunk's size and its extensions, which nobody uses."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from babelbus.wire.http_request import Request, RequestRun
+from babelbus.wire.http.request import Request, RequestRun
 
 PATTERNS_MAX = 8
 """So many patterns are made for one connection: each costs as much as some hundred requests."""

@@ -3,7 +3,7 @@
 import re
 from urllib.parse import unquote_to_bytes
 
-from babelbus.wire.http_fields import HttpError
+from babelbus.wire.http.fields import HttpError
 
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ABSOLUTE = re.compile(r"https?://[^/?#]+", re.IGNORECASE)

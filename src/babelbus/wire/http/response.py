@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from babelbus.errors import LocalProtocolError
-from babelbus.wire.http_fields import HttpError, encode_fields, reason_of
+from babelbus.wire.http.fields import HttpError, encode_fields, reason_of
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Tells a client that waits with its body to send it."""

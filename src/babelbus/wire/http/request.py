@@ -2,7 +2,7 @@
 
 import msgspec
 
-from babelbus.wire.http_target import split_target
+from babelbus.wire.http.target import split_target
 
 
 class Request(msgspec.Struct, frozen=True):

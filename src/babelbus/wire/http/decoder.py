@@ -8,8 +8,8 @@ import re
 
 import msgspec
 
-from babelbus.wire.http_chunks import LAST_CHUNK, ChunkedBody, encode_chunk
-from babelbus.wire.http_fields import (
+from babelbus.wire.http.chunks import ChunkedBody
+from babelbus.wire.http.fields import (
     BODY_BYTES_MAX,
     HEAD_BYTES_MAX,
     HEADERS_MAX,
@@ -20,26 +20,9 @@ from babelbus.wire.http_fields import (
     read_fields,
     tokens,
 )
-from babelbus.wire.http_request import Request, RequestRun
-from babelbus.wire.http_response import CONTINUE, encode_error, encode_response, encode_stream_head
-from babelbus.wire.http_runs import RunCutter
-from babelbus.wire.http_target import is_target, parse_query, percent_decode, split_target
-
-__all__ = [
-    "CONTINUE",
-    "LAST_CHUNK",
-    "HttpError",
-    "Request",
-    "RequestDecoder",
-    "RequestRun",
-    "encode_chunk",
-    "encode_error",
-    "encode_response",
-    "encode_stream_head",
-    "parse_query",
-    "percent_decode",
-    "split_target",
-]
+from babelbus.wire.http.request import Request, RequestRun
+from babelbus.wire.http.runs import RunCutter
+from babelbus.wire.http.target import is_target
 
 _END = b"\r\n\r\n"
 _VERSIONS = {b"HTTP/1.%d" % minor: "1.1" if minor else "1.0" for minor in range(10)}

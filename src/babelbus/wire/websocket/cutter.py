@@ -1,6 +1,6 @@
 """Where the frames of a WebSocket peer begin and end in a chunk, and whether they may (RFC 6455, section 5)."""
 
-from babelbus.wire.websocket_frames import (
+from babelbus.wire.websocket.frames import (
     BINARY,
     CLOSE,
     COMPRESSED,

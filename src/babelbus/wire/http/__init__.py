@@ -1,0 +1,33 @@
+"""HTTP/1.1 without I/O (RFC 9112): bytes -> requests, responses -> bytes, and the client's half."""
+
+from babelbus.wire.http.chunks import LAST_CHUNK, encode_chunk
+from babelbus.wire.http.client import Response, ResponseDecoder
+from babelbus.wire.http.decoder import RequestDecoder
+from babelbus.wire.http.fields import TOKEN, HttpError, encode_fields, tokens
+from babelbus.wire.http.request import Request, RequestRun
+from babelbus.wire.http.response import CONTINUE, encode_error, encode_response, encode_stream_head
+from babelbus.wire.http.static_files import FileRefusedError, Files
+from babelbus.wire.http.target import parse_query, percent_decode, split_target
+
+__all__ = [
+    "CONTINUE",
+    "LAST_CHUNK",
+    "TOKEN",
+    "FileRefusedError",
+    "Files",
+    "HttpError",
+    "Request",
+    "RequestDecoder",
+    "RequestRun",
+    "Response",
+    "ResponseDecoder",
+    "encode_chunk",
+    "encode_error",
+    "encode_fields",
+    "encode_response",
+    "encode_stream_head",
+    "parse_query",
+    "percent_decode",
+    "split_target",
+    "tokens",
+]

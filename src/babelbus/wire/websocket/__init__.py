@@ -1,0 +1,43 @@
+"""WebSocket without I/O (RFC 6455): bytes -> messages, messages -> frames, the upgrade and compression."""
+
+from babelbus.wire.websocket.decoder import (
+    Close,
+    Decoder,
+    Event,
+    Message,
+    Ping,
+    Pong,
+    Texts,
+    encode_binaries,
+    encode_close,
+    encode_ping,
+    encode_pong,
+    encode_texts,
+)
+from babelbus.wire.websocket.deflate import Deflate, Deflater
+from babelbus.wire.websocket.frames import NO_STATUS, NORMAL, WebSocketError
+from babelbus.wire.websocket.upgrade import accept_upgrade, check_upgrade_response, encode_upgrade_request, make_key
+
+__all__ = [
+    "NORMAL",
+    "NO_STATUS",
+    "Close",
+    "Decoder",
+    "Deflate",
+    "Deflater",
+    "Event",
+    "Message",
+    "Ping",
+    "Pong",
+    "Texts",
+    "WebSocketError",
+    "accept_upgrade",
+    "check_upgrade_response",
+    "encode_binaries",
+    "encode_close",
+    "encode_ping",
+    "encode_pong",
+    "encode_texts",
+    "encode_upgrade_request",
+    "make_key",
+]
