@@ -8,18 +8,23 @@
 `Client` is the same for asyncio. Every error is a `BabelbusError`; those of connection and server are `ClientError`s.
 """
 
-from babelbus.clients.jebp.batching import Flushed
-from babelbus.clients.jebp.blocking import BlockingClient
-from babelbus.clients.jebp.client import Client, Position
-from babelbus.clients.jebp.errors import (
+from babelbus.clients.jebp import (
+    BlockingClient,
+    Client,
     ClientClosedError,
     ClientError,
     ConnectionLostError,
+    Fetched,
+    FetchedBatch,
+    FetchedPartition,
+    Flushed,
     NoRightsError,
     NotAuthorisedError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
     PartitionOutOfReachError,
+    Position,
+    Published,
     RecordTooLargeError,
     RequestError,
     RequestTimeoutError,
@@ -29,8 +34,6 @@ from babelbus.clients.jebp.errors import (
     UnsupportedByServerError,
     UntrustedServerError,
 )
-from babelbus.clients.jebp.producer import Published
-from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.protocols.jebp.identity import Identity, IdentityError
 from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions

@@ -9,7 +9,7 @@ from babelbus.clock import ManualClock
 from babelbus.core.flusher import Flusher
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
-from babelbus.storage.files import DiskError
+from babelbus.storage.errors import DiskError
 from tests.support.bus import NOW, in_loop
 
 

@@ -12,7 +12,7 @@ from babelbus.core.state.history import AsOf, History, HistoryGoneError, Revisio
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.tree import NoSuchKeyError, State, Testament
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 from tests.core.test_names import keys as some_keys
 from tests.core.test_names import pattern, patterns
 from tests.core.test_state import Stored, raw

@@ -11,7 +11,7 @@ from babelbus.core.record import Receipt
 from babelbus.core.settings import Ack
 from babelbus.errors import StorageError
 from babelbus.records.format import encode_payloads
-from babelbus.storage.files import DiskFullError, OffsetOutOfRangeError
+from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, Gate, done, in_loop, payloads, turns
 

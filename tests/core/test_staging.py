@@ -32,7 +32,7 @@ from babelbus.core.transactions.transaction_file import STATE_SUFFIX, Transactio
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import InvalidRecordError, encode_batch
 from babelbus.records.record import Record, RecordBatch
-from babelbus.storage.files import DiskError, DiskFullError
+from babelbus.storage.errors import DiskError, DiskFullError
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, batch, done, in_loop, payloads, turns
 

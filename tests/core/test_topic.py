@@ -17,7 +17,7 @@ from babelbus.core.topic import (
 )
 from babelbus.records.format import InvalidRecordError
 from babelbus.records.record import Record
-from babelbus.storage.files import DiskError, DiskFullError
+from babelbus.storage.errors import DiskError, DiskFullError
 from babelbus.storage.producers import BATCHES_MAX
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, Gate, batch, done, events, in_loop, payloads, read, turns

@@ -19,7 +19,8 @@ from babelbus.protocols.jebp.handshake import ClientHandshake
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.server.app import Server
 from babelbus.storage.disk.store import FolderStore
-from babelbus.storage.files import FolderLockedError, LocalFiles
+from babelbus.storage.errors import FolderLockedError
+from babelbus.storage.files import LocalFiles
 from tests.support.jebp import Caller, create, create_many, create_topic, fetch, fetched, remove_topic, said, subscribe
 from tests.support.server import LiveServer, configure
 

@@ -8,7 +8,7 @@ from babelbus.records.format import CorruptRecordError, encode_batch
 from babelbus.records.record import Record
 from babelbus.spark.errors import UnknownTopicError
 from babelbus.spark.folder import FolderReach, PartitionFolder
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 from tests.spark.support import NOW, Folder, numbered, snapshot
 
 

@@ -18,7 +18,7 @@ from babelbus.spark.schema import full_schema
 from babelbus.spark.server import ServerReach
 from babelbus.spark.stream import StreamReader
 from babelbus.storage.disk.log import Log
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 from tests.spark.support import NOW, numbered
 from tests.support.jebp import make_older
 from tests.support.server import LiveServer, configure

@@ -9,7 +9,8 @@ import os
 import random
 from collections.abc import Callable
 
-from babelbus.storage.files import File, FolderLockedError
+from babelbus.storage.errors import FolderLockedError
+from babelbus.storage.files import File
 
 PAGE_BYTES = 4096
 

@@ -7,7 +7,7 @@ import pytest
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.log import Log
-from babelbus.storage.files import DiskFullError
+from babelbus.storage.errors import DiskFullError
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, open_log, read_all
 

@@ -11,7 +11,8 @@ from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings, PartitionLog, Store
 from babelbus.storage.disk.store import FolderStore
-from babelbus.storage.files import LocalFiles, OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
+from babelbus.storage.files import LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.sql.store import DatabaseStore
 from tests.storage.helpers import append, fill, numbered, read_all

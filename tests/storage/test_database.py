@@ -28,7 +28,8 @@ from babelbus.records.format import CorruptRecordError, encode_batch, mark_produ
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.store import FolderStore
-from babelbus.storage.files import DiskError, DiskFullError, File, FolderLockedError, LocalFiles
+from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError
+from babelbus.storage.files import File, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.sql import log as database_log
 from babelbus.storage.sql.log import DatabaseLog

@@ -9,7 +9,8 @@ from babelbus.clock import ManualClock
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.check import Problem, Report
-from babelbus.storage.files import DiskError, LocalFiles
+from babelbus.storage.errors import DiskError
+from babelbus.storage.files import LocalFiles
 from babelbus.storage.sql.check import check_database
 from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.store import DatabaseStore

@@ -12,7 +12,7 @@ from babelbus.records.format import CorruptRecordError, encode_batch, mark_produ
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.log import Log
-from babelbus.storage.files import DiskError, DiskFullError
+from babelbus.storage.errors import DiskError, DiskFullError
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, payloads, read_all
 

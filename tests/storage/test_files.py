@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.storage.files import (
-    DiskError,
-    DiskFullError,
-    File,
-    FileSystem,
-    FolderLockedError,
-    LocalFiles,
-    disk_error,
-)
+from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError
+from babelbus.storage.files import File, FileSystem, LocalFiles, disk_error
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
 
@@ -118,7 +111,8 @@ LIMITED = """
 import resource, sys
 from babelbus.clock import SystemClock
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.files import DiskFullError, LocalFiles
+from babelbus.storage.files import LocalFiles
+from babelbus.storage.errors import DiskFullError
 from babelbus.records.format import encode_payloads
 from babelbus.storage.disk.log import Log
 

@@ -13,7 +13,7 @@ from babelbus.records.format import TOMBSTONE, CorruptRecordError, encode_batch,
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.log import Log
-from babelbus.storage.files import DiskError, OffsetOutOfRangeError
+from babelbus.storage.errors import DiskError, OffsetOutOfRangeError
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, payloads, read_all, records

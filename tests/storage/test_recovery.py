@@ -14,7 +14,7 @@ from babelbus.storage.disk import checkpoint
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, read_all
 

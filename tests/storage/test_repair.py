@@ -17,7 +17,8 @@ from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.repair import Problem, Report, check_folder, repair_folder
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, base_name
 from babelbus.storage.disk.store import FolderStore
-from babelbus.storage.files import FolderLockedError, LocalFiles
+from babelbus.storage.errors import FolderLockedError
+from babelbus.storage.files import LocalFiles
 
 from .faults import FaultyFiles
 from .helpers import FOLDER, NOW, append, fill, numbered, open_log, read_all

@@ -19,7 +19,7 @@ from babelbus.core.groups.registry import Groups
 from babelbus.core.settings import InvalidSettingError
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
-from babelbus.storage.files import DiskFullError
+from babelbus.storage.errors import DiskFullError
 from babelbus.web.admin import AdminServer, Health, PartitionInfo, ServerInfo, TopicInfo
 from babelbus.web.contract import LiveAccess, StateAccess
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path

@@ -16,7 +16,7 @@ from babelbus.cli.target import Target, folder_options, lock_owner
 from babelbus.errors import StorageError
 
 if TYPE_CHECKING:
-    from babelbus.storage.disk.repair import Problem, Report
+    from babelbus.storage.disk import Problem, Report
 
 DATABASE_NAME = "db.sqlite"
 DATABASE_ADVICE = "a database is never changed by repair: put its rows back from a copy"
@@ -40,7 +40,7 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
     The database of topics with engine db is read too: db.url of the configuration (--config, BABELBUS_DB_URL), else
     db.sqlite in the folder. The server may run meanwhile. Exit code 0: all is well; 1: there are problems.
     """
-    from babelbus.storage.disk.repair import check_folder
+    from babelbus.storage.disk import check_folder
     from babelbus.storage.files import LocalFiles
 
     path = _folder(target, folder)
@@ -75,7 +75,7 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
 
     Exit code 0: all is well now; 1: problems are left, or (--dry-run) there are some.
     """
-    from babelbus.storage.disk.repair import repair_folder
+    from babelbus.storage.disk import repair_folder
     from babelbus.storage.files import LocalFiles
 
     path = _folder(target, folder)
@@ -145,9 +145,9 @@ def _add_database(report: "Report", target: Target, path: str, *, live: bool) ->
     expected = _in_database(path)
     if not expected and url is None and not os.path.exists(default):
         return False  # nobody waits for SQLAlchemy
-    from babelbus.storage.disk.check import Problem, Report
+    from babelbus.storage.disk import Problem, Report
     from babelbus.storage.files import LocalFiles
-    from babelbus.storage.sql.check import check_database
+    from babelbus.storage.sql import check_database
 
     try:
         with _bytes_read("check the database") as advance:

@@ -265,7 +265,7 @@ def tell_dropped(count: int, as_json: bool) -> None:
 @admin_options
 def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
     """Delete a value, or all that a pattern means. History remembers them until compaction."""
-    from babelbus.core.state.patterns import check_key
+    from babelbus.core.state import check_key
 
     api = target.api()
     if check_key(pattern) is None:

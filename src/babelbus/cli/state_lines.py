@@ -45,7 +45,7 @@ def read_file(file: str) -> Iterator[Line]:
 
 
 def _read_lines(input_: Iterable[bytes]) -> Iterator[Line]:
-    from babelbus.core.state.patterns import check_key
+    from babelbus.core.state import check_key
     from babelbus.protocols.worterbuch.values import parse_value
 
     for number, text in enumerate(input_, 1):

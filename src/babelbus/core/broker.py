@@ -10,19 +10,16 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
-from babelbus.core.groups.registry import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
+from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import CONTENT_TYPE, JSON_TYPE, json_text
 from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
-from babelbus.core.state.history import History
-from babelbus.core.state.log import Change, Kind, StateLog
-from babelbus.core.state.tree import Commit, State
+from babelbus.core.state import Change, Commit, History, Kind, State, StateLog
 from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
 from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, stamped
-from babelbus.core.transactions.model import StagingSettings
-from babelbus.core.transactions.staging import Staging
+from babelbus.core.transactions import Staging, StagingSettings
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.contract import Store

@@ -11,9 +11,9 @@ from babelbus.core.record import Receipt
 from babelbus.core.settings import Ack
 from babelbus.errors import StorageError
 from babelbus.records.record import RecordBatch
-from babelbus.storage.contract import PartitionLog
-from babelbus.storage.disk.segment import Chunk
-from babelbus.storage.files import DiskFullError, OffsetOutOfRangeError, disk_error
+from babelbus.storage.contract import Chunk, PartitionLog
+from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
+from babelbus.storage.files import disk_error
 
 log = logging.getLogger(__name__)
 

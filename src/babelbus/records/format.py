@@ -477,3 +477,15 @@ def headers_position(data: Buffer, position: int) -> int:
 def public_headers(headers: Iterable[tuple[bytes, bytes | None]]) -> Headers:
     """Give the headers without the bus's own."""
     return tuple(pair for pair in headers if not pair[0].startswith(RESERVED_HEADER_PREFIX))
+
+
+def read_producer(data: bytes, position: int) -> tuple[int, int, int] | None:
+    """Give producer id, first sequence and count of the batch that the good record at `position` begins, if it does."""
+    at = headers_position(data, position)
+    if not data[at]:
+        return None
+    key, value = decode_headers(data, at + 1, data[at])[-1]
+    if key != PRODUCER_HEADER or value is None or len(value) != PRODUCER.size:
+        return None
+    producer_id, first_sequence, count = PRODUCER.unpack(value)
+    return producer_id, first_sequence, count

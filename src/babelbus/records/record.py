@@ -42,3 +42,13 @@ class RecordBatch:
         self.timestamps = timestamps
         self.count = len(positions)
         self.base_offset = base_offset
+
+
+class StoredBatch(msgspec.Struct, frozen=True):
+    """A batch with a producer id, as its first record tells."""
+
+    producer_id: int
+    first_sequence: int
+    count: int
+    base_offset: int
+    timestamp: int

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import babelbus
-from babelbus.core.groups.dead_letter_topics import DeadLetterTopics
+from babelbus.core.groups import DeadLetterTopics
 from babelbus.core.topic import Topic
 from babelbus.server.administration_live import LiveAdministrator
 from babelbus.server.administration_state import StateAdministrator

@@ -6,7 +6,7 @@ import msgspec
 
 from babelbus.core.broker import Broker
 from babelbus.core.record import Event
-from babelbus.core.state.patterns import check_pattern, subscription_pattern
+from babelbus.core.state import check_pattern, subscription_pattern
 from babelbus.core.topic import RESERVED_PREFIX, SUBJECT_HEADER
 from babelbus.metrics import Metrics
 from babelbus.server.administration_state import SOURCE, done

@@ -8,11 +8,19 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.broker import STATE_TOPIC, Broker
 from babelbus.core.record import Receipt
-from babelbus.core.state.history import AsOf, History, Revision
-from babelbus.core.state.key_index import KeyPattern
-from babelbus.core.state.log import Change, Kind
-from babelbus.core.state.patterns import check_key, check_pattern, store_pattern
-from babelbus.core.state.tree import Commit, InvalidKeyError
+from babelbus.core.state import (
+    AsOf,
+    Change,
+    Commit,
+    History,
+    InvalidKeyError,
+    KeyPattern,
+    Kind,
+    Revision,
+    check_key,
+    check_pattern,
+    store_pattern,
+)
 from babelbus.protocols.worterbuch.hub import is_below_sys
 from babelbus.protocols.worterbuch.values import parse_value
 from babelbus.web.contract import (

@@ -16,7 +16,7 @@ from babelbus.config import Config
 from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
 from babelbus.core.topic import Topic
-from babelbus.core.transactions.model import StagingSettings
+from babelbus.core.transactions import StagingSettings
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
@@ -34,7 +34,7 @@ from babelbus.server.sbus import SbusService
 from babelbus.server.worterbuch import WorterbuchService
 from babelbus.server.zbus import ZbusService
 from babelbus.storage.contract import Store
-from babelbus.storage.disk.store import LOCK_NAME, FolderStore
+from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.web.admin import AdminServer
@@ -389,7 +389,7 @@ class _Stores(dict[str, Store]):
 
 def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
     """Open the database, and finish the removals that a crash cut short; loading SQLAlchemy takes half a second."""
-    from babelbus.storage.sql.store import DatabaseStore
+    from babelbus.storage.sql import DatabaseStore
 
     store = DatabaseStore(url, files, clock)
     for token in store.removed():

@@ -11,8 +11,7 @@ from babelbus.protocols.sbus.hub import PROTOCOL, Hub, Options
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.protocols.sbus.ports import Port
 from babelbus.protocols.sbus.session import Session
-from babelbus.server.packets.listeners import Door, OpenDoor, open_door, read_door
-from babelbus.server.packets.sockets import PacketOptions, PacketServer
+from babelbus.server.packets import Door, OpenDoor, PacketOptions, PacketServer, open_door, read_door
 
 RUN_FOLDER = "run"
 SOCKET_NAME = "sbus.socket"

@@ -19,13 +19,22 @@ from babelbus.records.columns import Columns, decode_columns, find_positions
 from babelbus.records.format import CorruptRecordError
 from babelbus.spark.errors import UnknownTopicError
 from babelbus.spark.plan import Bounds
+from babelbus.storage.disk import (
+    BLOCK_ENTRY,
+    BLOCK_RECORDS,
+    ENTRY_BYTES,
+    RESCUED_SUFFIX,
+    SETTINGS_NAME,
+    Segment,
+    base_name,
+    find_bases,
+    folder_name,
+    parse_base,
+    scan,
+)
 from babelbus.storage.disk import checkpoint as checkpoints
-from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
-from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_base
-from babelbus.storage.disk.scan import scan
-from babelbus.storage.disk.segment import Segment, base_name
-from babelbus.storage.disk.store import SETTINGS_NAME, folder_name
-from babelbus.storage.files import File, LocalFiles, OffsetOutOfRangeError, disk_error
+from babelbus.storage.errors import OffsetOutOfRangeError
+from babelbus.storage.files import File, LocalFiles, disk_error
 
 log = logging.getLogger(__name__)
 

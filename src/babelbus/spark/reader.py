@@ -15,7 +15,7 @@ from babelbus.spark.plan import Span, make_tasks
 from babelbus.spark.python import keep_imports
 from babelbus.spark.record_source import open_reach
 from babelbus.spark.schema import arrow_schema
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -30,7 +30,7 @@ from babelbus.spark.connection import Patience, connect
 from babelbus.spark.errors import OptionError, PartitionUnreachableError, RecordsRefusedError, UnknownTopicError
 from babelbus.spark.options import Place
 from babelbus.spark.plan import Bounds
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 
 FETCH_BYTES = 8 * 2**20
 """Of one request; with 4 MiB a single reader is a third slower, for each one is waited for."""

@@ -17,7 +17,7 @@ import msgspec
 from pyspark.sql.datasource import WriterCommitMessage
 
 from babelbus.client import BabelbusError, BlockingClient, RequestError
-from babelbus.clients.jebp.blocking_transactions import BlockingPartWriter
+from babelbus.clients.jebp import BlockingPartWriter
 from babelbus.clock import Clock, SystemClock
 from babelbus.protocols.jebp.messages import PartRecords
 from babelbus.records.format import encode_payloads

@@ -28,7 +28,7 @@ from babelbus.spark.schema import arrow_schema
 from babelbus.spark.state_options import STATE_TOPIC, StateOptions
 from babelbus.spark.stream import StreamReader
 from babelbus.storage.disk import compaction_mark as compacted
-from babelbus.storage.disk.store import folder_name
+from babelbus.storage.disk import folder_name
 from babelbus.storage.files import LocalFiles
 
 if TYPE_CHECKING:

@@ -1,14 +1,42 @@
 """The store that a topic stands on. Every engine passes the same contract tests (tests/storage/test_contract.py)."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from babelbus.records.columns import Columns
 from babelbus.records.record import RecordBatch
-from babelbus.storage.disk.recovery import Recovery
-from babelbus.storage.disk.segment import Chunk
 from babelbus.storage.producers import Producers
+
+
+class BadRange(msgspec.Struct, frozen=True):
+    """Bytes of a log that hold no good record, and the offsets that are lost with them (`next_offset` excluded)."""
+
+    position: int
+    end: int
+    offset: int
+    next_offset: int
+    reason: str
+
+
+class Chunk(NamedTuple):
+    """Whole records as stored, one behind the other. `next_offset` is where to read on; `base_offset` is the first's.
+
+    Every byte was checked against the CRCs.
+    """
+
+    data: bytes
+    base_offset: int
+    next_offset: int
+
+
+class Recovery:
+    """What opening a partition found: bytes cut from the tail, ranges that are damaged, bytes that were read."""
+
+    def __init__(self) -> None:
+        self.cut_bytes = 0
+        self.read_bytes = 0
+        self.bad: list[tuple[str, BadRange]] = []
 
 
 class LogSettings(msgspec.Struct, frozen=True):

@@ -12,20 +12,9 @@ import shutil
 from typing import Protocol
 
 from babelbus.errors import StorageError
+from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError
 
 FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-class DiskFullError(StorageError):
-    """The disk, the quota or the file size limit is full: nothing was stored, try again when there is room."""
-
-
-class DiskError(StorageError):
-    """The disk refused a read, a write or a flush."""
-
-
-class FolderLockedError(StorageError):
-    """Another process owns the data folder."""
 
 
 def disk_error(error: OSError, doing: str) -> StorageError:
@@ -237,11 +226,3 @@ class LocalFiles:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return LocalFile(descriptor)
-
-
-class OffsetOutOfRangeError(StorageError):
-    """A reader asked for an offset that retention removed or nobody has written yet."""
-
-    def __init__(self, offset: int, first: int, end: int) -> None:
-        super().__init__(f"offset {offset} is not in [{first}, {end}]")
-        self.offset, self.first, self.end = offset, first, end

@@ -4,7 +4,8 @@ import errno
 import os
 from collections.abc import Callable
 
-from babelbus.storage.files import File, FolderLockedError
+from babelbus.storage.errors import FolderLockedError
+from babelbus.storage.files import File
 
 
 def _missing(path: str) -> FileNotFoundError:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from babelbus.storage.disk.scan import StoredBatch
+from babelbus.records.record import StoredBatch
 
 BATCHES_MAX = 64
 """Batches that are remembered of each producer: more than a client has on the way at once."""

@@ -9,22 +9,29 @@ import msgspec
 from aiohttp import hdrs, web
 
 from babelbus.core.broker import TopicExistsError, UnknownTopicError
-from babelbus.core.groups.dead_letter_topics import LettersWaitingError, NoDeadLetterTopicError
-from babelbus.core.groups.settings import (
+from babelbus.core.groups import (
     GroupClosedError,
     GroupExistsError,
     GroupOwnedError,
     InvalidGroupNameError,
+    LettersWaitingError,
+    NoDeadLetterTopicError,
     UnknownFilterError,
     UnknownGroupError,
 )
 from babelbus.core.settings import InvalidSettingError
-from babelbus.core.state.history import AsOf, HistoryGoneError
-from babelbus.core.state.tree import InvalidKeyError, NoSuchKeyError, VersionedError, VersionMismatchError
+from babelbus.core.state import (
+    AsOf,
+    HistoryGoneError,
+    InvalidKeyError,
+    NoSuchKeyError,
+    VersionedError,
+    VersionMismatchError,
+)
 from babelbus.core.subject import InvalidTopicNameError
 from babelbus.core.topic import UnknownPartitionError
 from babelbus.errors import BabelbusError, ConfigError, StorageError
-from babelbus.storage.files import DiskFullError, OffsetOutOfRangeError
+from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
 from babelbus.web.contract import (
     InvalidEventError,
     InvalidPatternError,

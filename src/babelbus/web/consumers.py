@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from babelbus.core.groups.group import Group
-from babelbus.core.groups.in_flight import Delivery
+from babelbus.core.groups import Delivery, Group
 from babelbus.core.topic import SUBJECT_HEADER, event_of
 from babelbus.errors import BabelbusError
 from babelbus.records.record import Record

@@ -8,10 +8,9 @@ from typing import Protocol
 
 import msgspec
 
-from babelbus.core.groups.dead_letter_topics import DeadLetterTopics
-from babelbus.core.groups.registry import Groups
+from babelbus.core.groups import DeadLetterTopics, Groups
 from babelbus.core.record import Event
-from babelbus.core.state.history import AsOf, Revision
+from babelbus.core.state import AsOf, Revision
 from babelbus.errors import BabelbusError
 
 

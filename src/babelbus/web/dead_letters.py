@@ -6,9 +6,8 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from babelbus.core.groups.dead_letter_topics import DeadLetterTopics
-from babelbus.core.groups.dead_letter_topics import Letter as StoredLetter
-from babelbus.core.groups.dead_letters import OURS, DeadLetter
+from babelbus.core.groups import OURS, DeadLetter, DeadLetterTopics
+from babelbus.core.groups import Letter as StoredLetter
 from babelbus.records.record import Record
 from babelbus.web.answers import Handler, answer, read_body, read_number
 from babelbus.web.record_lines import RecordLine, line_of

@@ -6,9 +6,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from aiohttp import web
 
-from babelbus.core.groups.group import Group
-from babelbus.core.groups.registry import Groups
-from babelbus.core.groups.settings import Place
+from babelbus.core.groups import Group, Groups, Place
 from babelbus.core.settings import change_settings
 from babelbus.web.answers import Handler, answer, read_body
 

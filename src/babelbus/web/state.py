@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from aiohttp import web
 
-from babelbus.core.state.history import REVISIONS_MAX
+from babelbus.core.state import REVISIONS_MAX
 from babelbus.units import MIB
 from babelbus.web.answers import (
     Handler,

@@ -21,7 +21,7 @@ from babelbus.core.record import Receipt, Record
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import decode_chunk, iterate
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 
 REPLAY_GROUP = "$replay"
 REPLAY_SETTINGS = GroupSettings(

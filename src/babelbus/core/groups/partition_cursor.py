@@ -17,7 +17,7 @@ from babelbus.core.record import Record
 from babelbus.records.columns import find_positions
 from babelbus.records.equal_headers import decode
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from babelbus.errors import BabelbusError
 from babelbus.records.columns import Columns, decode_chunk
 from babelbus.records.format import INT64, TOMBSTONE, CorruptRecordError, decode_headers
 from babelbus.storage.contract import PartitionLog
-from babelbus.storage.disk.reading import TIMESTAMP_AT
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.disk import TIMESTAMP_AT
+from babelbus.storage.errors import OffsetOutOfRangeError
 
 REVISIONS_MAX = 1000
 """Most changes of a key that one answer has unless it is asked for another number."""

@@ -14,10 +14,9 @@ from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, Entry, PartRea
 from babelbus.core.transactions.transaction_file import Pending, producer_of
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
-from babelbus.records.format import LENGTH_FROM, LENGTH_MIN, PRODUCER_HEADER, CorruptRecordError
+from babelbus.records.format import LENGTH_FROM, LENGTH_MIN, PRODUCER_HEADER, CorruptRecordError, read_producer
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import PartitionLog
-from babelbus.storage.disk.scan import read_producer
 from babelbus.storage.files import FileSystem, disk_error
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from babelbus.core.record import Receipt
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
 from babelbus.records.record import RecordBatch
-from babelbus.storage.files import DiskError, File, FileSystem, disk_error
+from babelbus.storage.errors import DiskError
+from babelbus.storage.files import File, FileSystem, disk_error
 
 FORMAT = 1
 FRAME = struct.Struct(">II")

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from babelbus.core.access import Action, Identity
-from babelbus.core.groups.registry import Groups
-from babelbus.core.groups.settings import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
+from babelbus.core.groups import GroupClosedError, Groups, GroupSettings, InvalidGroupNameError, at_offset
 from babelbus.core.partition import Partition
 from babelbus.core.topic import Topic, UnknownPartitionError
 from babelbus.errors import StorageError
@@ -33,7 +32,7 @@ from babelbus.protocols.jebp.partition_codec import (
 )
 from babelbus.protocols.jebp.status import Outcome
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 
 log = logging.getLogger(__name__)
 

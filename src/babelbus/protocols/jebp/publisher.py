@@ -21,7 +21,7 @@ from babelbus.protocols.jebp.messages import PROTOCOL, CreateRecord, CreateRecor
 from babelbus.protocols.jebp.status import Answers, Outcome
 from babelbus.records.format import InvalidRecordError
 from babelbus.records.ingest import ChecksumError, parse_records
-from babelbus.storage.files import DiskError, DiskFullError
+from babelbus.storage.errors import DiskError, DiskFullError
 
 
 class Publisher:

@@ -49,7 +49,7 @@ from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, Reading, answers
 from babelbus.protocols.jebp.subscription import Subscription
-from babelbus.storage.disk.store import InvalidTopicNameError as InvalidFolderError
+from babelbus.storage.disk import InvalidTopicNameError as InvalidFolderError
 
 log = logging.getLogger(__name__)
 

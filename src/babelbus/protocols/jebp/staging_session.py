@@ -5,9 +5,13 @@ from collections.abc import Callable, Sequence
 from babelbus.core.access import Action, Identity
 from babelbus.core.record import Receipt
 from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
-from babelbus.core.transactions.model import PartRef, StagedRecordsMissingError, StagingRefusedError
-from babelbus.core.transactions.staging import Staging
-from babelbus.core.transactions.transaction_file import TransactionDamagedError
+from babelbus.core.transactions import (
+    PartRef,
+    StagedRecordsMissingError,
+    Staging,
+    StagingRefusedError,
+    TransactionDamagedError,
+)
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.jebp.messages import (
@@ -25,7 +29,7 @@ from babelbus.protocols.jebp.staging_codec import encode_committed, encode_dropp
 from babelbus.protocols.jebp.status import Outcome
 from babelbus.records.format import InvalidRecordError
 from babelbus.records.ingest import ChecksumError, parse_records
-from babelbus.storage.files import DiskError, DiskFullError
+from babelbus.storage.errors import DiskError, DiskFullError
 
 FINAL_ERRORS = (
     StagingRefusedError,

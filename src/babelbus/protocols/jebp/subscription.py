@@ -13,7 +13,7 @@ from babelbus.protocols.jebp.codec import batch_head, encode_missing_offset, enc
 from babelbus.protocols.jebp.messages import FROM_OFFSET, PROTOCOL, Data, Fetch, Subscribe
 from babelbus.protocols.jebp.status import Outcome
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.files import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
 
 log = logging.getLogger(__name__)
 

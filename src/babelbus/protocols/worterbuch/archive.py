@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from babelbus.core.state.key_index import SEPARATOR
-from babelbus.core.state.patterns import check_key
+from babelbus.core.state import SEPARATOR, check_key
 from babelbus.errors import BabelbusError
 from babelbus.protocols.worterbuch.values import parse_value, text_json
 

@@ -18,10 +18,7 @@ from babelbus.core.broker import Broker
 from babelbus.core.json_text import is_json, json_text
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Route
-from babelbus.core.state.key_index import KeyPattern
-from babelbus.core.state.locks import Granted
-from babelbus.core.state.log import Change, Kind
-from babelbus.core.state.tree import Commit, NoSuchKeyError, State
+from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.worterbuch.privileges import Verifier

@@ -1,6 +1,6 @@
 """What a client asks of the locks that keys may have (specs/worterbuch.md, section 5.6)."""
 
-from babelbus.core.state.locks import LockHeldError, NotLockedError
+from babelbus.core.state import LockHeldError, NotLockedError
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.answers import Answers

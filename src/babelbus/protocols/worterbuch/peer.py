@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from babelbus.core.state.log import Change
+from babelbus.core.state import Change
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.subscriber import Subscriber
 

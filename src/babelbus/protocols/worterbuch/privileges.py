@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from jwt import PyJWS, PyJWTError
 from jwt.algorithms import ECAlgorithm, HMACAlgorithm, OKPAlgorithm
 
-from babelbus.core.state.patterns import covers
+from babelbus.core.state import covers
 from babelbus.errors import ConfigError
 from babelbus.protocols.worterbuch.errors import UnauthorizedError
 

@@ -7,15 +7,16 @@ import re
 
 import msgspec
 
-from babelbus.core.state.patterns import (
+from babelbus.core.state import (
     ELEMENTS_MAX,
+    NoSuchKeyError,
+    VersionedError,
     check_key,
     check_pattern,
     children_pattern,
     has_too_many_elements,
     store_pattern,
 )
-from babelbus.core.state.tree import NoSuchKeyError, VersionedError
 from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
 from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
 from babelbus.protocols.worterbuch.hub import Hub, is_below_sys

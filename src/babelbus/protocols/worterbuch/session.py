@@ -9,9 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from babelbus.core.state.log import Change
-from babelbus.core.state.patterns import ELEMENTS_MAX
-from babelbus.core.state.tree import NoSuchKeyError, VersionedError
+from babelbus.core.state import ELEMENTS_MAX, Change, NoSuchKeyError, VersionedError
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch import messages as m

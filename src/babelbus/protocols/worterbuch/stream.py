@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from babelbus.core.record import Receipt
-from babelbus.core.state.log import Change
-from babelbus.core.state.patterns import store_pattern, subscription_pattern
+from babelbus.core.state import Change, store_pattern, subscription_pattern
 from babelbus.core.subject import PathPattern, exactly
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.codec import encode_pairs

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from babelbus.core.router import Subscription
-from babelbus.core.state.log import Change, Kept, Kind
+from babelbus.core.state import Change, Kept, Kind
 from babelbus.protocols.worterbuch.values import same_value
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ snapshot, or has not.
 """
 
 from babelbus.core.record import Receipt
-from babelbus.core.state.patterns import children_pattern, subscription_pattern
+from babelbus.core.state import children_pattern, subscription_pattern
 from babelbus.core.subject import exactly
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access

@@ -6,8 +6,7 @@ comes in is translated, and what goes out; a key that the other side's character
 
 import msgspec
 
-from babelbus.core.state.key_index import SEPARATOR
-from babelbus.core.state.patterns import MULTI_WILDCARD, WILDCARD
+from babelbus.core.state import MULTI_WILDCARD, SEPARATOR, WILDCARD
 
 
 class Symbols(msgspec.Struct, frozen=True):

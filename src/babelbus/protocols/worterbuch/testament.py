@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from babelbus.core.state.patterns import check_key, check_pattern, has_too_many_elements, store_pattern
-from babelbus.core.state.tree import State, Testament
+from babelbus.core.state import State, Testament, check_key, check_pattern, has_too_many_elements, store_pattern
 from babelbus.protocols.worterbuch.hub import SYS
 
 

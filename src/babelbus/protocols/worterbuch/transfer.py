@@ -8,7 +8,7 @@ import base64
 import binascii
 
 from babelbus.core.record import Receipt
-from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state import KeyPattern
 from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
 from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply

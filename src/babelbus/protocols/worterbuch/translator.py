@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from babelbus.core.state.key_index import KeyPattern
-from babelbus.core.state.log import Change
-from babelbus.core.state.patterns import (
+from babelbus.core.state import (
     ELEMENTS_MAX,
+    Change,
+    KeyPattern,
     PatternFault,
     check_key,
     check_parent_pattern,

@@ -1,7 +1,6 @@
 """What a client asks of the tree: values, what is published beside them, names (specs/worterbuch.md, section 5)."""
 
-from babelbus.core.state.patterns import children_pattern
-from babelbus.core.state.tree import State, VersionedError, VersionMismatchError
+from babelbus.core.state import State, VersionedError, VersionMismatchError, children_pattern
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.codec import (

@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from babelbus.core.groups.delivery_rows import Rows, Run, read_headers
-from babelbus.core.groups.in_flight import Delivery
+from babelbus.core.groups import Delivery, Rows, Run, read_headers
 from babelbus.core.record import Headers
 
 SourceAndId = tuple[str, str]

@@ -13,8 +13,7 @@ from typing import Final
 
 import msgspec
 
-from babelbus.core.groups.delivery_rows import Rows, Run, pick, read_headers
-from babelbus.core.groups.in_flight import Delivery
+from babelbus.core.groups import Delivery, Rows, Run, pick, read_headers
 from babelbus.core.record import Record
 from babelbus.protocols.zbus.codec import delivery_head
 from babelbus.protocols.zbus.ids import stored_id

@@ -11,9 +11,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.broker import Broker
-from babelbus.core.groups.group import Group
-from babelbus.core.groups.member import Member
-from babelbus.core.groups.settings import BEGINNING, END, GroupOwnedError, GroupSettings, at_offset
+from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
@@ -33,7 +31,8 @@ from babelbus.protocols.zbus.signature import ReplayGuard
 from babelbus.protocols.zbus.tags import record_filter
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.files import FileSystem, OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError
+from babelbus.storage.files import FileSystem
 from babelbus.units import MIB
 
 PROTOCOL = "zbus"

@@ -4,10 +4,9 @@ A channel sees exactly those: one that fell behind goes on at the oldest kept wh
 log itself gives memory back by whole segments, so it holds some more for a while.
 """
 
-from babelbus.core.groups.group import Group
-from babelbus.core.groups.settings import at_offset
+from babelbus.core.groups import Group, at_offset
 from babelbus.core.topic import Topic
-from babelbus.storage.disk.log import Log
+from babelbus.storage.disk import Log
 
 SIZE = 1000
 SEGMENT_BYTES = 2**20

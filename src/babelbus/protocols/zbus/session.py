@@ -9,7 +9,7 @@ from typing import Generic
 
 import msgspec
 
-from babelbus.core.groups.settings import GroupOwnedError, InvalidGroupNameError, check_group_name
+from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError, check_group_name
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import InvalidTopicNameError
 from babelbus.errors import BabelbusError

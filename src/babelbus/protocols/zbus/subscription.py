@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from babelbus.core.groups.group import Group
-from babelbus.core.groups.in_flight import Delivery
-from babelbus.core.groups.member import Member
-from babelbus.core.groups.settings import RecordFilter
+from babelbus.core.groups import Delivery, Group, Member, RecordFilter
 from babelbus.errors import BabelbusError
 from babelbus.protocols.zbus.codec import delivery_tail, encode_deliveries
 from babelbus.protocols.zbus.filters import Matches

@@ -1,7 +1,6 @@
 """The tags of messages as they are stored, and filters over them (specs/zbus.md, section 5.3)."""
 
-from babelbus.core.groups.delivery_rows import Rows, RowsFilter, read_headers
-from babelbus.core.groups.settings import RecordFilter
+from babelbus.core.groups import RecordFilter, Rows, RowsFilter, read_headers
 from babelbus.core.record import Headers, Record
 from babelbus.core.settings import InvalidSettingError
 from babelbus.protocols.zbus.errors import MalformedMessageError

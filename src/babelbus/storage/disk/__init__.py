@@ -1,1 +1,38 @@
 """Engine `disk`: topics as folders of segment files (docs/storage.md)."""
+
+from babelbus.storage.disk.check import Meter, PartitionReport, Problem, Progress, Report, SegmentReport, check_folder
+from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
+from babelbus.storage.disk.log import Log
+from babelbus.storage.disk.reading import TIMESTAMP_AT
+from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_base
+from babelbus.storage.disk.repair import repair_folder
+from babelbus.storage.disk.scan import scan
+from babelbus.storage.disk.segment import Segment, base_name
+from babelbus.storage.disk.store import LOCK_NAME, SETTINGS_NAME, FolderStore, InvalidTopicNameError, folder_name
+
+__all__ = [
+    "BLOCK_ENTRY",
+    "BLOCK_RECORDS",
+    "ENTRY_BYTES",
+    "LOCK_NAME",
+    "RESCUED_SUFFIX",
+    "SETTINGS_NAME",
+    "TIMESTAMP_AT",
+    "FolderStore",
+    "InvalidTopicNameError",
+    "Log",
+    "Meter",
+    "PartitionReport",
+    "Problem",
+    "Progress",
+    "Report",
+    "Segment",
+    "SegmentReport",
+    "base_name",
+    "check_folder",
+    "find_bases",
+    "folder_name",
+    "parse_base",
+    "repair_folder",
+    "scan",
+]

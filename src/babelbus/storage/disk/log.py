@@ -15,16 +15,17 @@ from babelbus.errors import StorageError
 from babelbus.records.columns import Columns, decode_columns, find_positions
 from babelbus.records.format import CorruptRecordError, rebase
 from babelbus.records.record import RecordBatch
-from babelbus.storage.contract import LogSettings
+from babelbus.storage.contract import Chunk, LogSettings, Recovery
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk import compaction_mark as compacted
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.cleaner import clean
 from babelbus.storage.disk.index import BLOCK_RECORDS
-from babelbus.storage.disk.recovery import RESCUED_SUFFIX, Recovery, open_segments
-from babelbus.storage.disk.segment import Chunk, Segment, base_name
+from babelbus.storage.disk.recovery import RESCUED_SUFFIX, open_segments
+from babelbus.storage.disk.segment import Segment, base_name
 from babelbus.storage.disk.segments import Segments
-from babelbus.storage.files import DiskError, FileSystem, OffsetOutOfRangeError, disk_error
+from babelbus.storage.errors import DiskError, OffsetOutOfRangeError
+from babelbus.storage.files import FileSystem, disk_error
 from babelbus.storage.producers import Producers
 
 log = logging.getLogger(__name__)

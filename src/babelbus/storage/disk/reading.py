@@ -5,8 +5,6 @@ in the file, and is checked too although no CRC covers it. In a segment with gap
 whole block (`.blocks`) stands for them. Nothing here changes a file.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from babelbus.errors import StorageError
@@ -21,23 +19,13 @@ from babelbus.records.format import (
     CorruptRecordError,
     record_error,
 )
+from babelbus.storage.contract import BadRange, Chunk
 from babelbus.storage.disk.index import BLOCK_RECORDS, UNKNOWN_SUM, SparseIndex, crc32c
-from babelbus.storage.disk.scan import BadRange, good_records
+from babelbus.storage.disk.scan import good_records
 from babelbus.storage.files import File, FileSystem, disk_error
 
 TIMESTAMP_AT = 17
 """Where in a record its timestamp stands."""
-
-
-class Chunk(NamedTuple):
-    """Whole records as stored, one behind the other. `next_offset` is where to read on; `base_offset` is the first's.
-
-    Every byte was checked against the CRCs.
-    """
-
-    data: bytes
-    base_offset: int
-    next_offset: int
 
 
 class SegmentReader:

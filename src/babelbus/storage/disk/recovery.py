@@ -9,9 +9,10 @@ from itertools import pairwise
 
 import msgspec
 
+from babelbus.storage.contract import BadRange, Recovery
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint
-from babelbus.storage.disk.scan import BadRange, Scan
+from babelbus.storage.disk.scan import Scan
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, SUFFIXES, Segment, base_name
 from babelbus.storage.files import FileSystem
 from babelbus.storage.producers import Producers
@@ -22,15 +23,6 @@ RESCUED_SUFFIX = ".rescued"
 """Records behind a failed flush, whole and durable: they become a segment in the place of all from this base on."""
 LEFTOVER_SUFFIXES = ("new", "compacting")
 BASE_DIGITS = 20
-
-
-class Recovery:
-    """What opening a partition found: bytes cut from the tail, ranges that are damaged, bytes that were read."""
-
-    def __init__(self) -> None:
-        self.cut_bytes = 0
-        self.read_bytes = 0
-        self.bad: list[tuple[str, BadRange]] = []
 
 
 class Opened(msgspec.Struct):

@@ -16,15 +16,14 @@ from babelbus.records.format import (
     HEAD,
     LENGTH_FROM,
     LENGTH_MIN,
-    PRODUCER,
     PRODUCER_HEADER,
     RECORD_BYTES_MIN,
     CorruptRecordError,
-    decode_headers,
-    headers_position,
+    read_producer,
     record_error,
 )
-from babelbus.records.record import RecordBatch
+from babelbus.records.record import RecordBatch, StoredBatch
+from babelbus.storage.contract import BadRange
 from babelbus.storage.disk.index import SparseIndex
 from babelbus.storage.files import File
 
@@ -34,26 +33,6 @@ _I32 = struct.Struct(">i")
 OFFSET_MAX = 2**63 - 1
 WRONG_OFFSET = "its offset is"
 OVERLAP = "its offset belongs to the next segment"
-
-
-class BadRange(msgspec.Struct, frozen=True):
-    """Bytes of a log that hold no good record, and the offsets that are lost with them (`next_offset` excluded)."""
-
-    position: int
-    end: int
-    offset: int
-    next_offset: int
-    reason: str
-
-
-class StoredBatch(msgspec.Struct, frozen=True):
-    """A batch with a producer id, as its first record tells."""
-
-    producer_id: int
-    first_sequence: int
-    count: int
-    base_offset: int
-    timestamp: int
 
 
 class Scan(msgspec.Struct):
@@ -219,18 +198,6 @@ def _add(found: Scan, data: bytes, positions: I64, offsets: I64, position: int) 
                 found.producers.append(
                     StoredBatch(*batch, base_offset=int(offsets[number]), timestamp=int(timestamps[number]))
                 )
-
-
-def read_producer(data: bytes, position: int) -> tuple[int, int, int] | None:
-    """Give producer id, first sequence and count of the batch that the good record at `position` begins, if it does."""
-    at = headers_position(data, position)
-    if not data[at]:
-        return None
-    key, value = decode_headers(data, at + 1, data[at])[-1]
-    if key != PRODUCER_HEADER or value is None or len(value) != PRODUCER.size:
-        return None
-    producer_id, first_sequence, count = PRODUCER.unpack(value)
-    return producer_id, first_sequence, count
 
 
 def _offsets_good(offsets: I64, expected: int, gaps: bool, limit: int) -> int:

@@ -7,10 +7,12 @@ import numpy as np
 
 from babelbus.records.columns import find_positions
 from babelbus.records.record import RecordBatch
+from babelbus.storage.contract import Chunk
 from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, SparseIndex, decode
-from babelbus.storage.disk.reading import Chunk, SegmentReader
+from babelbus.storage.disk.reading import SegmentReader
 from babelbus.storage.disk.scan import OFFSET_MAX, Scan, scan
-from babelbus.storage.files import DiskError, FileSystem, disk_error
+from babelbus.storage.errors import DiskError
+from babelbus.storage.files import FileSystem, disk_error
 
 __all__ = ["DERIVED_SUFFIXES", "SUFFIXES", "Chunk", "Segment", "base_name"]
 

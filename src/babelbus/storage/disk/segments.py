@@ -9,9 +9,11 @@ import numpy as np
 
 from babelbus.records.columns import I64, find_positions
 from babelbus.records.format import INT64, LENGTH_FROM, CorruptRecordError
+from babelbus.storage.contract import Chunk
 from babelbus.storage.disk.recovery import replace_from
-from babelbus.storage.disk.segment import Chunk, Segment
-from babelbus.storage.files import FileSystem, OffsetOutOfRangeError
+from babelbus.storage.disk.segment import Segment
+from babelbus.storage.errors import OffsetOutOfRangeError
+from babelbus.storage.files import FileSystem
 
 PLACES_MAX = 4096
 """Offsets whose position is remembered: the ends of the last appends and reads, where the next reads begin."""

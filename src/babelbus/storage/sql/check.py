@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.disk.check import Meter, PartitionReport, Problem, Progress, Report, SegmentReport
+from babelbus.storage.disk import Meter, PartitionReport, Problem, Progress, Report, SegmentReport
 from babelbus.storage.files import FileSystem
 from babelbus.storage.sql.connection import Database
 from babelbus.storage.sql.ranges import PartitionRows, Range

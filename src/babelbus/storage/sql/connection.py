@@ -17,7 +17,8 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from babelbus.storage.files import DiskError, DiskFullError, disk_error
+from babelbus.storage.errors import DiskError, DiskFullError
+from babelbus.storage.files import disk_error
 from babelbus.storage.sql.rows import Row, Rows
 from babelbus.storage.sql.tables import make_tables
 

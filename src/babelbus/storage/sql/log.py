@@ -12,12 +12,9 @@ from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.records.columns import Columns, decode_chunk
 from babelbus.records.format import CorruptRecordError
-from babelbus.records.record import RecordBatch
-from babelbus.storage.contract import LogSettings
-from babelbus.storage.disk.reading import Chunk
-from babelbus.storage.disk.recovery import Recovery
-from babelbus.storage.disk.scan import BadRange, StoredBatch
-from babelbus.storage.files import DiskError, OffsetOutOfRangeError
+from babelbus.records.record import RecordBatch, StoredBatch
+from babelbus.storage.contract import BadRange, Chunk, LogSettings, Recovery
+from babelbus.storage.errors import DiskError, OffsetOutOfRangeError
 from babelbus.storage.producers import Producers
 from babelbus.storage.sql.cleaner import clean
 from babelbus.storage.sql.connection import Database

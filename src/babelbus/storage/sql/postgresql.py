@@ -13,7 +13,7 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine
 from sqlalchemy.exc import OperationalError
 
-from babelbus.storage.files import FolderLockedError
+from babelbus.storage.errors import FolderLockedError
 from babelbus.storage.sql.connection import Database
 from babelbus.storage.sql.rows import COPY_COLUMNS, Rows, to_copy
 from babelbus.storage.sql.tables import meta

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
-from babelbus.storage.disk.scan import StoredBatch
+from babelbus.records.record import StoredBatch
 from babelbus.storage.sql.rows import BARE_BYTES
 from babelbus.storage.sql.tables import partitions, producers, ranges, records
 

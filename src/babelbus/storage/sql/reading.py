@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.disk.reading import Chunk
+from babelbus.storage.contract import Chunk
 from babelbus.storage.sql.ranges import Range
 from babelbus.storage.sql.rows import Row, sizes, to_stored
 

@@ -27,8 +27,7 @@ from babelbus.records.format import (
     decode_headers,
     record_error,
 )
-from babelbus.records.record import RecordBatch
-from babelbus.storage.disk.scan import StoredBatch
+from babelbus.records.record import RecordBatch, StoredBatch
 
 Row = tuple[int, int, int, int, bytes | None, bytes | None, bytes | None]
 """Offset, timestamp, attributes, CRC, key, payload, headers."""

@@ -15,7 +15,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from babelbus.storage.files import DiskError, File, FileSystem, FolderLockedError
+from babelbus.storage.errors import DiskError, FolderLockedError
+from babelbus.storage.files import File, FileSystem
 from babelbus.storage.sql.connection import Database
 from babelbus.storage.sql.rows import Rows
 
