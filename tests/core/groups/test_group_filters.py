@@ -9,7 +9,7 @@ from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.settings import GroupSettings, RecordFilter
 from babelbus.core.record import Record
-from tests.core.group_support import Crew, Taker
+from tests.core.groups.support import Crew, Taker
 from tests.support.bus import in_loop, turns
 
 ON_DELIVERY = GroupSettings()

@@ -18,7 +18,7 @@ from babelbus.core.groups.dead_letters import read as read_letter
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
 from babelbus.core.groups.settings import BEGINNING, GroupSettings
-from tests.core.group_support import Crew, Taker
+from tests.core.groups.support import Crew, Taker
 from tests.support.bus import read, turns
 
 ACK_SECONDS = 30.0

@@ -13,9 +13,9 @@ from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.tree import NoSuchKeyError, State, Testament
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.errors import OffsetOutOfRangeError
-from tests.core.test_names import keys as some_keys
-from tests.core.test_names import pattern, patterns
-from tests.core.test_state import Stored, raw
+from tests.core.state.test_key_index import keys as some_keys
+from tests.core.state.test_key_index import pattern, patterns
+from tests.core.state.test_tree import Stored, raw
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, done, in_loop
 

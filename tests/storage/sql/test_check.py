@@ -16,7 +16,7 @@ from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.store import DatabaseStore
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered
-from tests.storage.test_database import Place
+from tests.storage.sql.test_store import Place
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 

@@ -41,7 +41,7 @@ from tests.support.bus import payloads as partition_payloads
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 SECRET = "hunter2-is-secret"
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 
 
 class WatchedFile:

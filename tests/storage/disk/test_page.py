@@ -8,7 +8,7 @@ from babelbus.storage.disk.segment import DERIVED_SUFFIXES
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, append, open_log
 
-PAGE = (Path(__file__).parents[2] / "docs" / "storage.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "storage.md").read_text(encoding="utf-8")
 TIME = 1_700_000_000_123
 KEYED = Record(b"hi", b"user-1", ((b"ct", b"text"), (b"id", b"42")), TIME)
 

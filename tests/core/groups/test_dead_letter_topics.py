@@ -13,7 +13,7 @@ from babelbus.core.groups.dead_letter_topics import (
 from babelbus.core.groups.settings import GroupOwnedError
 from babelbus.core.record import Event
 from babelbus.core.topic import UnknownPartitionError
-from tests.core.group_support import EXPLICIT, Crew
+from tests.core.groups.support import EXPLICIT, Crew
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Gate, in_loop, payloads, turns
 

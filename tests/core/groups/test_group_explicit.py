@@ -9,7 +9,7 @@ from babelbus.core.groups.in_flight import SPENT_LEASES_MAX
 from babelbus.core.groups.settings import GroupClosedError, GroupSettings
 from babelbus.core.record import Record
 from babelbus.core.topic import UnknownPartitionError
-from tests.core.group_support import Crew, Taker
+from tests.core.groups.support import Crew, Taker
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import in_loop, read, turns
 

@@ -22,7 +22,7 @@ from babelbus.core.groups.settings import (
 from babelbus.core.settings import InvalidSettingError
 from babelbus.errors import StorageError
 from babelbus.storage.files import LocalFiles
-from tests.core.group_support import EXPLICIT, Crew, Taker
+from tests.core.groups.support import EXPLICIT, Crew, Taker
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import in_loop, turns
 

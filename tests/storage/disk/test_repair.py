@@ -19,9 +19,8 @@ from babelbus.storage.disk.segment import DERIVED_SUFFIXES, base_name
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.errors import FolderLockedError
 from babelbus.storage.files import LocalFiles
-
-from .faults import FaultyFiles
-from .helpers import FOLDER, NOW, append, fill, numbered, open_log, read_all
+from tests.storage.faults import FaultyFiles
+from tests.storage.helpers import FOLDER, NOW, append, fill, numbered, open_log, read_all
 
 DATA = "data"
 

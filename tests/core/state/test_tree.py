@@ -24,7 +24,7 @@ from babelbus.core.state.tree import (
 )
 from babelbus.core.subject import PathPattern, below
 from babelbus.storage.errors import DiskError, DiskFullError
-from tests.core.test_names import children_of, pattern
+from tests.core.state.test_key_index import children_of, pattern
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, done, in_loop, payloads
 
