@@ -1,4 +1,4 @@
-"""The import table of the house (style.md, "Layers"), read from the sources: who may know what."""
+"""The import table of the house (docs/design/style.md, "Layers"), read from the sources: who may know what."""
 
 import ast
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The only module that asks for the time; whoever needs it is handed a `Clock`.
 
 Two kinds, never mixed: `now_ms` is what people and records call the time, and may jump when the system's clock is set;
-`monotonic` only grows, so every deadline and duration is counted with it (reliability.md, rule 6).
+`monotonic` only grows, so every deadline and duration is counted with it (docs/design/reliability.md, rule 6).
 """
 
 import time

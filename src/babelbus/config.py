@@ -523,7 +523,7 @@ _PASSWORD = re.compile(r"[^/]+://[^/@]*:[^/@]+@")
 
 
 def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> None:
-    """Refuse what would let strangers in by mistake (design.md, section 6).
+    """Refuse what would let strangers in by mistake (docs/design/design.md, section 6).
 
     jebp proves identities by itself, except with bare certificates, which whoever saw one can show again. The admin
     endpoint shows metrics without a token and takes its token unencrypted.

@@ -1,4 +1,7 @@
-"""`sbusd` as a process: options, exit codes and habits of the reference daemon (specs/sbus.md, sections 13 to 17)."""
+"""`sbusd` as a process: options, exit codes and habits of the reference daemon.
+
+Specification: docs/specifications/sbus.md, 13 to 17.
+"""
 
 import os
 import signal

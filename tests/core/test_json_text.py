@@ -1,4 +1,7 @@
-"""A payload as JSON text (design.md, section 5): JSON stays JSON, text becomes a string, anything else base64."""
+"""A payload as JSON text: JSON stays JSON, text becomes a string, anything else base64.
+
+See: docs/design/design.md, section 5.
+"""
 
 import base64
 import json

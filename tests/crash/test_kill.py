@@ -1,7 +1,7 @@
 """SIGKILL, SIGTERM, full disks and flipped bytes, on a real server in a process of its own.
 
-They are rows 1, 4, 6, 20 and 21 of the fault matrix in reliability.md. Every record carries its number: what was
-acknowledged must be there afterwards, in order, once. The seed of a run is in the name of its test;
+They are rows 1, 4, 6, 20 and 21 of the fault matrix in docs/design/reliability.md. Every record carries its number:
+what was acknowledged must be there afterwards, in order, once. The seed of a run is in the name of its test;
 BABELBUS_TEST_SEED chooses another first one.
 """
 

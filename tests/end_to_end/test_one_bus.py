@@ -1,4 +1,7 @@
-"""One bus: what jebp, sbus and Wörterbuch publish, as each of the three receives it (design.md, section 5)."""
+"""One bus: what jebp, sbus and Wörterbuch publish, as each of the three receives it.
+
+See: docs/design/design.md, section 5.
+"""
 
 import base64
 from collections.abc import Iterator

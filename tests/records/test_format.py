@@ -28,7 +28,7 @@ from babelbus.records.format import (
 )
 from babelbus.records.record import Headers, Record, RecordBatch
 
-# specs/jebp.md, section 5.1: both worked records, byte for byte.
+# docs/specifications/jebp.md, section 5.1: both worked records, byte for byte.
 KEYED = bytes.fromhex(
     "000000000000000700000038bf31e1ef000000018bcfe5687b00000006757365722d3100000002686902"
     "0000000263740000000474657874000000026964000000023432"

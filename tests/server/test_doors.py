@@ -1,4 +1,4 @@
-"""Addresses, file modes and users of a bus (specs/sbus.md, sections 13 and 14)."""
+"""Addresses, file modes and users of a bus (docs/specifications/sbus.md, sections 13 and 14)."""
 
 import os
 import socket

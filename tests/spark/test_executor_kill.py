@@ -1,7 +1,8 @@
 """SIGKILL of executors of a cluster, and of the Python processes of tasks, in the middle of what they copy.
 
-Row 22 of the fault matrix in reliability.md. BABELBUS_TEST_SEED chooses other moments and victims. A gate stops a task
-at a row, so that the kill hits a batch that is under way for certain; other kills come at any time after that.
+Row 22 of the fault matrix in docs/design/reliability.md. BABELBUS_TEST_SEED chooses other moments and victims. A gate
+stops a task at a row, so that the kill hits a batch that is under way for certain; other kills come at any time after
+that.
 """
 
 import os

@@ -1,6 +1,6 @@
 """SIGKILL of the driver and of the server while a stream is copied: what comes out is what went in, once.
 
-Row 22 of the fault matrix in reliability.md. BABELBUS_TEST_SEED chooses other moments.
+Row 22 of the fault matrix in docs/design/reliability.md. BABELBUS_TEST_SEED chooses other moments.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""A file system in memory that fails as disks do, and repeats each failure from a seed (reliability.md, fault matrix).
+"""A file system in memory that fails as disks do, and repeats each failure from a seed.
+
+See: docs/design/reliability.md, fault matrix.
 
 What was written is kept twice: as the processes see it, and as the disk has it. `power_loss` throws the first away, but
 for an arbitrary choice of the pages, sizes and names that nobody flushed.

@@ -1,4 +1,7 @@
-"""What the reference daemon answered to 111 patterns and keys (specs/sbus.md, section 4.2): pattern, key, match."""
+"""What the reference daemon answered to 111 patterns and keys: pattern, key, match.
+
+Specification: docs/specifications/sbus.md, 4.2.
+"""
 
 CASES: list[tuple[str, str, bool]] = [
     ("", "", True),

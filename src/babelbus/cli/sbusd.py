@@ -1,4 +1,4 @@
-"""`babelbus sbusd`, and `sbusd` by itself: a drop-in for the reference daemon (specs/sbus.md, sections 13 to 17).
+"""`babelbus sbusd`, and `sbusd` by itself: a drop-in for the reference daemon (docs/specifications/sbus.md, 13 to 17).
 
 One bus without topics and other protocols, with the options, exit codes and habits of the original; what it does worse
 than its own document (section 19) is not copied. Start-up is fast: heavy parts come after the options are read.

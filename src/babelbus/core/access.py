@@ -1,4 +1,4 @@
-"""Identities and grants: may this identity do this to this subject? (design.md, section 6)"""
+"""Identities and grants: may this identity do this to this subject? (docs/design/design.md, section 6)"""
 
 from enum import Enum
 

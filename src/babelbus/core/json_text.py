@@ -1,4 +1,4 @@
-"""A payload as JSON text, for receivers that know nothing else (design.md, section 5)."""
+"""A payload as JSON text, for receivers that know nothing else (docs/design/design.md, section 5)."""
 
 from base64 import b64encode
 

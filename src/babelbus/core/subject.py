@@ -109,7 +109,10 @@ def below(subject: str) -> PathPattern:
 
 
 class TopicTable:
-    """Which topic records a subject: the one whose name is its longest prefix by elements (design.md, section 1)."""
+    """Which topic records a subject: the one whose name is its longest prefix by elements.
+
+    See: docs/design/design.md, section 1.
+    """
 
     def __init__(self) -> None:
         self.names: set[str] = set()

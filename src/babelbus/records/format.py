@@ -1,4 +1,4 @@
-"""Records <-> bytes of a `.log` file (specs/jebp.md, section 5.1).
+"""Records <-> bytes of a `.log` file (docs/specifications/jebp.md, section 5.1).
 
 record := offset: i64, length: i32 (bytes behind this field), crc: u32 (zlib, over all behind it), attributes: i8,
           timestamp: i64, key_length: i32 (-1: no key), key, payload_length: i32, payload, headers_count: i8,

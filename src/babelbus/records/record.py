@@ -11,7 +11,7 @@ Positions = Sequence[int] | npt.NDArray[np.int64]
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record of a partition (specs/jebp.md, section 5.1).
+    """One record of a partition (docs/specifications/jebp.md, section 5.1).
 
     `timestamp` is milliseconds since the epoch. A `payload` of `None` is a tombstone: compaction removes the records
     of its key, and after a while the tombstone too. `offset` is -1 until the record is stored.

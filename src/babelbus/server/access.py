@@ -1,4 +1,4 @@
-"""The lists of clients and topics that an operator may edit by hand (specs/jebp.md, section 3).
+"""The lists of clients and topics that an operator may edit by hand (docs/specifications/jebp.md, section 3).
 
 Three text files in `<data>/conf`, one entry a line, blank lines and lines that begin with `#` ignored: who may connect
 (`client_fingerprints`), who may administer (`client_admin_rights`), and which topics there are (`topics`).

@@ -1,4 +1,4 @@
-"""A socket and its session: written once, for all stream protocols (design.md, section 3)."""
+"""A socket and its session: written once, for all stream protocols (docs/design/design.md, section 3)."""
 
 import asyncio
 import logging

@@ -1,7 +1,8 @@
 """The only calls to the operating system's files: everything that storage reads or makes durable goes through here.
 
-`FileSystem` is what the rest of storage knows; `LocalFiles` is the real one. Tests put a faulty one in its place (lost,
-reordered and failed writes, full disks), so that a crash can be repeated from a seed (reliability.md, fault matrix).
+`FileSystem` is what the rest of storage knows; `LocalFiles` is the real one. Tests put a faulty one in its place
+(lost, reordered and failed writes, full disks), so that a crash can be repeated from a seed
+(docs/design/reliability.md, fault matrix).
 """
 
 import contextlib

@@ -37,7 +37,7 @@ def pattern(text: str) -> KeyPattern:
     return KeyPattern(tuple(None if part == "?" else part for part in (parts[:-1] if rest else parts)), rest)
 
 
-# specs/worterbuch.md, section 2.2, store match
+# docs/specifications/worterbuch.md, section 2.2, store match
 @pytest.mark.parametrize(
     ("text", "key", "found"),
     [

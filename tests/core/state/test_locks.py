@@ -1,4 +1,4 @@
-"""Locks (specs/worterbuch.md, section 5.6)."""
+"""Locks (docs/specifications/worterbuch.md, section 5.6)."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Secret keys: who may subscribe to which, and whom they are for (specs/sbus.md, sections 8.3 and 8.4)."""
+"""Secret keys: who may subscribe to which, and whom they are for (docs/specifications/sbus.md, 8.3 and 8.4)."""
 
 import pytest
 

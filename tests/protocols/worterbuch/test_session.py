@@ -1,4 +1,4 @@
-"""What the messages of a client mean: the rows of specs/worterbuch.md, sections 2, 4 to 6 and 9, on a scripted peer."""
+"""What the messages of a client mean: the rows of docs/specifications/worterbuch.md, 2, 4 to 6 and 9, scripted."""
 
 import json
 from collections.abc import Callable

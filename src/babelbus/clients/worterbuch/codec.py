@@ -1,6 +1,6 @@
 """JSON texts <-> messages of Wörterbuch as a client needs them: requests go out, replies and events come in.
 
-`codec` is the server's side. Section numbers are those of specs/worterbuch.md.
+`codec` is the server's side. Section numbers are those of docs/specifications/worterbuch.md.
 """
 
 from collections.abc import Callable

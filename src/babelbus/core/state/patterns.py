@@ -1,7 +1,7 @@
 """Keys and patterns of the state: where wildcards are allowed, what a pattern matches, which pattern covers another.
 
 An element that is exactly `?` stands for one element, one that is exactly `#` at the end for several. How many depends
-(specs/worterbuch.md, section 2.2): none or more where the store is asked, one or more where events are awaited.
+(docs/specifications/worterbuch.md, 2.2): none or more where the store is asked, one or more where events are awaited.
 """
 
 from enum import Enum, auto

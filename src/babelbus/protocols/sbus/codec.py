@@ -1,4 +1,4 @@
-"""Packets <-> messages of sbus (specs/sbus.md, sections 2, 3 and 11).
+"""Packets <-> messages of sbus (docs/specifications/sbus.md, sections 2, 3 and 11).
 
 packet := word " " key [NUL tail]; word is SUB, UNSUB, MSG or CMSG; key is any bytes but NUL, and may be empty. One
 packet is one message. The *head* is what stands before the NUL: it says all that the bus has to know.

@@ -1,4 +1,4 @@
-"""What can be said in sbus (specs/sbus.md, sections 2 and 3)."""
+"""What can be said in sbus (docs/specifications/sbus.md, sections 2 and 3)."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""The pattern language of sbus, exactly as the reference daemon matches it (specs/sbus.md, section 4.1).
+"""The pattern language of sbus, exactly as the reference daemon matches it (docs/specifications/sbus.md, section 4.1).
 
 Keys and patterns are byte strings. In the core a key is a subject: its bytes as UTF-8 with `surrogateescape`, so that
 every key has a subject of its own and leaves as the same bytes. Patterns are compared as bytes: one may end in the

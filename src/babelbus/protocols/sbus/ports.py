@@ -10,7 +10,7 @@ class Port(Protocol):
     """One client's end of the bus. No call blocks."""
 
     flow: Flow
-    """What the client wants to happen with what it does not take (specs/sbus.md, section 9.2)."""
+    """What the client wants to happen with what it does not take (docs/specifications/sbus.md, section 9.2)."""
 
     def send(self, packets: Packets, first: int, last: int, *, stoppable: bool) -> bool:
         """Send packets `first` to `last`, or do with them what `flow` says.

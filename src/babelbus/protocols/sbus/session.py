@@ -1,4 +1,4 @@
-"""What the packets of one sbus client mean (specs/sbus.md, sections 5 to 9)."""
+"""What the packets of one sbus client mean (docs/specifications/sbus.md, sections 5 to 9)."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What one client may do, and how it proves that it may (specs/worterbuch.md, sections 9.2 and 10)."""
+"""What one client may do, and how it proves that it may (docs/specifications/worterbuch.md, sections 9.2 and 10)."""
 
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, RefusedError, UnauthorizedError
 from babelbus.protocols.worterbuch.hub import Hub, is_below_sys

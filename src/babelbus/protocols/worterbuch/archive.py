@@ -1,4 +1,4 @@
-"""The tree as a file: gzip of one JSON document (specs/worterbuch.md, section 12.4).
+"""The tree as a file: gzip of one JSON document (docs/specifications/worterbuch.md, section 12.4).
 
 A node is `{"v":<value>,"t":{"<element>":<node>,...}}`, both members optional; a value with a version is
 `{"Cas":[<value>,<version>]}`. The format cannot tell that from a plain object of this shape: it becomes the former.

@@ -1,4 +1,4 @@
-"""JSON texts <-> messages of Wörterbuch as a server needs them (specs/worterbuch.md, sections 4 to 6 and 13).
+"""JSON texts <-> messages of Wörterbuch as a server needs them (docs/specifications/worterbuch.md, 4 to 6 and 13).
 
 Every message is an object with one member, whose name is the message. The usual spelling, with no blank before the
 inner object, is found by its first bytes and read by a typed decoder; anything else takes the general path. Encoders

@@ -1,4 +1,4 @@
-"""Error codes of Wörterbuch (specs/worterbuch.md, section 11), and the errors that its modules raise."""
+"""Error codes of Wörterbuch (docs/specifications/worterbuch.md, section 11), and the errors that its modules raise."""
 
 from enum import IntEnum
 

@@ -1,8 +1,8 @@
 """What all Wörterbuch clients of one server share: who listens to what, `$SYS`, locks and what clients leave behind.
 
 The state tells of its changes (`_hear_changes`), the router of what other protocols publish (`_hear_events`); both
-become runs of changes with the same subscribers, encoded once for all subscribers of one shape (specs/worterbuch.md,
-sections 7 and 9).
+become runs of changes with the same subscribers, encoded once for all subscribers of one shape
+(docs/specifications/worterbuch.md, sections 7 and 9).
 """
 
 import asyncio

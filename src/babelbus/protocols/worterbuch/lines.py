@@ -1,4 +1,4 @@
-"""Wörterbuch over TCP and unix sockets: one JSON message a line (specs/worterbuch.md, section 3)."""
+"""Wörterbuch over TCP and unix sockets: one JSON message a line (docs/specifications/worterbuch.md, section 3)."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What a client asks of the locks that keys may have (specs/worterbuch.md, section 5.6)."""
+"""What a client asks of the locks that keys may have (docs/specifications/worterbuch.md, section 5.6)."""
 
 from babelbus.core.state import LockHeldError, NotLockedError
 from babelbus.protocols.worterbuch import messages as m

@@ -1,4 +1,4 @@
-"""What can be said in Wörterbuch (specs/worterbuch.md, sections 4, 5, 6 and 13).
+"""What can be said in Wörterbuch (docs/specifications/worterbuch.md, sections 4, 5, 6 and 13).
 
 A value is its JSON text as the client wrote it, in bytes of its own. Transaction ids are below 2^64.
 """

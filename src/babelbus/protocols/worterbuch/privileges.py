@@ -1,4 +1,4 @@
-"""Who may do what: the JWT of a client and what it grants (specs/worterbuch.md, section 10)."""
+"""Who may do what: the JWT of a client and what it grants (docs/specifications/worterbuch.md, section 10)."""
 
 import hashlib
 import hmac

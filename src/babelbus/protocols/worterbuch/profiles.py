@@ -1,4 +1,6 @@
-"""The dialects of Wörterbuch (specs/worterbuch.md, sections 1, 11 and 13): what each client age says and understands.
+"""The dialects of Wörterbuch: what each client age says and understands.
+
+Specification: docs/specifications/worterbuch.md, 1, 11 and 13.
 
 Store, subscriptions and `$SYS` are the same for all; a profile only decides which messages there are and how they look.
 """

@@ -1,4 +1,4 @@
-"""The inner object of each client message -> the message (specs/worterbuch.md, sections 5 and 13.1).
+"""The inner object of each client message -> the message (docs/specifications/worterbuch.md, sections 5 and 13.1).
 
 A reader takes valid UTF-8 and raises one of `READ_ERRORS`. Unknown members are ignored, members that may be absent may
 be `null`. The JSON library checks a value's syntax while it skips it, but not the range of its numbers: we do.

@@ -1,4 +1,4 @@
-"""What requests of the HTTP port do, one by one (specs/worterbuch.md, sections 10, 12 and 13.1).
+"""What requests of the HTTP port do, one by one (docs/specifications/worterbuch.md, sections 10, 12 and 13.1).
 
 Everything here answers at once; a change that it makes is logged, and waited for, by who calls it.
 """

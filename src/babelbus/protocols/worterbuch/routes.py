@@ -1,4 +1,4 @@
-"""Which request of the HTTP port means what (specs/worterbuch.md, sections 12 and 13.1)."""
+"""Which request of the HTTP port means what (docs/specifications/worterbuch.md, sections 12 and 13.1)."""
 
 import re
 from enum import Enum

@@ -1,4 +1,4 @@
-"""What the messages of one Wörterbuch client mean (specs/worterbuch.md, sections 4 to 10).
+"""What the messages of one Wörterbuch client mean (docs/specifications/worterbuch.md, sections 4 to 10).
 
 Requests are handled in order. Changes take effect at once and are logged together, at the end of a chunk or before
 something that has to see them logged (a subscription); the answers of a chunk go out together.

@@ -1,4 +1,4 @@
-"""Wörterbuch over WebSocket: one JSON message a text message (specs/worterbuch.md, section 3)."""
+"""Wörterbuch over WebSocket: one JSON message a text message (docs/specifications/worterbuch.md, section 3)."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,7 @@
-"""A subscription as a stream of server-sent events: one HTTP response that has no end (specs/worterbuch.md, 12.2)."""
+"""A subscription as a stream of server-sent events: one HTTP response that has no end.
+
+Specification: docs/specifications/worterbuch.md, 12.2.
+"""
 
 import uuid
 from collections.abc import Callable, Sequence

@@ -1,4 +1,7 @@
-"""One subscription of a Wörterbuch client, and which changes are messages for it (specs/worterbuch.md, section 7)."""
+"""One subscription of a Wörterbuch client, and which changes are messages for it.
+
+Specification: docs/specifications/worterbuch.md, 7.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence

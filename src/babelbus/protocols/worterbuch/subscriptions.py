@@ -1,4 +1,4 @@
-"""What a client asks to be told of: keys, patterns and the names below a key (specs/worterbuch.md, section 7).
+"""What a client asks to be told of: keys, patterns and the names below a key (docs/specifications/worterbuch.md, 7).
 
 Everything up to a subscription is answered and told before it begins, so that what follows has been seen by its
 snapshot, or has not.

@@ -1,4 +1,4 @@
-"""What is done when a client is gone: its grave goods and its last will (specs/worterbuch.md, section 9.3)."""
+"""What is done when a client is gone: its grave goods and its last will (docs/specifications/worterbuch.md, 9.3)."""
 
 from collections.abc import Sequence
 from typing import Any

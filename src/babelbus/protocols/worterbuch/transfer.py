@@ -1,4 +1,6 @@
-"""Files over the HTTP port of Wörterbuch: the tree out and in, what the operator serves (specs/worterbuch.md, 12.4).
+"""Files over the HTTP port of Wörterbuch: the tree out and in, what the operator serves.
+
+Specification: docs/specifications/worterbuch.md, 12.4.
 
 What takes long is done in a thread, or slice by slice: others have their turn in between.
 """

@@ -1,6 +1,7 @@
 """Between one client and us: its requests in our keys and patterns, our messages as its dialect has them.
 
-The profile decides how messages look (specs/worterbuch.md, sections 11 and 13), the symbols which characters keys have.
+The profile decides how messages look (docs/specifications/worterbuch.md, 11 and 13), the symbols which characters keys
+have.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ PATTERN_CODES = {
     PatternFault.MULTI_WILDCARD: ErrorCode.ILLEGAL_MULTI_WILDCARD,
     PatternFault.SECOND_MULTI_WILDCARD: ErrorCode.MULTI_WILDCARD_AT_ILLEGAL_POSITION,
 }
-"""Codes of the faults that the core finds in keys and patterns (specs/worterbuch.md, section 11)."""
+"""Codes of the faults that the core finds in keys and patterns (docs/specifications/worterbuch.md, section 11)."""
 
 
 class Translator:

@@ -1,4 +1,7 @@
-"""What a client asks of the tree: values, what is published beside them, names (specs/worterbuch.md, section 5)."""
+"""What a client asks of the tree: values, what is published beside them, names.
+
+Specification: docs/specifications/worterbuch.md, 5.
+"""
 
 from babelbus.core.state import State, VersionedError, VersionMismatchError, children_pattern
 from babelbus.protocols.worterbuch import messages as m

@@ -1,6 +1,7 @@
 """Values as JSON texts: what may be one, how it looks on a wire, and when two are the same.
 
-A value is kept and passed on as the text that its client wrote. Section numbers are those of specs/worterbuch.md.
+A value is kept and passed on as the text that its client wrote. Section numbers are those of
+docs/specifications/worterbuch.md.
 """
 
 import json

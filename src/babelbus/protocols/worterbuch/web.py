@@ -1,4 +1,6 @@
-"""The HTTP port of Wörterbuch: REST, server-sent events, files, and the upgrade to WebSocket (specs/worterbuch.md, 12).
+"""The HTTP port of Wörterbuch: REST, server-sent events, files, and the upgrade to WebSocket.
+
+Specification: docs/specifications/worterbuch.md, 12.
 
 Requests of one connection are done and answered in order; each waits while the outbox is full. What takes long (an
 export, an import, a file) runs beside the event loop and fills the outbox until it is done.

@@ -1,1 +1,1 @@
-"""zbus: MQ and RPC messages of HTTP's shape, over WebSocket and plain HTTP (specs/zbus.md)."""
+"""zbus: MQ and RPC messages of HTTP's shape, over WebSocket and plain HTTP (docs/specifications/zbus.md)."""

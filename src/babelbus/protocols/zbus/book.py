@@ -1,4 +1,6 @@
-"""What zbus keeps of an MQ beside its topic: its mask, who made it, and whether it is a ring (specs/zbus.md, 4.6, 5).
+"""What zbus keeps of an MQ beside its topic: its mask, who made it, and whether it is a ring.
+
+Specification: docs/specifications/zbus.md, 4.6, 5.
 
 One small file, written anew when an MQ is made, altered or removed. A topic that is not in it, made by another
 protocol, is an MQ all the same: without a mask, kept by its own settings.

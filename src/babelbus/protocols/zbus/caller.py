@@ -1,4 +1,7 @@
-"""The calls of one connection over plain HTTP: requests that a service behind an MQ answers (specs/zbus.md, 6.3)."""
+"""The calls of one connection over plain HTTP: requests that a service behind an MQ answers.
+
+Specification: docs/specifications/zbus.md, 6.3.
+"""
 
 from typing import Generic
 

@@ -1,4 +1,4 @@
-"""What callers over plain HTTP wait for: the answer of a service behind an MQ (specs/zbus.md, section 6.3)."""
+"""What callers over plain HTTP wait for: the answer of a service behind an MQ (docs/specifications/zbus.md, 6.3)."""
 
 import asyncio
 from collections import OrderedDict, deque

@@ -1,4 +1,4 @@
-"""Bytes <-> messages of zbus over WebSocket (specs/zbus.md, section 2.2): one frame is one JSON object.
+"""Bytes <-> messages of zbus over WebSocket (docs/specifications/zbus.md, section 2.2): one frame is one JSON object.
 
 A body is not decoded: its JSON text goes from the frame to the log and from there to other frames. Strings are the
 exception (messages.py); as a rule they cost a slice, not a decoding.
@@ -182,7 +182,10 @@ def encode_message(message: Message) -> bytes:
 
 
 def base64_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Give the headers of a message whose body is bytes: base64 in JSON, and they say so (design.md, section 5)."""
+    """Give the headers of a message whose body is bytes: base64 in JSON, and they say so.
+
+    See: docs/design/design.md, section 5.
+    """
     coding = headers.get("content-encoding")
     return {**headers, "content-encoding": "base64" if coding is None else f"{coding}, base64"}
 

@@ -1,4 +1,4 @@
-"""What a content type says of a body (specs/zbus.md, section 2.4)."""
+"""What a content type says of a body (docs/specifications/zbus.md, section 2.4)."""
 
 from functools import lru_cache
 from typing import Final

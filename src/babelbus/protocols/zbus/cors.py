@@ -1,4 +1,4 @@
-"""Which web pages may use the port from a browser (specs/zbus.md, sections 6.4 and 8: what R3 has as `cors`)."""
+"""Which web pages may use the port from a browser (docs/specifications/zbus.md, 6.4 and 8: what R3 has as `cors`)."""
 
 import msgspec
 

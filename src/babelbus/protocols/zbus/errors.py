@@ -1,4 +1,7 @@
-"""What a zbus peer can do wrong: each error has the status and the text of its answer (specs/zbus.md, section 3)."""
+"""What a zbus peer can do wrong: each error has the status and the text of its answer.
+
+Specification: docs/specifications/zbus.md, 3.
+"""
 
 from babelbus.errors import BabelbusError
 

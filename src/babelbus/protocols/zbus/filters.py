@@ -1,4 +1,4 @@
-"""The filters of a subscription and of a channel (specs/zbus.md, section 5.3).
+"""The filters of a subscription and of a channel (docs/specifications/zbus.md, section 5.3).
 
 filter := group (";" group)*; a group's parts stand between `.`: `*` is any one part, `#` this and all that follow, none
 too; any other part is itself. A message without a tag passes no filter.

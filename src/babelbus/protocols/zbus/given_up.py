@@ -1,4 +1,7 @@
-"""Which stored messages are calls that nobody waits for any more (specs/zbus.md, section 6.3): none is handed out."""
+"""Which stored messages are calls that nobody waits for any more: none is handed out.
+
+Specification: docs/specifications/zbus.md, 6.3.
+"""
 
 from collections.abc import Collection, Sequence
 

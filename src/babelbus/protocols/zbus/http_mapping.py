@@ -1,4 +1,4 @@
-"""HTTP <-> messages of zbus (specs/zbus.md, sections 2.3 and 2.4)."""
+"""HTTP <-> messages of zbus (docs/specifications/zbus.md, sections 2.3 and 2.4)."""
 
 import re
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """What all zbus connections of one server share: MQs and channels, who is connected, bindings, calls that wait.
 
-An MQ is a topic of the same name, a channel the consumer group of that name on it (specs/zbus.md, sections 1 and 5).
+An MQ is a topic of the same name, a channel the consumer group of that name on it (docs/specifications/zbus.md, 1 and
+5).
 """
 
 import asyncio

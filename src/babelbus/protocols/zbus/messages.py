@@ -1,4 +1,4 @@
-"""What can be said in zbus (specs/zbus.md, sections 2.1, 3, 4 and 5.4): the message, its header names, the texts.
+"""What can be said in zbus (docs/specifications/zbus.md, 2.1, 3, 4 and 5.4): the message, its header names, the texts.
 
 A body has exactly one form. What came as bytes stays bytes; a JSON string is its text as UTF-8; every other JSON value
 is the JSON text that its sender wrote, which is stored and delivered without being decoded.

@@ -1,4 +1,6 @@
-"""Forms in a request body (specs/zbus.md, section 2.4): `multipart/form-data` and `application/x-www-form-urlencoded`.
+"""Forms in a request body: `multipart/form-data` and `application/x-www-form-urlencoded`.
+
+Specification: docs/specifications/zbus.md, 2.4.
 
 Both become the JSON object `{"attributes":{name:value},"files":{field:[{"fileName","contentType","data"}]}}`.
 """

@@ -1,4 +1,7 @@
-"""Urls that need no signature, for browsers, which cannot sign (specs/zbus.md, section 8: R3's `authExcluedList`)."""
+"""Urls that need no signature, for browsers, which cannot sign.
+
+Specification: docs/specifications/zbus.md, 8: R3's `authExcluedList`.
+"""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,7 @@
-"""What browsers are shown: the welcome page, the list of MQs of the monitor, the icon (specs/zbus.md, 3, 6.1 and 9)."""
+"""What browsers are shown: the welcome page, the list of MQs of the monitor, the icon.
+
+Specification: docs/specifications/zbus.md, 3, 6.1 and 9.
+"""
 
 import html
 import struct

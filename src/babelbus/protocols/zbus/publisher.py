@@ -1,4 +1,4 @@
-"""What one connection publishes, and its answers in the order of its messages (specs/zbus.md, sections 3 and 4).
+"""What one connection publishes, and its answers in the order of its messages (docs/specifications/zbus.md, 3 and 4).
 
 What a chunk publishes is appended together, once for each MQ. The answers of a chunk go out with one write, when all
 that it published is stored, and in front of every delivery that they caused.

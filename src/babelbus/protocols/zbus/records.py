@@ -1,4 +1,4 @@
-"""Messages <-> what the log keeps: payload, key and record headers (design.md, sections 1.9 and 5).
+"""Messages <-> what the log keeps: payload, key and record headers (docs/design/design.md, sections 1.9 and 5).
 
 The payload is the plain body, so that other protocols see a natural one: a text without quotes, the JSON text as its
 sender wrote it, bytes as they are; `content-type` describes it. Headers take the names of CloudEvents' Kafka binding
@@ -244,7 +244,7 @@ def _text(data: bytes) -> str:
 
 
 def foreign_body(payload: bytes | None, content_type: str | None) -> tuple[bytes | None, BodyKind]:
-    """Give the body of what another protocol published (design.md, section 5)."""
+    """Give the body of what another protocol published (docs/design/design.md, section 5)."""
     if payload is None:
         return None, "json"
     if content_type is not None and is_json(content_type):

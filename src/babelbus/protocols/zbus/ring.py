@@ -1,4 +1,4 @@
-"""The ring of an MQ of type `memory`: the newest 1000 messages (specs/zbus.md, section 5.1).
+"""The ring of an MQ of type `memory`: the newest 1000 messages (docs/specifications/zbus.md, section 5.1).
 
 A channel sees exactly those: one that fell behind goes on at the oldest kept when it is asked for messages again. The
 log itself gives memory back by whole segments, so it holds some more for a while.

@@ -1,4 +1,4 @@
-"""Where a url leads (specs/zbus.md, sections 4.7, 6.1 and 6.2)."""
+"""Where a url leads (docs/specifications/zbus.md, sections 4.7, 6.1 and 6.2)."""
 
 from collections.abc import Callable, Iterable
 from typing import Final

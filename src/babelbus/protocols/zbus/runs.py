@@ -1,7 +1,7 @@
 """Publications that are the same but for id and body, taken together from what one read of the socket brought.
 
 Most of what a publisher sends differs in nothing else. Such a run is decoded, stored and answered by columns, which
-costs a fraction of doing it message by message and gives the same (design.md, section 3).
+costs a fraction of doing it message by message and gives the same (docs/design/design.md, section 3).
 """
 
 from collections.abc import Iterable, Sequence

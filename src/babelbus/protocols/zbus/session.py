@@ -1,4 +1,4 @@
-"""What the messages of one zbus connection mean (specs/zbus.md, sections 3 to 7).
+"""What the messages of one zbus connection mean (docs/specifications/zbus.md, sections 3 to 7).
 
 Messages are handled in order: a command that has to see what was published before it waits until that is stored.
 """

@@ -1,4 +1,4 @@
-"""Who sent a message: HMAC-SHA256 over its canonical JSON (specs/zbus.md, section 7).
+"""Who sent a message: HMAC-SHA256 over its canonical JSON (docs/specifications/zbus.md, section 7).
 
 The clients' serialisers differ in escapes, floats and nulls, so nothing is serialised again: the tokens of the wire
 text stay as they were received, members are sorted by their decoded names, white space goes. Every function that takes

@@ -1,4 +1,4 @@
-"""zbus over WebSocket: one JSON object a frame (specs/zbus.md, section 2.2)."""
+"""zbus over WebSocket: one JSON object a frame (docs/specifications/zbus.md, section 2.2)."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Static files beside services, as answers to GET and HEAD (specs/zbus.md, section 8: R3's `staticFileDir`)."""
+"""Static files beside services, as answers to GET and HEAD (docs/specifications/zbus.md, 8: R3's `staticFileDir`)."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The tags of messages as they are stored, and filters over them (specs/zbus.md, section 5.3)."""
+"""The tags of messages as they are stored, and filters over them (docs/specifications/zbus.md, section 5.3)."""
 
 from babelbus.core.groups import RecordFilter, Rows, RowsFilter, read_headers
 from babelbus.core.record import Headers, Record

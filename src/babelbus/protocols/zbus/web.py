@@ -1,4 +1,4 @@
-"""zbus over HTTP, and the upgrade to WebSocket: one port for both (specs/zbus.md, sections 2.3 and 2.5).
+"""zbus over HTTP, and the upgrade to WebSocket: one port for both (docs/specifications/zbus.md, sections 2.3 and 2.5).
 
 Requests of one connection are done and answered in order; each waits while the outbox is full.
 """

@@ -1,4 +1,7 @@
-"""Doors of a bus for the processes of this machine: addresses, file modes, allowed users (specs/sbus.md, 13 and 14)."""
+"""Doors of a bus for the processes of this machine: addresses, file modes, allowed users.
+
+Specification: docs/specifications/sbus.md, 13 and 14.
+"""
 
 import contextlib
 import os

@@ -26,7 +26,7 @@ from babelbus.wire.packets import Packets
 log = logging.getLogger(__name__)
 
 SEND_BUFFER_BYTES = 204_816
-"""The kernel doubles it to 409,632, which lets exactly 409,600 bytes through (specs/sbus.md, section 10)."""
+"""The kernel doubles it to 409,632, which lets exactly 409,600 bytes through (docs/specifications/sbus.md, 10)."""
 ACCEPTS_MAX = 64
 """Connections that one turn accepts of one door."""
 ACCEPT_PAUSE_SECONDS = 0.5

@@ -1,10 +1,10 @@
 """The files beside a `.log`: what is derived from it, so that nobody must read all of it (docs/storage.md).
 
 `.index` and `.timeindex` are arrays of i64: the position and the timestamp of every 1,024th record, the first one of
-the segment included (specs/jebp.md, section 5.2). `.blocks` is ours, an entry of 16 bytes for each full block of 1,024
-records, and for the last block of a sealed segment: CRC-32C of the block's bytes u32, check u32 (CRC-32 over the
-block's number, position and timestamp, i64 each, and the other two fields), greatest timestamp i64. All are big-endian,
-and all are only a memory of the log: what is missing or does not fit is made again from it.
+the segment included (docs/specifications/jebp.md, 5.2). `.blocks` is ours, an entry of 16 bytes for each full block of
+1,024 records, and for the last block of a sealed segment: CRC-32C of the block's bytes u32, check u32 (CRC-32 over the
+block's number, position and timestamp, i64 each, and the other two fields), greatest timestamp i64. All are
+big-endian, and all are only a memory of the log: what is missing or does not fit is made again from it.
 """
 
 import struct

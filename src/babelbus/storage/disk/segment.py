@@ -1,4 +1,4 @@
-"""One run of files of a partition: append, seal, recover (specs/jebp.md, section 5; docs/storage.md)."""
+"""One run of files of a partition: append, seal, recover (docs/specifications/jebp.md, section 5; docs/storage.md)."""
 
 import contextlib
 import logging
