@@ -12,10 +12,10 @@ class Clock(Protocol):
     """Where the time comes from."""
 
     def now_ms(self) -> int:
-        """Give the wall clock's time, in milliseconds since 1970-01-01 UTC. It may jump, also backwards."""
+        """Return the wall clock's time, in milliseconds since 1970-01-01 UTC. It may jump, also backwards."""
 
     def monotonic(self) -> float:
-        """Give seconds since some moment. It never goes backwards; only differences mean something."""
+        """Return seconds since some moment. It never goes backwards; only differences mean something."""
 
 
 class SystemClock:
@@ -24,11 +24,11 @@ class SystemClock:
     __slots__ = ()
 
     def now_ms(self) -> int:
-        """Give the wall clock's time, in milliseconds since 1970-01-01 UTC. It may jump, also backwards."""
+        """Return the wall clock's time, in milliseconds since 1970-01-01 UTC. It may jump, also backwards."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Give seconds since some moment. It never goes backwards; only differences mean something."""
+        """Return seconds since some moment. It never goes backwards; only differences mean something."""
         return time.monotonic()
 
 
@@ -42,11 +42,11 @@ class ManualClock:
         self._monotonic_ms = 0.0
 
     def now_ms(self) -> int:
-        """Give the wall time that was set."""
+        """Return the wall time that was set."""
         return self._wall_ms
 
     def monotonic(self) -> float:
-        """Give the seconds that `advance` has counted so far."""
+        """Return the seconds that `advance` has counted so far."""
         return self._monotonic_ms / 1000
 
     def advance(self, seconds: float) -> None:

@@ -478,7 +478,7 @@ def load(
 
 
 def _choose_ports(config: Config, values: Mapping[str, settings.Value]) -> Config:
-    """Give the configuration with port 0 wherever nobody set one."""
+    """Return the configuration with port 0 wherever nobody set one."""
     changed = {}
     for section in Config.__struct_fields__:
         struct = getattr(config, section)
@@ -491,7 +491,7 @@ def _choose_ports(config: Config, values: Mapping[str, settings.Value]) -> Confi
 
 
 def read_topic_changes(changes: Mapping[str, object], *, source: str = "the request") -> dict[str, object]:
-    """Check settings of one topic (keys of [topics], without the section) and give them as plain values.
+    """Check settings of one topic (keys of [topics], without the section) and return them as plain values.
 
     Sizes and durations may be text with a unit ("7d"); None or "none" clears a setting that may be unset.
 
@@ -502,7 +502,7 @@ def read_topic_changes(changes: Mapping[str, object], *, source: str = "the requ
 
 
 def describe() -> list[Setting]:
-    """Give every setting, in the order of the sections: what documentation, help and `babelbus config` show."""
+    """Return every setting, in the order of the sections: what documentation, help and `babelbus config` show."""
     return settings.describe(Config)
 
 
@@ -512,7 +512,7 @@ def render(config: Config, *, comments: bool = False) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach what listens on `host`."""
+    """Return whether only this machine can reach what listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -173,7 +173,7 @@ class Metrics:
         self.outbox_bytes_max = gauge("outbox_bytes_max", "Limit of outbox_bytes for one connection", "protocol")
 
     def topic_published(self, protocol: str, topic: str) -> Traffic:
-        """Give the counters of what is published to `topic` through `protocol`; a dictionary look-up."""
+        """Return the counters of what is published to `topic` through `protocol`; a dictionary look-up."""
         found = self._published.get((protocol, topic))
         if found is None:
             found = self._published[protocol, topic] = Traffic(
@@ -182,7 +182,7 @@ class Metrics:
         return found
 
     def topic_fetched(self, protocol: str, topic: str) -> Traffic:
-        """Give the counters of what is read from `topic` through `protocol`; a dictionary look-up."""
+        """Return the counters of what is read from `topic` through `protocol`; a dictionary look-up."""
         found = self._fetched.get((protocol, topic))
         if found is None:
             found = self._fetched[protocol, topic] = Traffic(
@@ -191,14 +191,14 @@ class Metrics:
         return found
 
     def live_received(self, protocol: str) -> Traffic:
-        """Give the counters of what clients of `protocol` publish; to be kept by who counts."""
+        """Return the counters of what clients of `protocol` publish; to be kept by who counts."""
         return self._live.setdefault(
             (protocol, "received"),
             Traffic(self.live_received_total.labels(protocol), self.live_received_bytes_total.labels(protocol)),
         )
 
     def live_delivered(self, protocol: str) -> Traffic:
-        """Give the counters of what clients of `protocol` are sent live; to be kept by who counts."""
+        """Return the counters of what clients of `protocol` are sent live; to be kept by who counts."""
         return self._live.setdefault(
             (protocol, "delivered"),
             Traffic(self.live_delivered_total.labels(protocol), self.live_delivered_bytes_total.labels(protocol)),
@@ -238,7 +238,7 @@ class Metrics:
             metric.remove_by_labels({"topic": topic})
 
     def describe(self) -> list[MetricInfo]:
-        """Give every metric of ours in the order of declaration, under the name that Prometheus shows."""
+        """Return every metric of ours in the order of declaration, under the name that Prometheus shows."""
         found: list[MetricInfo] = []
         for metric in vars(self).values():
             if isinstance(metric, MetricWrapperBase):

@@ -65,14 +65,14 @@ def of(
 
 
 def fields_of(section: type[msgspec.Struct]) -> dict[str, Field]:
-    """Give the settings of one section by name, in order."""
+    """Return the settings of one section by name, in order."""
     return {field.name: _field(field) for field in msgspec.structs.fields(section)}
 
 
 def collect(
     config: type[msgspec.Struct], path: str | None, environment: Mapping[str, str], flags: Mapping[str, object]
 ) -> dict[str, Value]:
-    """Give what file, environment and flags say about each dotted key; the later place wins.
+    """Return what file, environment and flags say about each dotted key; the later place wins.
 
     Raises:
         ConfigError: the file is missing or no TOML, or a key is unknown.
@@ -88,7 +88,7 @@ def collect(
 
 
 def build(config: type[S], values: Mapping[str, Value]) -> S:
-    """Make the configuration of `values`, with the default for every key that is not there.
+    """Build the configuration of `values`, with the default for every key that is not there.
 
     Raises:
         ConfigError: a value is of the wrong type or out of its range.
@@ -105,7 +105,7 @@ def build(config: type[S], values: Mapping[str, Value]) -> S:
 
 
 def read(section: type[msgspec.Struct], changes: Mapping[str, object], *, source: str) -> dict[str, object]:
-    """Check values of fields of one section, by name, and give them with text like "7d" read.
+    """Check values of fields of one section, by name, and return them with text like "7d" read.
 
     Raises:
         ConfigError: a key is unknown or a value wrong; key and `source` are named.
@@ -117,7 +117,7 @@ def read(section: type[msgspec.Struct], changes: Mapping[str, object], *, source
 
 
 def describe(config: type[msgspec.Struct]) -> list[Setting]:
-    """Give every setting in order."""
+    """Return every setting in order."""
     return [
         Setting(
             f"{section}.{name}",
@@ -147,7 +147,7 @@ def render(config: msgspec.Struct, *, comments: bool = False) -> str:
 
 
 def variable_of(key: str) -> str:
-    """Give the environment variable of a dotted key: `jebp.port` is BABELBUS_JEBP_PORT."""
+    """Return the environment variable of a dotted key: `jebp.port` is BABELBUS_JEBP_PORT."""
     return PREFIX + key.upper().replace(".", "_")
 
 

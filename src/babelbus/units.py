@@ -29,7 +29,7 @@ class UnitError(BabelbusError):
 
 
 def parse_size(text: str) -> int:
-    """Read a size and give bytes. KiB, MiB, GiB, TiB count in 1,024s; kB, MB, GB, TB in 1,000s; case is free.
+    """Read a size and return bytes. KiB, MiB, GiB, TiB count in 1,024s; kB, MB, GB, TB in 1,000s; case is free.
 
     Raises:
         UnitError: it is no size, or no whole number of bytes.
@@ -47,7 +47,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration and give seconds: one or more of w, d, h, m, s, ms in any order, as in "1h30m".
+    """Read a duration and return seconds: one or more of w, d, h, m, s, ms in any order, as in "1h30m".
 
     Raises:
         UnitError: it is no duration.

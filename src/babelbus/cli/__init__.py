@@ -40,7 +40,7 @@ class Commands(click.Group):
     """All commands, imported one by one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Give the names in the order of the help."""
+        """Return the names in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

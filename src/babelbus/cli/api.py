@@ -52,23 +52,23 @@ class AdminApi:
         self._token = token
 
     def topics(self) -> list[dict[str, Any]]:
-        """Give all topics."""
+        """Return all topics."""
         found: list[dict[str, Any]] = self._ask("GET", "/api/topics")["topics"]
         return found
 
     def topic(self, name: str) -> dict[str, Any]:
-        """Give one topic."""
+        """Return one topic."""
         return self._ask("GET", _path(name))
 
     def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, object]) -> dict[str, Any]:
-        """Make a topic, and give it."""
+        """Create a topic, and return it."""
         body: dict[str, object] = {"name": name, "settings": dict(settings)}
         if partitions is not None:
             body["partitions"] = partitions
         return self._ask("POST", "/api/topics", body)
 
     def alter_topic(self, name: str, changes: Mapping[str, object]) -> dict[str, Any]:
-        """Change a topic, and give it."""
+        """Change a topic, and return it."""
         return self._ask("PATCH", _path(name), dict(changes))
 
     def remove_topic(self, name: str) -> None:
@@ -80,7 +80,7 @@ class AdminApi:
         self._ask("PUT", f"/api/pipelines/{quote(name, safe='')}", {"sinks": dict(sinks)})
 
     def server(self) -> dict[str, Any]:
-        """Give version, data folder and addresses."""
+        """Return version, data folder and addresses."""
         return self._ask("GET", "/api/server")
 
     def reload(self) -> None:
@@ -107,7 +107,7 @@ class AdminApi:
     def lines(
         self, path: str, query: Mapping[str, str], type_: type[T], *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> Iterator[T | None]:
-        """Give the objects of an answer of JSON lines as they come; `None` says that nothing has come for a while.
+        """Return the objects of an answer of JSON lines as they come; `None` says that nothing has come for a while.
 
         It ends when the server ends it. The server says something at least every ten seconds.
         """
@@ -133,7 +133,7 @@ class AdminApi:
     def _request(
         self, method: str, path: str, content: bytes | None, timeout_seconds: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """Give the connection and the beginning of an answer that is none of an error; who gets them closes."""
+        """Return the connection and the beginning of an answer that is none of an error; who gets them closes."""
         host, _, port = self._address.rpartition(":")
         connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_seconds)
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
@@ -158,7 +158,7 @@ class AdminApi:
         return connection, response
 
     def _receive(self, response: http.client.HTTPResponse, size: int | None = None) -> bytes:
-        """Give all of an answer, or what has come of it by now, at most `size` bytes; nothing is its end."""
+        """Return all of an answer, or what has come of it by now, at most `size` bytes; nothing is its end."""
         try:
             return response.read() if size is None else response.read1(size)
         except (OSError, http.client.HTTPException) as error:

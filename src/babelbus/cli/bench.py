@@ -79,7 +79,7 @@ def _measure(client: "BlockingClient", topic: str, records: int, size: int, sing
 
 
 def _read(client: "BlockingClient", topic: str, expected: int) -> float:
-    """Read everything of every partition back; give records a second."""
+    """Read everything of every partition back; return records a second."""
     start, count, partition = time.perf_counter(), 0, 0
     while count < expected:
         before = count

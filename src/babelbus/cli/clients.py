@@ -168,7 +168,7 @@ def _find(lists: "AccessLists", who: str) -> "ClientEntry":
 
 
 def _make_key(target: Target, name: str, path: str | None) -> tuple[str, str]:
-    """Give the path and the fingerprint of a client's key, made if it is not there."""
+    """Return the path and the fingerprint of a client's key, made if it is not there."""
     from babelbus.protocols.jebp.identity import Identity
 
     if path is None:

@@ -70,5 +70,5 @@ def describe(error: BaseException) -> str:
 
 
 def examples(*lines: str) -> str:
-    """Give the examples at the end of a command's help: `("babelbus tail orders", "what it does")` a line."""
+    """Return the examples at the end of a command's help: `("babelbus tail orders", "what it does")` a line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

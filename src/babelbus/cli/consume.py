@@ -107,7 +107,7 @@ def consume(
 def _ensure(
     api: "AdminApi", topic: str, group: str, start: dict[str, object] | None, ack_seconds: float | None
 ) -> None:
-    """See that the group is there."""
+    """Check that the group is there."""
     settings: dict[str, object] = {"ack": "explicit"}
     if ack_seconds is not None:
         settings["ack_seconds"] = ack_seconds
@@ -256,7 +256,7 @@ class _Consumption:
 
 
 def record_environment(topic: str, group: str, delivery: "DeliveryLine") -> dict[bytes, bytes]:
-    """Give what a command is told of a record.
+    """Return what a command is told of a record.
 
     What an environment cannot hold (a NUL byte) stands under `..._BASE64` instead, as headers that are no text do.
     """

@@ -57,7 +57,7 @@ class Interrupts:
 
 
 def run_command(command: str, payload: bytes, environment: Mapping[bytes, bytes], interrupts: Interrupts) -> int:
-    """Run `command` with the shell, `payload` on its input; give its exit code, or minus the signal that ended it.
+    """Run `command` with the shell, `payload` on its input; return its exit code, or minus the signal that ended it.
 
     It runs in a process group of its own. Whatever ends this call early ends the group: with SIGTERM, and with SIGKILL
     what is there `STOP_SECONDS` later, or when a second signal comes.
@@ -100,7 +100,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _is_there(process: "subprocess.Popen[bytes]") -> bool:
-    """Say whether anything of the command's group runs."""
+    """Return whether anything of the command's group runs."""
     # What has ended and nobody has asked about is still there: the shell, and what it left to us if we are the init
     # process of a container.
     if process.poll() is not None:
@@ -111,7 +111,7 @@ def _is_there(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _send(group: int, number: int) -> bool:
-    """Send a signal to a process group; say whether there was anybody to get it."""
+    """Send a signal to a process group; return whether there was anybody to get it."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)
         return True

@@ -65,7 +65,7 @@ DEFAULTS = {
 
 
 def setting_options(*, made: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command an option for each setting that can change; with `made`, their help says the defaults."""
+    """Return a command an option for each setting that can change; with `made`, their help says the defaults."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, (flag, type_, metavar, text) in reversed(_SETTINGS.items()):
@@ -77,13 +77,13 @@ def setting_options(*, made: bool) -> Callable[[Callable[..., Any]], Callable[..
 
 
 def given(values: dict[str, Any]) -> dict[str, object]:
-    """Give the settings that were named, `none` as null."""
+    """Return the settings that were named, `none` as null."""
     return {name: None if value == "none" and name != "order" else value for name, value in values.items()
             if value is not None}  # fmt: skip
 
 
 def group_path(topic: str, group: str, action: str = "") -> str:
-    """Give the path of a group's requests."""
+    """Return the path of a group's requests."""
     return f"/api/topics/{quote(topic, safe='')}/groups/{quote(group, safe='')}" + (f"/{action}" if action else "")
 
 
@@ -205,7 +205,7 @@ def create_group(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Make a group on a topic.
+    """Create a group on a topic.
 
     Every group gets each record of the topic; its members share them.
     """
@@ -335,7 +335,7 @@ def remove_group(target: Target, topic: str, group: str, yes: bool, as_json: boo
 
 
 def _warn_of_waiting(group: dict[str, Any]) -> None:
-    """Say where a group was set to an offset that is yet to come: it skips what comes in front of it."""
+    """Return where a group was set to an offset that is yet to come: it skips what comes in front of it."""
     for lane in group["lanes"]:
         if lane["position"] > lane["end"]:
             note(

@@ -45,7 +45,7 @@ _DECODER = msgspec.json.Decoder(Line)
 
 
 def parse_line(text: bytes, number: int) -> tuple[Record, int]:
-    """Give the record of a line, and its partition or -1. `number` is the line's, for the error.
+    """Return the record of a line, and its partition or -1. `number` is the line's, for the error.
 
     Raises:
         LineError: it is none.

@@ -72,7 +72,7 @@ def _bytes(event: dict[str, Any], name: str) -> bytes | None:
 
 
 def _headers(event: dict[str, Any]) -> list[tuple[bytes, bytes | None]]:
-    """Give the headers without the content type, which the payload shows by itself."""
+    """Return the headers without the content type, which the payload shows by itself."""
     decode = base64.b64decode
     pairs = [
         (decode(name), None if value is None else decode(value)) for name, value in event.get("headers_base64", ())

@@ -24,12 +24,12 @@ _TIME_MS_MAX = 253_402_300_799_999
 
 
 def escape(text: str) -> str:
-    """Give `text` as one line that a terminal shows and does not obey."""
+    """Return `text` as one line that a terminal shows and does not obey."""
     return text.translate(_ESCAPES)
 
 
 def show_bytes(data: bytes) -> str:
-    """Give bytes for a person: UTF-8 as it is, `\\xff` for what is none or could steer the terminal."""
+    """Return bytes for a person: UTF-8 as it is, `\\xff` for what is none or could steer the terminal."""
     return escape(data.decode("utf-8", "backslashreplace"))
 
 
@@ -71,7 +71,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num
 
 
 def human_bytes(size: float) -> str:
-    """Give a size in two to four digits: 1536 is "1.5 KiB"."""
+    """Return a size in two to four digits: 1536 is "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
@@ -80,7 +80,7 @@ def human_bytes(size: float) -> str:
 
 
 def human_time(timestamp_ms: int) -> str:
-    """Give a record's time as people write it, in UTC; the number itself where a date cannot tell it."""
+    """Return a record's time as people write it, in UTC; the number itself where a date cannot tell it."""
     if not 0 <= timestamp_ms <= _TIME_MS_MAX:
         return str(timestamp_ms)
     moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC).replace(microsecond=timestamp_ms % 1000 * 1000)
@@ -88,7 +88,7 @@ def human_time(timestamp_ms: int) -> str:
 
 
 def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Give bytes as one entry of a JSON object: text if they are UTF-8, else base64 under `<name>_base64`."""
+    """Return bytes as one entry of a JSON object: text if they are UTF-8, else base64 under `<name>_base64`."""
     if data is None:
         return {name: None}
     try:
@@ -98,7 +98,7 @@ def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def json_record(record: "Record", topic: str, partition: int) -> dict[str, Any]:
-    """Give a record as the JSON object of `tail`, `fetch` and `export`, which `publish` and `import` read."""
+    """Return a record as the JSON object of `tail`, `fetch` and `export`, which `publish` and `import` read."""
     line: dict[str, Any] = {
         "topic": topic,
         "partition": partition,
@@ -115,7 +115,9 @@ def json_record(record: "Record", topic: str, partition: int) -> dict[str, Any]:
 
 
 def json_headers(headers: Sequence[tuple[bytes, bytes | None]]) -> dict[str, Any]:
-    """Give headers as an object; as a list of base64 pairs where an object cannot say them (twice a key, no UTF-8)."""
+    """Return headers as an object; as a list of base64 pairs where an object cannot say them (twice a key, no
+    UTF-8).
+    """
     try:
         as_text = {key.decode(): None if value is None else value.decode() for key, value in headers}
     except UnicodeDecodeError:
@@ -129,7 +131,7 @@ def json_headers(headers: Sequence[tuple[bytes, bytes | None]]) -> dict[str, Any
 
 
 def show_record(record: "Record", partition: int) -> str:
-    """Give a record as one line for a person: where, when, key, payload."""
+    """Return a record as one line for a person: where, when, key, payload."""
     key = "" if record.key is None else f"  {show_bytes(record.key)}"
     payload = "(removed)" if record.payload is None else show_bytes(record.payload)
     headers = "".join(

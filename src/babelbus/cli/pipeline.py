@@ -266,7 +266,7 @@ def _files(path: str) -> list[str]:
 
 
 def _need_spark() -> None:
-    """See that Spark is installed: it is an extra.
+    """Check that Spark is installed: it is an extra.
 
     Raises:
         CommandError: it is not.
@@ -279,7 +279,7 @@ def _need_spark() -> None:
 
 
 def _spark(target: Target, options: dict[str, Any]) -> "tuple[Place, Bus, dict[str, str]]":
-    """Give where Spark runs, how the bus is reached, and the session's settings."""
+    """Return where Spark runs, how the bus is reached, and the session's settings."""
     from babelbus.spark.pipelines.session import Place
 
     master, remote = options["master"], options["remote"]
@@ -294,7 +294,7 @@ def _spark(target: Target, options: dict[str, Any]) -> "tuple[Place, Bus, dict[s
 
 
 def _checkpoint(given: str | None, name: str, place: "Place") -> str:
-    """Give where Spark notes how far it is; on a Connect server only its users know where that may be."""
+    """Return where Spark notes how far it is; on a Connect server only its users know where that may be."""
     if place.remote:
         if given is None or not ("://" in given or os.path.isabs(given)):
             raise click.UsageError(
@@ -306,7 +306,7 @@ def _checkpoint(given: str | None, name: str, place: "Place") -> str:
 
 
 def _bus(target: Target, place: "Place", way: str | None) -> "Bus":
-    """Give the way to the bus: what the options name, else what runs on the data folder, else the folder alone."""
+    """Return the way to the bus: what the options name, else what runs on the data folder, else the folder alone."""
     from babelbus.spark.pipelines.bus import Bus
 
     local = not place.remote and place.master.startswith("local")
@@ -332,7 +332,7 @@ def _bus(target: Target, place: "Place", way: str | None) -> "Bus":
 
 
 def _keeps_state(target: Target) -> Callable[[str], bool | None]:
-    """Give what asks the server whether a topic keeps state, where its administration endpoint is in reach."""
+    """Return what asks the server whether a topic keeps state, where its administration endpoint is in reach."""
     api = _admin(target)
 
     def ask(topic: str) -> bool | None:
@@ -345,7 +345,7 @@ def _keeps_state(target: Target) -> Callable[[str], bool | None]:
 
 
 def _admin(target: Target) -> "AdminApi | None":
-    """Give the administration endpoint, if there is one in reach: that of the server here, or one that was named."""
+    """Return the administration endpoint, if there is one in reach: that of the server here, or one that was named."""
     running = target.running()
     if not click.get_current_context().params["admin"] and (running is None or "admin" not in running.addresses):
         return None
@@ -353,7 +353,7 @@ def _admin(target: Target) -> "AdminApi | None":
 
 
 def _reporter(target: Target, name: str) -> Reporter | None:
-    """Give who tells the server how the pipeline is, if that is in reach."""
+    """Return who tells the server how the pipeline is, if that is in reach."""
     api = _admin(target)
     return None if api is None else Reporter(api, name)
 
@@ -382,7 +382,7 @@ class _Stop:
         return kind is _StoppedEarlyError
 
     def begin(self) -> threading.Event:
-        """Give what is set from now on when an end is asked for; until now that was raised."""
+        """Return what is set from now on when an end is asked for; until now that was raised."""
         self._runs = True
         return self.asked
 

@@ -29,7 +29,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="pipeline report", daemon=True)
 
     def started(self, sink: str) -> None:
-        """Note that a query runs."""
+        """Record that a query runs."""
         with self._lock:
             self._sink(sink)["running"] = True
 

@@ -11,7 +11,7 @@ Command = Callable[..., Any]
 
 
 def place_options(word: str, text: str) -> Callable[[Command], Command]:
-    """Give a command `--from`, `--from-offset` and `--from-time` (`word` "from"), or the same with "to"."""
+    """Return a command `--from`, `--from-offset` and `--from-time` (`word` "from"), or the same with "to"."""
     what = "begin" if word == "from" else "go on"
 
     def decorate(command: Command) -> Command:
@@ -30,7 +30,7 @@ def place_options(word: str, text: str) -> Callable[[Command], Command]:
 def read_place(
     word: str, at: str | None, offset: int | None, timestamp: int | None, partition: int | None = None
 ) -> dict[str, object] | None:
-    """Give what was asked for as the body of a request; `None` when nothing was."""
+    """Return what was asked for as the body of a request; `None` when nothing was."""
     given = [
         ({"at": at, "value": 0}, at),
         ({"at": "offset", "value": offset}, offset),

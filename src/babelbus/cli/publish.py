@@ -94,7 +94,7 @@ def publish(
 
 
 def _lane_chooser(target: Target, topic: str, partition: int | None) -> Callable[[bytes | None], int]:
-    """Give what chooses the partition of a key, as the server does for other protocols; -1 leaves it to the server.
+    """Return what chooses the partition of a key, as the server does for other protocols; -1 leaves it to the server.
 
     Asking for the topic first also tells a missing one in clear words.
     """

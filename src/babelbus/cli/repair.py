@@ -35,7 +35,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: 
 @json_option
 @folder_options
 def check(target: Target, folder: str | None, as_json: bool) -> None:
-    """Read every record and every index of a data folder, and say what is wrong. Nothing is changed.
+    """Read every record and every index of a data folder, and return what is wrong. Nothing is changed.
 
     The database of topics with engine db is read too: db.url of the configuration (--config, BABELBUS_DB_URL), else
     db.sqlite in the folder. The server may run meanwhile. Exit code 0: all is well; 1: there are problems.
@@ -122,7 +122,7 @@ class _Catalogued(msgspec.Struct):
 
 
 def _in_database(path: str) -> dict[str, int]:
-    """Give the topics of a data folder whose records are in the database, with how many partitions they have."""
+    """Return the topics of a data folder whose records are in the database, with how many partitions they have."""
     found = {}
     for folder in os.listdir(os.path.join(path, "topics")):
         if folder.startswith("."):
@@ -138,7 +138,7 @@ def _in_database(path: str) -> dict[str, int]:
 
 
 def _add_database(report: "Report", target: Target, path: str, *, live: bool) -> bool:
-    """Add to a report what is in the database of the topics with engine db; say whether something is wrong there."""
+    """Add to a report what is in the database of the topics with engine db; return whether something is wrong there."""
     url, default = None, os.path.join(path, DATABASE_NAME)
     if path == target.folder:  # else the configuration is another server's
         url = target.config.db.url
@@ -208,7 +208,7 @@ def _tell(report: "Report", label: str, as_json: bool, advice: str, more: dict[s
 
 
 def show_problem(problem: "Problem", label: str) -> str:
-    """Give a problem as one line: file, where in it, which offsets, why, and what repair does."""
+    """Return a problem as one line: file, where in it, which offsets, why, and what repair does."""
     where = "" if problem.position is None else f", byte {problem.position}"
     if problem.offset is not None:
         last = "" if problem.next_offset is None else f" to {problem.next_offset - 1}"

@@ -73,7 +73,7 @@ def import_(
 
 
 def _find_topic(target: Target, topic: str, create: bool) -> int | None:
-    """Give how many partitions the topic has; `None` where the administration endpoint is out of reach."""
+    """Return how many partitions the topic has; `None` where the administration endpoint is out of reach."""
     try:
         partitions = target.partitions(topic)
     except ApiError as error:
@@ -116,7 +116,7 @@ def _publish(
     records: "Iterator[tuple[Record, int]]",
     choose: Callable[[bytes | None, int], int],
 ) -> int:
-    """Publish in large batches, in order within each partition; give how many."""
+    """Publish in large batches, in order within each partition; return how many."""
     lanes: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}
     count = 0

@@ -19,7 +19,7 @@ ADDRESSES_NAME = "addresses"
 
 
 def flag_of(key: str) -> str:
-    """Give the flag of a setting: `jebp.port` is --jebp-port."""
+    """Return the flag of a setting: `jebp.port` is --jebp-port."""
     return "--" + key.replace(".", "-").replace("_", "-")
 
 

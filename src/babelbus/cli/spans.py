@@ -33,7 +33,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def find_partitions(target: Target, client: "BlockingClient", topic: str) -> list[dict[str, Any]] | None:
-    """Give number, `first_offset` and `high_watermark` of a topic's partitions; `None`: nobody in reach tells.
+    """Return number, `first_offset` and `high_watermark` of a topic's partitions; `None`: nobody in reach tells.
 
     Raises:
         CommandError, ClientError: there is no such topic.
@@ -62,7 +62,7 @@ def find_spans(
     offset: int | None = None,
     timestamp: int | None = None,
 ) -> list[Span]:
-    """Give the spans of one partition or of all that have the start; those without records are left out.
+    """Return the spans of one partition or of all that have the start; those without records are left out.
 
     Raises:
         CommandError: there is no such topic, partition or offset.
@@ -88,7 +88,7 @@ def find_spans(
 
 
 def find_ends(target: Target, client: "BlockingClient", topic: str, partition: int | None, now_ms: int) -> list[Span]:
-    """Give the spans that begin where the partitions end now.
+    """Return the spans that begin where the partitions end now.
 
     Raises:
         CommandError: there is no such topic or partition.
@@ -113,7 +113,7 @@ def find_ends(target: Target, client: "BlockingClient", topic: str, partition: i
 def all_partitions(
     target: Target, client: "BlockingClient", topic: str, partition: int | None, offset: int | None, ts: int | None
 ) -> list[Span]:
-    """Give the spans of a command that goes on when the end is reached: also those without records so far.
+    """Return the spans of a command that goes on when the end is reached: also those without records so far.
 
     Raises:
         CommandError: there is no such topic, partition or offset.

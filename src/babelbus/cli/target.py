@@ -87,7 +87,7 @@ class Target:
         return os.path.abspath(self.config.data.folder)
 
     def existing_folder(self) -> str:
-        """Give the data folder.
+        """Return the data folder.
 
         Raises:
             CommandError: it is not there; a misspelt folder must not be made by a command that means another.
@@ -97,11 +97,11 @@ class Target:
         return self.folder
 
     def conf(self, name: str) -> str:
-        """Give the path of a file in `<data>/conf`."""
+        """Return the path of a file in `<data>/conf`."""
         return os.path.join(self.folder, "conf", name)
 
     def running(self) -> Running | None:
-        """Give what the server that runs on the data folder says of itself; `None` when none runs or says it."""
+        """Return what the server that runs on the data folder says of itself; `None` when none runs or says it."""
         pid = lock_owner(self.folder)
         if pid is None:
             return None
@@ -113,7 +113,7 @@ class Target:
         return note if note.pid == pid else None  # else it is of one that was killed
 
     def api(self) -> "AdminApi":
-        """Give the administration API of the server.
+        """Return the administration API of the server.
 
         Raises:
             BabelbusError: the token cannot be read, or the configuration is wrong.
@@ -125,13 +125,13 @@ class Target:
         return AdminApi(self.admin_address(), read_token(self.folder))
 
     def admin_address(self) -> str:
-        """Give "host:port" of the administration endpoint."""
+        """Return "host:port" of the administration endpoint."""
         if self._admin:
             return self._admin
         return self._address("admin", self.config.admin.host, self.config.admin.port)
 
     def jebp_address(self) -> str:
-        """Give "host:port" of the jebp listener; with `--admin` alone, what the server there says."""
+        """Return "host:port" of the jebp listener; with `--admin` alone, what the server there says."""
         if self._server:
             return self._server
         if self._admin:
@@ -155,7 +155,7 @@ class Target:
 
     @contextmanager
     def connect(self) -> "Iterator[BlockingClient]":
-        """Give a connected client of the server, for a `with`.
+        """Return a connected client of the server, for a `with`.
 
         Raises:
             BabelbusError: there is no identity, or nobody listens, or it is not the server that was expected.
@@ -172,7 +172,7 @@ class Target:
             yield client
 
     def client_arguments(self) -> dict[str, Any]:
-        """Give what a client of the server is made with: `address`, `identity`, `server_fingerprint`.
+        """Return what a client of the server is made with: `address`, `identity`, `server_fingerprint`.
 
         Raises:
             BabelbusError: there is no identity, or the server's address is not known.
@@ -190,7 +190,7 @@ class Target:
         }
 
     def partitions(self, topic: str) -> list[dict[str, Any]] | None:
-        """Give the partitions of a topic as the administration endpoint tells them; `None` where none is in reach.
+        """Return the partitions of a topic as the administration endpoint tells them; `None` where none is in reach.
 
         Raises:
             ApiError: there is no such topic.
@@ -203,7 +203,7 @@ class Target:
         return found
 
     def _expected_fingerprint(self) -> str | None:
-        """Give the certificate that the server must prove; `None` is whoever answers."""
+        """Return the certificate that the server must prove; `None` is whoever answers."""
         if self._fingerprint:
             return self._fingerprint.lower()
         if self._server:
@@ -218,7 +218,7 @@ class Target:
         return self.server_fingerprint()
 
     def server_fingerprint(self) -> str | None:
-        """Give the fingerprint of the data folder's server; `None` before its first start."""
+        """Return the fingerprint of the data folder's server; `None` before its first start."""
         from babelbus.protocols.jebp.identity import Identity
 
         path = self.conf("server_key")
@@ -227,7 +227,7 @@ class Target:
 
 @contextmanager
 def clear_errors(address: str) -> Iterator[None]:
-    """Say what to do where a client only says that nobody answered."""
+    """Return what to do where a client only says that nobody answered."""
     from babelbus.client import ConnectionLostError
 
     try:
@@ -250,7 +250,7 @@ def load_config(path: str | None, flags: dict[str, object]) -> "Config":
 
 
 def lock_owner(folder: str) -> int | None:
-    """Give the process that owns a data folder; `None` when none does.
+    """Return the process that owns a data folder; `None` when none does.
 
     The number in the file alone says nothing: it may be of a process that is gone, and by now another's.
     """
@@ -328,17 +328,17 @@ def _with_target(
 
 
 def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that name a data folder; its first argument is the `Target`."""
+    """Return a command the options that name a data folder; its first argument is the `Target`."""
     return _with_target(command, _PLACE, _PLACE_NAMES)
 
 
 def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that name an administration endpoint; its first argument is the `Target`."""
+    """Return a command the options that name an administration endpoint; its first argument is the `Target`."""
     return _with_target(command, (*_ADMIN, *_PLACE), ("admin", *_PLACE_NAMES))
 
 
 def bus_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a client of the bus; its first argument is the `Target`."""
+    """Return a command the options of a client of the bus; its first argument is the `Target`."""
     names = ("server", "identity", "server_fingerprint", "admin", *_PLACE_NAMES)
     return _with_target(command, (*_BUS, *_ADMIN, *_PLACE), names)
 

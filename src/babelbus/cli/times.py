@@ -12,7 +12,7 @@ _MILLISECONDS = re.compile(r"\d+", re.ASCII)
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Read a point in time and give milliseconds since the epoch; an ISO time without a zone is UTC.
+    """Read a point in time and return milliseconds since the epoch; an ISO time without a zone is UTC.
 
     Raises:
         UnitError: it is none.

@@ -105,7 +105,7 @@ def show_topic(target: Target, name: str, as_json: bool) -> None:
 @json_option
 @admin_options
 def create_topic(target: Target, name: str, partitions: int | None, as_json: bool, **settings: str | None) -> None:
-    """Make a topic. What is not given comes from the section [topics] of the server's configuration."""
+    """Create a topic. What is not given comes from the section [topics] of the server's configuration."""
     topic = target.api().create_topic(name, partitions, _given(settings))
     _print_done(topic, f"topic {name} is made", as_json)
 

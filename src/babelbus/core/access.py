@@ -30,7 +30,7 @@ class Identity(msgspec.Struct, frozen=True):
     grants: tuple[Grant, ...] = ()
 
     def may(self, action: Action, subject: str) -> bool:
-        """Say whether a grant covers this."""
+        """Return whether a grant covers this."""
         for grant in self.grants:
             if grant.action is action and (grant.pattern is EVERYTHING or grant.pattern.matches(subject)):
                 return True

@@ -102,7 +102,7 @@ class Broker:
     def open(self) -> dict[str, str]:
         """Open every topic that is stored; finish removals that a crash cut short.
 
-        Gives the topics whose removal was finished: token -> name.
+        Returns the topics whose removal was finished: token -> name.
 
         Raises:
             StorageError: a log cannot be opened.
@@ -184,7 +184,7 @@ class Broker:
         return self.staging
 
     def open_reserved(self, name: str, settings: TopicSettings) -> Topic:
-        """Give a topic of the server's own with these settings; make it at the first start.
+        """Return a topic of the server's own with these settings; make it at the first start.
 
         Raises:
             StorageError: the disk refused.
@@ -232,7 +232,7 @@ class Broker:
         )
 
     def create_topic(self, name: str, partitions: int | None = None, settings: dict[str, Any] | None = None) -> Topic:
-        """Make a topic, durably, with the default number of partitions unless told otherwise.
+        """Create a topic, durably, with the default number of partitions unless told otherwise.
 
         Blocks for some flushes of the disk, about 5 ms a partition.
 
@@ -362,7 +362,7 @@ class Broker:
         self._table.replace({name for name in self.topics if not name.startswith(RESERVED_PREFIX)})
 
     def topic(self, name: str) -> Topic:
-        """Give a topic.
+        """Return a topic.
 
         Raises:
             UnknownTopicError: there is none of this name.
@@ -377,7 +377,7 @@ class Broker:
     def publish(self, events: Sequence[Event]) -> list[Receipt]:
         """Publish events under their subjects: recorded by the topics that cover them, shown to those who listen.
 
-        Gives the receipts of what was recorded; a subject that no topic covers is live only, and has none.
+        Returns the receipts of what was recorded; a subject that no topic covers is live only, and has none.
         """
         lanes: dict[str | None, list[Event]] = {}
         for event in events:
@@ -392,7 +392,7 @@ class Broker:
         return receipts
 
     def topic_of(self, subject: str) -> str | None:
-        """Give the name of the topic that records what is published under a subject, `None` if it is live only."""
+        """Return the name of the topic that records what is published under a subject, `None` if it is live only."""
         return self._table.find(subject)
 
     def subscribe(self, pattern: Pattern, receiver: Receiver) -> Subscription:
@@ -445,7 +445,7 @@ class Broker:
     # -- care --------------------------------------------------------------------------------------------------------
 
     async def clean(self) -> int:
-        """Do what retention and compaction ask for, of all topics, in a thread; give how many bytes became free."""
+        """Do what retention and compaction ask for, of all topics, in a thread; return how many bytes became free."""
         freed = 0
         for topic in list(self.topics.values()):
             for partition in topic.partitions:

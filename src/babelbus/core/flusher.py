@@ -18,7 +18,7 @@ class Flushable(Protocol):
     """What can be flushed: a partition."""
 
     def flush_log(self) -> int:
-        """Make it durable, in the flusher's thread; give the offset up to which it is."""
+        """Make it durable, in the flusher's thread; return the offset up to which it is."""
 
     def flushed(self, durable_offset: int, error: StorageError | None) -> None:
         """Hear in the event loop what became of it."""

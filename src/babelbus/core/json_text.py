@@ -16,7 +16,7 @@ _TOO_DEEP = object()
 
 
 def json_text(payload: bytes | None, headers: Headers) -> bytes:
-    """Give a payload as JSON: as it is if it says that it is JSON and is, else a string: its text, or base64 of it.
+    """Return a payload as JSON: as it is if it says that it is JSON and is, else a string: its text, or base64 of it.
 
     JSON with line ends between its tokens loses all its blanks: a value is one line wherever lines are messages.
     """
@@ -38,7 +38,7 @@ def json_text(payload: bytes | None, headers: Headers) -> bytes:
 
 
 def _nests_deeper(value: object, levels: int) -> bool:
-    """Say whether arrays and objects are nested deeper than this, level by level."""
+    """Return whether arrays and objects are nested deeper than this, level by level."""
     inner = [value]
     while inner and levels > 0:
         inner = [
@@ -52,7 +52,7 @@ def _nests_deeper(value: object, levels: int) -> bool:
 
 
 def is_json(headers: Headers) -> bool:
-    """Say whether the content type is JSON or based on it."""
+    """Return whether the content type is JSON or based on it."""
     for name, value in headers:
         if name == CONTENT_TYPE and value:
             kind = value.partition(b";")[0].strip().lower()

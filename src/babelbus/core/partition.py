@@ -162,7 +162,7 @@ class Partition:
             self._retry = None
 
     def receipt_for(self, base_offset: int, count: int) -> Receipt:
-        """Give a receipt for records that were appended before, done when their ack level is reached."""
+        """Return a receipt for records that were appended before, done when their ack level is reached."""
         receipt = Receipt(self.number, base_offset, count)
         if base_offset + count <= self.high_watermark or self._ack != "flushed":
             receipt.resolve()
@@ -194,7 +194,7 @@ class Partition:
             raise
 
     def flushed(self, durable_offset: int, error: StorageError | None) -> None:
-        """Take note of a flush: answer the publishers that it covers, and let readers see."""
+        """Record a flush: answer the publishers that it covers, and let readers see."""
         if self._closed:
             return
         waiting = self._waiting
@@ -217,7 +217,7 @@ class Partition:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Give stored records from `offset` on that readers may see, as many as fit; see `PartitionLog.read`.
+        """Return stored records from `offset` on that readers may see, as many as fit; see `PartitionLog.read`.
 
         `end_offset` bounds them from above (excluded).
 
@@ -231,14 +231,14 @@ class Partition:
         return self.log.read(offset, bytes_max, end)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Give the offset of the first visible record whose timestamp (ms) is `timestamp` or later, or `None`."""
+        """Return the offset of the first visible record whose timestamp (ms) is `timestamp` or later, or `None`."""
         offset = self.log.find_time(timestamp)
         return offset if offset is not None and offset < self.high_watermark else None
 
     def watch(self, offset: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back once, when the record `offset` can be read or the topic goes away; at once if it can be now.
 
-        Gives what to call when the callback is not wanted any more.
+        Returns what to call when the callback is not wanted any more.
         """
         if offset < self.high_watermark or self._closed:
             callback()

@@ -46,7 +46,7 @@ class Receipt:
 
     @classmethod
     def refused(cls, error: BabelbusError) -> "Receipt":
-        """Give the receipt of a batch that was not stored."""
+        """Return the receipt of a batch that was not stored."""
         receipt = cls(-1, -1, 0)
         receipt.resolve(error)
         return receipt

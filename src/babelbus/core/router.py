@@ -109,11 +109,13 @@ class Router:
         return not self._exact and not self._patterns
 
     def find(self, subject: str) -> tuple[Subscription, ...]:
-        """Give the subscriptions that want a subject: those of it alone, then the patterns, each in order of making."""
+        """Return the subscriptions that want a subject: those of it alone, then the patterns, each in order of
+        making.
+        """
         return self.route_of(subject).subscriptions
 
     def route_of(self, subject: str) -> Route:
-        """Give the route of a subject; a dictionary look-up as a rule."""
+        """Return the route of a subject; a dictionary look-up as a rule."""
         found = self._cache.get(subject)
         if found is not None:
             return found
@@ -159,7 +161,7 @@ K = TypeVar("K")
 
 
 def _take(table: dict[K, dict[Subscription, None]], place: K, subscription: Subscription) -> bool:
-    """Take a subscription out of its place; say whether it was there."""
+    """Take a subscription out of its place; return whether it was there."""
     subscriptions = table.get(place, {})
     if subscription not in subscriptions:
         return False
@@ -170,6 +172,6 @@ def _take(table: dict[K, dict[Subscription, None]], place: K, subscription: Subs
 
 
 def _first_element(pattern: Pattern) -> str | None:
-    """Give the first element of all subjects that match, `None` if they differ or it is not known."""
+    """Return the first element of all subjects that match, `None` if they differ or it is not known."""
     element, slash, _ = pattern.prefix.partition("/")
     return element if slash else None

@@ -49,7 +49,7 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError("tombstone_seconds is not negative")
 
     def for_log(self, checkpoint_bytes: int) -> LogSettings:
-        """Give what a partition's log has to know of them."""
+        """Return what a partition's log has to know of them."""
         return LogSettings(
             segment_bytes=self.segment_bytes,
             segment_seconds=self.segment_seconds,
@@ -66,7 +66,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def change_settings(settings: S, changes: dict[str, Any], *, of: str = "a topic") -> S:
-    """Give `settings` with some values in the place of others.
+    """Return `settings` with some values in the place of others.
 
     Raises:
         InvalidSettingError: a name is unknown or a value is not of its type.

@@ -21,7 +21,7 @@ class InvalidTopicNameError(BabelbusError):
 
 
 def check_topic_name(name: str) -> None:
-    """See that a topic may have this name: 1 to 249 bytes of UTF-8, no comma, no control character.
+    """Check that a topic may have this name: 1 to 249 bytes of UTF-8, no comma, no control character.
 
     Raises:
         InvalidTopicNameError: it may not; the message says why.
@@ -37,7 +37,7 @@ def check_topic_name(name: str) -> None:
 
 
 def is_text(subject: str) -> bool:
-    """Say whether a subject is Unicode, and not bytes in disguise (`surrogateescape`); cheap for ASCII."""
+    """Return whether a subject is Unicode, and not bytes in disguise (`surrogateescape`); cheap for ASCII."""
     if subject.isascii():
         return True
     try:
@@ -59,7 +59,7 @@ class Pattern(Protocol):
         """What every subject that matches begins with; a shorter one, also "", is right and only slower."""
 
     def matches(self, subject: str) -> bool:
-        """Say whether a subject is wanted."""
+        """Return whether a subject is wanted."""
 
 
 class PathPattern(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ class PathPattern(msgspec.Struct, frozen=True):
         return "".join(f"{element}/" for element in fixed) if closed else "/".join(fixed)
 
     def matches(self, subject: str) -> bool:
-        """Say whether a subject is wanted."""
+        """Return whether a subject is wanted."""
         parts = subject.split("/")
         count = len(self.elements)
         if len(parts) <= count if self.rest else len(parts) != count:
@@ -99,12 +99,12 @@ EVERYTHING = PathPattern((), rest=True)
 
 
 def exactly(subject: str) -> PathPattern:
-    """Give the pattern of one subject."""
+    """Return the pattern of one subject."""
     return PathPattern(tuple(subject.split("/")))
 
 
 def below(subject: str) -> PathPattern:
-    """Give the pattern of everything below a subject, without itself."""
+    """Return the pattern of everything below a subject, without itself."""
     return PathPattern(tuple(subject.split("/")), rest=True)
 
 
@@ -124,7 +124,7 @@ class TopicTable:
         self._cache.clear()
 
     def find(self, subject: str) -> str | None:
-        """Give the name of the topic that records a subject, or `None`. Costs a dictionary look-up as a rule."""
+        """Return the name of the topic that records a subject, or `None`. Costs a dictionary look-up as a rule."""
         try:
             return self._cache[subject]
         except KeyError:

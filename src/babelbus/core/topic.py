@@ -96,7 +96,7 @@ class Topic:
         return self._last_ms
 
     def partition(self, number: int) -> Partition:
-        """Give a partition.
+        """Return a partition.
 
         Raises:
             UnknownPartitionError: there is none of this number.
@@ -114,7 +114,7 @@ class Topic:
 
         `source` are the headers that live subscribers get: who published them. What is stored stays as it came.
 
-        Gives a receipt for each partition that got some; one for all when nothing could be stored (with its error).
+        Returns a receipt for each partition that got some; one for all when nothing could be stored (with its error).
         Few records wait for the end of this turn of the event loop, so that what many connections publish at once is
         one write (`commit`) with one receipt, which does not know their offsets.
         """
@@ -276,7 +276,7 @@ class Topic:
         return receipt
 
     def _find_batch(self, producer_id: int, first_sequence: int, count: int) -> Receipt | None:
-        """Give the receipt of a batch that was stored before, `None` for the next one in order."""
+        """Return the receipt of a batch that was stored before, `None` for the next one in order."""
         expected = -1
         for partition in self.partitions:
             for batch in partition.log.producers.batches(producer_id):
@@ -298,7 +298,7 @@ class Topic:
         receipt.when_done(lambda done: None if done.error else self._on_visible(self.name, events))
 
     def decode(self, data: bytes, positions: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[Event]:
-        """Give stored records of this topic as events."""
+        """Return stored records of this topic as events."""
         columns = decode_columns(data, np.asarray(positions, np.int64))
         return [event_of(self.name, record) for record in iterate(columns)]
 
@@ -310,7 +310,7 @@ class Topic:
 
 
 def event_of(topic: str, record: Record, via: object = None) -> Event:
-    """Give the event that a record of a topic is.
+    """Return the event that a record of a topic is.
 
     A subject that is not below the topic is the publisher's own header and stays one: a record cannot claim to have
     been published elsewhere.
@@ -325,7 +325,7 @@ def event_of(topic: str, record: Record, via: object = None) -> Event:
 
 
 def with_source(events: Sequence[Event], source: Headers) -> list[Event]:
-    """Give the events with these headers in the place of those of the same names."""
+    """Return the events with these headers in the place of those of the same names."""
     names = {name for name, _ in source}
     return [
         Event(
@@ -341,7 +341,7 @@ def with_source(events: Sequence[Event], source: Headers) -> list[Event]:
 
 
 def stamped(events: Sequence[Event], now_ms: int) -> Sequence[Event]:
-    """Give the events with the time `now_ms` where they have none, as they are stored."""
+    """Return the events with the time `now_ms` where they have none, as they are stored."""
     if all(event.timestamp for event in events):
         return events
     return [

@@ -25,7 +25,7 @@ class Transport(Protocol):
         """Send, or keep until the peer takes it."""
 
     def get_write_buffer_size(self) -> int:
-        """Give how many bytes the peer has not taken yet."""
+        """Return how many bytes the peer has not taken yet."""
 
 
 class Session(Protocol):

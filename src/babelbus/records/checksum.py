@@ -35,7 +35,7 @@ SIZE_RECORDS_MIN = 16
 
 
 def _byte_table() -> I64:
-    """Give what one zero byte makes of each value of the register's low byte."""
+    """Return what one zero byte makes of each value of the register's low byte."""
     table = np.arange(256, dtype=np.int64)
     for _ in range(8):
         table = (table >> 1) ^ ((table & 1) * POLYNOMIAL)
@@ -53,7 +53,7 @@ def _apply(tables: I64, registers: I64) -> I64:
 
 @lru_cache(maxsize=1024)  # 8 KiB each
 def _advance(size: int) -> I64:
-    """Give the tables of the map "advance by `size` zero bytes"."""
+    """Return the tables of the map "advance by `size` zero bytes"."""
     values = np.arange(256, dtype=np.int64)
     if size == 0:
         return np.stack([values, values << 8, values << 16, values << 24])
@@ -69,7 +69,7 @@ def _advance(size: int) -> I64:
 
 @lru_cache(maxsize=1)
 def _head_tables() -> I64:
-    """Give, for each of the 16 bytes of a head and each value, what it leaves in the register at the head's end."""
+    """Return, for each of the 16 bytes of a head and each value, what it leaves in the register at the head's end."""
     table = _byte_table()
     tables = [table]
     for _ in range(HEAD_BYTES - 1):
@@ -79,7 +79,7 @@ def _head_tables() -> I64:
 
 
 def _head_registers(heads: npt.NDArray[np.uint8]) -> I64:
-    """Give what the 16 bytes of each head leave in an empty register; byte b of all heads is row b of `heads`."""
+    """Return what the 16 bytes of each head leave in an empty register; byte b of all heads is row b of `heads`."""
     registers = np.zeros(heads.shape[1], np.int64)
     for column, table in zip(heads, _head_tables(), strict=True):
         if column[0] == column[-1] and (column == column[0]).all():  # most of an offset, the length as a rule
@@ -90,7 +90,7 @@ def _head_registers(heads: npt.NDArray[np.uint8]) -> I64:
 
 
 def crcs_hold(data: bytes | bytearray | memoryview, positions: I64, end: int) -> bool:
-    """Say whether the records at `positions`, the last of which ends at `end`, are what their CRCs promise.
+    """Return whether the records at `positions`, the last of which ends at `end`, are what their CRCs promise.
 
     The records must follow each other without gaps. `False` means that at least one is wrong, not which. The offsets
     are not looked at: no CRC covers them.
@@ -113,7 +113,7 @@ def crcs_hold(data: bytes | bytearray | memoryview, positions: I64, end: int) ->
 
 
 def record_crcs(data: bytes | bytearray | memoryview, positions: I64, end: int) -> U32:
-    """Give the CRC of each of the records at `positions`, which follow each other without gaps up to `end`.
+    """Return the CRC of each of the records at `positions`, which follow each other without gaps up to `end`.
 
     What a record's CRC covers is cut out for all records of one size in one call of numpy, so that a call of zlib is
     what is left to pay for each: a slice costs more than that call.

@@ -67,7 +67,7 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
 
 
 def find_positions(data: Buffer, start: int, end: int, hints: I64 | None = None) -> tuple[I64, int]:
-    """Give where each whole record begins between `start` and `end`, and where the last one ends.
+    """Return where each whole record begins between `start` and `end`, and where the last one ends.
 
     `hints` are positions of some of the records, rising (an index has one a 1,024): all the runs between them are
     walked at once, a step of numpy for each record of the longest run (0.02 us a record with 1,000 runs).
@@ -125,7 +125,7 @@ def _find_by_runs(data: Buffer, start: int, end: int) -> tuple[I64, int]:
 
 
 def decode_columns(data: Buffer, positions: I64) -> Columns:
-    """Give the fields of the records that begin at `positions`.
+    """Return the fields of the records that begin at `positions`.
 
     Raises:
         CorruptRecordError: the inner lengths of a record do not add up to its length.
@@ -175,7 +175,7 @@ def decode_columns(data: Buffer, positions: I64) -> Columns:
 
 
 def _decode_plain(data: Buffer, positions: I64) -> Columns | None:
-    """Give the columns of records of one size without keys and headers, or `None` when they are not.
+    """Return the columns of records of one size without keys and headers, or `None` when they are not.
 
     Events of one kind often are, and then every field stands at a fixed stride: ten times faster.
     """
@@ -212,7 +212,7 @@ def _decode_plain(data: Buffer, positions: I64) -> Columns | None:
 def _check_headers(
     data: Buffer, positions: I64, headers_positions: I64, counts: npt.NDArray[np.uint8], ends: I64
 ) -> None:
-    """Walk the headers of all records in step, a header at a time, and see that each record ends where it must."""
+    """Walk the headers of all records in step, a header at a time, and check that each record ends where it must."""
     view4 = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))
     current = headers_positions + 1
     left = counts.astype(np.int64)
@@ -252,7 +252,7 @@ def verify(data: Buffer, positions: I64, end: int) -> None:
 
 
 def decode_chunk(data: Buffer, *, verified: bool = False) -> Columns:
-    """Give the columns of a chunk of whole records, with their CRCs checked unless they are known to be `verified`.
+    """Return the columns of a chunk of whole records, with their CRCs checked unless they are known to be `verified`.
 
     Raises:
         CorruptRecordError: a record is not what was written, or the chunk ends inside one.

@@ -41,7 +41,7 @@ class Headed(msgspec.Struct, frozen=True, eq=False):
 
 
 def decode(data: bytes, positions: I64) -> tuple[Columns, Headed | None]:
-    """Give what `storage.columns.decode_columns` gives, and the headers if all begin alike.
+    """Return what `storage.columns.decode_columns` gives, and the headers if all begin alike.
 
     Raises:
         CorruptRecordError: the inner lengths of a record do not add up to its length.
@@ -82,7 +82,7 @@ def decode(data: bytes, positions: I64) -> tuple[Columns, Headed | None]:
 
 
 def _check_headers(data: bytes, positions: I64, starts: I64, counts: npt.NDArray[np.uint8], ends: I64) -> Headed | None:
-    """See that each record ends where its headers do; give them if all begin alike.
+    """Check that each record ends where its headers do; return them if all begin alike.
 
     Raises:
         CorruptRecordError: one does not.
@@ -115,7 +115,7 @@ def _check_headers(data: bytes, positions: I64, starts: I64, counts: npt.NDArray
 
 
 def _are_headers(rest: bytes, count: int) -> bool:
-    """Say whether bytes are so many headers and nothing else."""
+    """Return whether bytes are so many headers and nothing else."""
     at, size = 0, len(rest)
     for _ in range(count):
         for least in (0, -1):
@@ -129,7 +129,7 @@ def _are_headers(rest: bytes, count: int) -> bool:
 
 
 def _is_plain(data: bytes, position: int) -> bool:
-    """Say whether a record has neither key nor headers."""
+    """Return whether a record has neither key nor headers."""
     _, length, _, _, _, key_length, payload_length = PLAIN_HEAD.unpack_from(data, position)
     return bool(key_length == -1 and payload_length + LENGTH_MIN == length)
 
@@ -152,7 +152,9 @@ def are_equal(data: bytes, places: I64, part: bytes) -> Flags:
 
 
 def cut(data: bytes, starts: I64, sizes: I64) -> list[bytes]:
-    """Give parts of `data`. A fifth of the time of slices if they are of one size, and one object if they are equal."""
+    """Return parts of `data`. A fifth of the time of slices if they are of one size, and one object if they are
+    equal.
+    """
     size = int(sizes[0]) if len(starts) >= FEW else 0
     if size == 0 or (sizes != size).any():
         pairs = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)

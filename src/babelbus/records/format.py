@@ -45,7 +45,7 @@ _PLAIN = {
 
 
 def _plain_dtype(shift: int) -> np.dtype[np.void]:
-    """Give the fields of a record without a key up to its payload, behind `shift` bytes of something else."""
+    """Return the fields of a record without a key up to its payload, behind `shift` bytes of something else."""
     return np.dtype(
         {
             "names": [*_PLAIN, "end"] if shift else list(_PLAIN),
@@ -99,7 +99,7 @@ class CorruptRecordError(StorageError):
 
 
 def encode_batch(records: Sequence[Record], base_offset: int = 0) -> RecordBatch:
-    """Give the stored form of `records` with the offsets `base_offset` and up.
+    """Return the stored form of `records` with the offsets `base_offset` and up.
 
     Costs about 2 us for a record with a key or headers, and what `encode_payloads` costs for those without.
 
@@ -131,7 +131,7 @@ def encode_batch(records: Sequence[Record], base_offset: int = 0) -> RecordBatch
 
 
 def _encode_body(record: Record) -> bytes:
-    """Give what the CRC covers, of a record of any kind."""
+    """Return what the CRC covers, of a record of any kind."""
     key, payload, attributes, pack = record.key, record.payload, record.attributes, INT32.pack
     if payload is None:
         payload, attributes = b"", attributes | TOMBSTONE
@@ -143,7 +143,7 @@ def _encode_body(record: Record) -> bytes:
 
 
 def encode_payloads(payloads: Sequence[bytes], timestamps: list[int], base_offset: int = 0) -> RecordBatch:
-    """Give the stored form of records that are a payload and a time alone.
+    """Return the stored form of records that are a payload and a time alone.
 
     Costs about 0.7 us a record in a batch of many of one size, 1.2 us when sizes differ: numpy makes what has a fixed
     width for the whole batch, and a call of zlib is what is left to pay for each.
@@ -229,7 +229,7 @@ LENGTHS = _Sizes()
 def encode_keyed(
     keys: Sequence[bytes], payloads: Sequence[bytes], headers: bytes, timestamp: int, base_offset: int
 ) -> RecordBatch:
-    """Give the stored form of records that have a key, and their time and `headers` (`encode_headers`) in common.
+    """Return the stored form of records that have a key, and their time and `headers` (`encode_headers`) in common.
 
     Costs about 0.7 us a record in a batch of many: one join and one CRC each, the heads are filled in for all at once.
 
@@ -250,7 +250,7 @@ def encode_keyed(
 
 
 def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: int) -> RecordBatch:
-    """Give the stored form of records by what their CRCs cover; `timestamps` are those that the bodies have.
+    """Return the stored form of records by what their CRCs cover; `timestamps` are those that the bodies have.
 
     Costs one CRC a record in a batch of many: the heads are filled in for all at once.
     """
@@ -295,7 +295,7 @@ def _check_timestamps(timestamps: Sequence[int]) -> None:
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Give the number of headers and the headers, as they stand at the end of a record.
+    """Return the number of headers and the headers, as they stand at the end of a record.
 
     Raises:
         InvalidRecordError: there are more than `HEADERS_MAX`.
@@ -328,7 +328,7 @@ def decode_headers(data: Buffer, start: int, count: int) -> Headers:
 
 
 def record_error(data: Buffer, position: int, end: int) -> str | None:
-    """Say what is wrong with the record at `position`, or `None` when it is good (DECISION 41); `end` bounds it.
+    """Return what is wrong with the record at `position`, or `None` when it is good (DECISION 41); `end` bounds it.
 
     The offset is not looked at: whoever asks knows which one he expects.
     """
@@ -346,7 +346,7 @@ def record_error(data: Buffer, position: int, end: int) -> str | None:
 
 
 def _body_error(data: Buffer, position: int, stop: int) -> str | None:
-    """Say whether the inner lengths of a record add up to its end exactly."""
+    """Return whether the inner lengths of a record add up to its end exactly."""
     unpack = INT32.unpack_from
     _, timestamp, key_length = BODY.unpack_from(data, position)
     if timestamp <= 0:
@@ -374,7 +374,7 @@ def _body_error(data: Buffer, position: int, stop: int) -> str | None:
 
 
 def uniform_run(data: Buffer, start: int, end: int) -> tuple[int, int]:
-    """Give how many records of one size stand from `start` on, and that size in bytes; (0, 0) if not even one."""
+    """Return how many records of one size stand from `start` on, and that size in bytes; (0, 0) if not even one."""
     if end - start < RECORD_BYTES_MIN:
         return 0, 0
     (length,) = INT32.unpack_from(data, start + 8)
@@ -390,7 +390,8 @@ def uniform_run(data: Buffer, start: int, end: int) -> tuple[int, int]:
 
 
 def walk(data: Buffer, start: int = 0, end: int | None = None, count_max: int = 2**62) -> list[int]:
-    """Give the position of each whole record between the bytes `start` and `end`, and as the last entry where they end.
+    """Return the position of each whole record between the bytes `start` and `end`, and as the last entry where they
+    end.
 
     A record that is cut off, or a length that no record has, ends the walk: the last entry then is below `end`. So do
     `count_max` records. Costs about 0.4 us a record.
@@ -413,7 +414,7 @@ def walk(data: Buffer, start: int = 0, end: int | None = None, count_max: int = 
 
 
 def rebase(batch: RecordBatch, base_offset: int) -> RecordBatch:
-    """Give the same records with the offsets `base_offset` and up; the CRC leaves the offset out.
+    """Return the same records with the offsets `base_offset` and up; the CRC leaves the offset out.
 
     Patches `batch.data` in place when it can be written to, else copies it once.
     """
@@ -429,7 +430,7 @@ def rebase(batch: RecordBatch, base_offset: int) -> RecordBatch:
 
 
 def mark_producer(batch: RecordBatch, producer_id: int, first_sequence: int) -> RecordBatch:
-    """Give the batch with the header `PRODUCER_HEADER` behind the other headers of its first record.
+    """Return the batch with the header `PRODUCER_HEADER` behind the other headers of its first record.
 
     It makes a resend recognisable after a restart: what says which batches were stored stands in the log itself.
 
@@ -467,7 +468,7 @@ def mark_producer(batch: RecordBatch, producer_id: int, first_sequence: int) -> 
 
 
 def headers_position(data: Buffer, position: int) -> int:
-    """Give where the number of headers of the good record at `position` stands."""
+    """Return where the number of headers of the good record at `position` stands."""
     (key_length,) = INT32.unpack_from(data, position + HEAD_BYTES + 9)
     position += HEAD_BYTES + BODY.size + max(key_length, 0)
     (payload_length,) = INT32.unpack_from(data, position)
@@ -475,12 +476,14 @@ def headers_position(data: Buffer, position: int) -> int:
 
 
 def public_headers(headers: Iterable[tuple[bytes, bytes | None]]) -> Headers:
-    """Give the headers without the bus's own."""
+    """Return the headers without the bus's own."""
     return tuple(pair for pair in headers if not pair[0].startswith(RESERVED_HEADER_PREFIX))
 
 
 def read_producer(data: bytes, position: int) -> tuple[int, int, int] | None:
-    """Give producer id, first sequence and count of the batch that the good record at `position` begins, if it does."""
+    """Return producer id, first sequence and count of the batch that the good record at `position` begins, if it
+    does.
+    """
     at = headers_position(data, position)
     if not data[at]:
         return None

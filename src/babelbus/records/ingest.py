@@ -31,7 +31,7 @@ class ChecksumError(InvalidRecordError):
 
 
 def parse_records(data: Buffer) -> RecordBatch:
-    """Give the batch that `data` is: one or more whole records with times above 0 and no header of the bus's own.
+    """Return the batch that `data` is: one or more whole records with times above 0 and no header of the bus's own.
 
     Each CRC is checked by itself (0.4 us a record): the quick check of `checksum` is for bytes that we wrote, here
     somebody could have made two wrong ones that cancel out. Offsets are ignored.
@@ -84,6 +84,6 @@ def _parse_few(data: Buffer) -> RecordBatch:
 
 
 def _refuse_reserved(data: Buffer, headers_at: int, count: int) -> None:
-    """See that a record has no header of the bus's own."""
+    """Check that a record has no header of the bus's own."""
     if any(key.startswith(RESERVED_HEADER_PREFIX) for key, _ in decode_headers(data, headers_at + 1, count)):
         raise InvalidRecordError("header keys that begin with '$' are the server's own")

@@ -63,7 +63,7 @@ class AccessLists:
         }
 
     def authorise(self, fingerprint: str) -> Identity | None:
-        """Give who a proven certificate stands for and what he may do; `None`: nobody we know."""
+        """Return who a proven certificate stands for and what he may do; `None`: nobody we know."""
         entry = self.clients.get(fingerprint)
         if entry is None:
             return None
@@ -106,7 +106,7 @@ class AccessLists:
     # -- topics ------------------------------------------------------------------------------------------------------
 
     def read_topics(self) -> dict[str, int]:
-        """Give the topics of the list and how many partitions each has.
+        """Return the topics of the list and how many partitions each has.
 
         Raises:
             ConfigError: a line is none; file and line are named.
@@ -176,7 +176,7 @@ class AccessLists:
 
 
 def _read_topic(line: str) -> tuple[str, int]:
-    """Give name and partitions of a line of the list of topics; without a number it is 1.
+    """Return name and partitions of a line of the list of topics; without a number it is 1.
 
     Raises:
         UnicodeDecodeError: the percent signs of the name do not give UTF-8.

@@ -30,15 +30,15 @@ class Administrator:
         self.dead_letters = DeadLetterTopics(server.broker, self.groups)
 
     def list_topics(self) -> list[TopicInfo]:
-        """Give all topics, by name."""
+        """Return all topics, by name."""
         return [_describe(topic) for _, topic in sorted(self._server.broker.topics.items())]
 
     def topic(self, name: str) -> TopicInfo:
-        """Give one topic."""
+        """Return one topic."""
         return _describe(self._server.broker.topic(name))
 
     def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, object]) -> TopicInfo:
-        """Make a topic; what is None or not in `settings` comes from the configuration's [topics]."""
+        """Create a topic; what is None or not in `settings` comes from the configuration's [topics]."""
         count = partitions if partitions is not None else self._server.config.topics.partitions
         return _describe(self._server.broker.create_topic(name, count, self._resolve(settings)))
 
@@ -58,7 +58,7 @@ class Administrator:
         self._server.broker.remove_topic(name)
 
     def health(self) -> Health:
-        """Say how the server is."""
+        """Return how the server is."""
         server = self._server
         reasons = []
         begun = server.broker.flusher.begun_at
@@ -79,7 +79,7 @@ class Administrator:
         self._server.reload()
 
     def info(self) -> ServerInfo:
-        """Say what runs here."""
+        """Return what runs here."""
         server = self._server
         uptime = server.clock.monotonic() - server.started_at
         return ServerInfo(babelbus.__version__, uptime, server.folder, dict(server.addresses))

@@ -21,7 +21,7 @@ class LiveAdministrator:
         self._metrics = metrics
 
     def listen(self, pattern: str, receiver: Callable[[Sequence[Event]], None]) -> Stop:
-        """Let `receiver` have the events of all protocols, and give what ends that; or raise `InvalidPatternError`."""
+        """Let `receiver` have the events of all protocols and return what ends that; or raise `InvalidPatternError`."""
         if check_pattern(pattern) is not None:
             raise InvalidPatternError(f"{pattern!r} is no pattern: '#' stands only at the end")
         subscription = self._broker.subscribe(subscription_pattern(pattern), receiver)

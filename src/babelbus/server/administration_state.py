@@ -47,18 +47,18 @@ class StateAdministrator:
         self._history = History(broker.topic(STATE_TOPIC))
 
     async def get(self, key: str, moment: AsOf | None) -> Entry:
-        """Give a value, or raise `NoSuchKeyError`."""
+        """Return a value, or raise `NoSuchKeyError`."""
         _check_key(key)
         value, version = self._state.get_version(key) if moment is None else await self._history.get(key, moment)
         return key, value, version
 
     async def match(self, pattern: str, moment: AsOf | None) -> list[Entry]:
-        """Give what a pattern means."""
+        """Return what a pattern means."""
         wanted = read_pattern(pattern)
         return self._state.entries(wanted) if moment is None else await self._history.match(wanted, moment)
 
     async def tree(self, moment: AsOf | None) -> list[Entry]:
-        """Give everything but what the server tells of itself."""
+        """Return everything but what the server tells of itself."""
         if moment is not None:
             return await self._history.tree(moment)
         return [entry for entry in self._state.entries(EVERYTHING) if not is_below_sys(entry[0])]
@@ -70,7 +70,7 @@ class StateAdministrator:
         await done(self._state.commit(SOURCE))
 
     async def compare_and_set(self, key: str, value: bytes, version: int) -> int:
-        """Store a value if the key has `version`, and give the next one; or raise `VersionMismatchError`."""
+        """Store a value if the key has `version`, and return the next one; or raise `VersionMismatchError`."""
         _check_writable(key)
         made = self._state.compare_and_set(key, _read_value(key, value), version)
         await done(self._state.commit(SOURCE))
@@ -89,14 +89,14 @@ class StateAdministrator:
         await done(self._state.commit(SOURCE))
 
     async def delete(self, key: str) -> Entry:
-        """Take a value away and give it with version 0, or raise `NoSuchKeyError`."""
+        """Take a value away and return it with version 0, or raise `NoSuchKeyError`."""
         _check_writable(key)
         value = self._state.delete(key)
         await done(self._state.commit(SOURCE))
         return key, value, 0
 
     async def delete_matching(self, pattern: str) -> list[Entry]:
-        """Take away what a pattern means and give it."""
+        """Take away what a pattern means and return it."""
         if is_below_sys(pattern):
             raise ReadOnlyKeyError(pattern)
         found = self._state.delete_matching(read_pattern(pattern))
@@ -104,12 +104,12 @@ class StateAdministrator:
         return [(key, value, 0) for key, value in found]
 
     async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
-        """Give the last stored changes of a key below an offset, and from which offset on they are complete."""
+        """Return the last stored changes of a key below an offset, and from which offset on they are complete."""
         _check_key(key)
         return await self._history.revisions(key, before=before, count_max=count_max)
 
     def watch(self, pattern: str, receiver: Callable[[Sequence[StateChange]], None]) -> tuple[list[Entry], Stop]:
-        """Give what a pattern means now, let `receiver` have each change that follows, and give what ends that."""
+        """Return what a pattern means now, let `receiver` have each change that follows, and return what ends that."""
         wanted = read_pattern(pattern)
         state, clock = self._state, self._clock
         since = state.commit_number

@@ -105,7 +105,7 @@ class Server:
         gc.set_threshold(GC_FIRST_THRESHOLD)
 
     def _prepare(self) -> Identity:
-        """Give the server's identity; make it, and an administrator's, at the first start."""
+        """Return the server's identity; make it, and an administrator's, at the first start."""
         folder = os.path.join(self.folder, CONF_NAME)
         self._files.make_folder(folder)
         key_path = os.path.join(folder, SERVER_KEY_NAME)
@@ -190,7 +190,7 @@ class Server:
             log.warning("topic %r is not in the list of topics; it is kept ('babelbus topics remove' removes it)", name)
 
     def public_topics(self) -> dict[str, Topic]:
-        """Give the topics that clients made: all but the server's own."""
+        """Return the topics that clients made: all but the server's own."""
         return {name: topic for name, topic in self.broker.topics.items() if not topic.reserved}
 
     def _note_topics(self) -> None:

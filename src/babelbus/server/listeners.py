@@ -126,7 +126,7 @@ def _prepare(path: str) -> str:
 
 
 def _number_of(path: str) -> int | None:
-    """Say which file is at a path now."""
+    """Return which file is at a path now."""
     try:
         return os.stat(path).st_ino
     except FileNotFoundError:

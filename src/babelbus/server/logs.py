@@ -24,7 +24,7 @@ class TextFormatter(logging.Formatter):
     """`2024-05-01T12:00:00.123Z INFO babelbus.server: connection opened peer=127.0.0.1:50000`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line, followed by the lines of a traceback if there is one."""
+        """Return the line, followed by the lines of a traceback if there is one."""
         fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
         message = (record.getMessage() + fields).translate(_CONTROL)
         line = f"{_time(record)} {record.levelname} {record.name}: {message}"
@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, the extra fields, and exception if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line."""
+        """Return the line."""
         line: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),

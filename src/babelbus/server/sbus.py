@@ -92,5 +92,5 @@ def open_doors(settings: SbusSettings, data_folder: str) -> list[OpenDoor]:
 
 
 def default_address(data_folder: str) -> str:
-    """Give where a server listens that was not told: beside its data, so that two servers do not meet."""
+    """Return where a server listens that was not told: beside its data, so that two servers do not meet."""
     return os.path.join(data_folder, RUN_FOLDER, SOCKET_NAME)

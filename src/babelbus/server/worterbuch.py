@@ -119,7 +119,7 @@ class WorterbuchService:
 def read_endpoint(text: str) -> tuple[str | int, Endpoint]:
     """Read `tcp:PORT=VERSION` or `/PATH=VERSION`, with `:` and the three characters of keys behind it if not `:/?#`.
 
-    Gives the port or the path, and what is spoken there.
+    Returns the port or the path, and what is spoken there.
 
     Raises:
         ConfigError: it is none of these.

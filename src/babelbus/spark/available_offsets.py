@@ -27,7 +27,7 @@ class Survey:
         """How many offsets were wanted and gone since this object was made, with failOnDataLoss=false."""
 
     def bounds(self, *, missing_ok: bool = False) -> dict[At, Bounds]:
-        """Give what each partition holds that is read, by topic and number.
+        """Return what each partition holds that is read, by topic and number.
 
         With `missing_ok` a topic that is not there is left out.
 
@@ -57,7 +57,7 @@ class Survey:
         return found
 
     def is_chosen(self, at: At) -> bool:
-        """Say whether the options ask for a partition, be it there or not."""
+        """Return whether the options ask for a partition, be it there or not."""
         topics, (topic, number) = self._options.topics, at
         if topics.assigned:
             return number in topics.assigned.get(topic, ())
@@ -66,7 +66,7 @@ class Survey:
         return topic in topics.names
 
     def find(self, at: At) -> Bounds | None:
-        """Give what one partition holds, whether it is read or not; `None` if there is none that we may read.
+        """Return what one partition holds, whether it is read or not; `None` if there is none that we may read.
 
         Raises:
             BabelbusError: the bus did not answer.
@@ -78,7 +78,7 @@ class Survey:
             return None
 
     def batch(self) -> list[Span]:
-        """Give what a batch reads.
+        """Return what a batch reads.
 
         Raises:
             BabelbusError: an offset or a time does not exist, or the bus did not answer.
@@ -92,7 +92,7 @@ class Survey:
         return self.spans(start, end, bounds)
 
     def settle(self, bounds: dict[At, Bounds], edge: Edge) -> dict[At, int]:
-        """Give the offset of each partition that an option means.
+        """Return the offset of each partition that an option means.
 
         Raises:
             OptionError: the option does not name the partitions that there are.
@@ -128,7 +128,7 @@ class Survey:
         return {EARLIEST: bounds.first, LATEST: bounds.end}.get(offset, offset)
 
     def spans(self, start: dict[At, int], end: dict[At, int], bounds: dict[At, Bounds]) -> list[Span]:
-        """Give what lies between two sets of offsets, as far as it is still there.
+        """Return what lies between two sets of offsets, as far as it is still there.
 
         Raises:
             DataLossError: some of it is not, and failOnDataLoss is true.

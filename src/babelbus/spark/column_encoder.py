@@ -40,7 +40,7 @@ class PlainRows:
 
     @staticmethod
     def find(batch: pa.RecordBatch, options: SinkOptions, now_ms: int) -> "PlainRows | None":
-        """Give the rows of a chunk, `None` when there is more to one of them, or it cannot be a record."""
+        """Return the rows of a chunk, `None` when there is more to one of them, or it cannot be a record."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         topic = options.topic or _one_text(columns["topic"])
         if not topic or options.to_state or not batch.num_rows:
@@ -61,7 +61,8 @@ class PlainRows:
         return rows if times.min() > 0 and rows.sizes.max() <= options.record_bytes_max else None
 
     def targets(self, count: int, partitioner: Partitioner) -> I64 | None:
-        """Give the partition of each row; `None` when one names a partition that its topic, which has `count`, has not.
+        """Return the partition of each row; `None` when one names a partition that its topic, which has `count`, has
+        not.
 
         The partitioner is asked only if all are there.
         """
@@ -71,7 +72,7 @@ class PlainRows:
         return partitioner.choose(self.topic, len(self._values), count, named, None if keys is None else keys.to_pylist)
 
     def encode(self, chosen: I64 | None = None) -> list[RecordBatch]:
-        """Give some rows, or all, in batches of about `BATCH_BYTES`."""
+        """Return some rows, or all, in batches of about `BATCH_BYTES`."""
         values, keys, times, sizes = self._values, self._keys, self._times, self.sizes
         if chosen is not None:
             values, keys = values.take(pa.array(chosen)), None if keys is None else keys.take(pa.array(chosen))
@@ -98,12 +99,12 @@ def cut(sizes: I64) -> Iterator[tuple[int, int]]:
 
 
 def numbers(column: pa.Array, default: int) -> I64:
-    """Give a column of numbers; `default` stands for null."""
+    """Return a column of numbers; `default` stands for null."""
     return np.asarray(column.cast(pa.int64()).fill_null(default).to_numpy(zero_copy_only=False), np.int64)
 
 
 def _one_text(column: pa.Array) -> str:
-    """Give the text that all values of a column are; empty when they differ."""
+    """Return the text that all values of a column are; empty when they differ."""
     first: str | None = column[0].as_py() if len(column) else None
     if first is None or column.null_count or not pc.all(pc.equal(column, first)).as_py():
         return ""
@@ -119,7 +120,7 @@ def _lengths(column: pa.Array) -> I64:
 
 
 def edges_of(column: pa.Array) -> I64:
-    """Give where the values of an array of binary begin in its data, and where the last one ends."""
+    """Return where the values of an array of binary begin in its data, and where the last one ends."""
     buffer = column.buffers()[1]
     if buffer is None:  # an array of no values may be without
         return np.zeros(1, np.int64)
@@ -127,7 +128,7 @@ def edges_of(column: pa.Array) -> I64:
 
 
 def encode_columns(values: pa.Array, keys: pa.Array | None, timestamps: I64) -> RecordBatch:
-    """Give records of binary columns in the stored form, with the offsets 0 and up.
+    """Return records of binary columns in the stored form, with the offsets 0 and up.
 
     A null key is none; a null value makes a tombstone. Costs about 0.6 us a record, of which the CRC is two thirds.
 
@@ -187,7 +188,7 @@ def _finish(data: bytearray, positions: I64, timestamps: I64) -> RecordBatch:
 
 
 def _nulls(column: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Say which values are null; `None` when no value is."""
+    """Return which values are null; `None` when no value is."""
     if not column.null_count:
         return None
     found: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
@@ -195,7 +196,7 @@ def _nulls(column: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def _fixed(octets: npt.NDArray[np.uint8], size: int) -> pa.Array:
-    """Give bytes of a fixed size each as an array of binary."""
+    """Return bytes of a fixed size each as an array of binary."""
     data = np.ascontiguousarray(octets).reshape(-1)
     edges = np.arange(0, len(data) + 1, size, dtype=np.int32)
     return pa.BinaryArray.from_buffers(pa.binary(), len(data) // size, [None, pa.py_buffer(edges), pa.py_buffer(data)])

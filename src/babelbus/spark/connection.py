@@ -72,7 +72,7 @@ class Patience:
         self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
 
     def connected(self) -> None:
-        """Note that there is a connection."""
+        """Record that there is a connection."""
         if self._is_away:
             assert self._begun is not None
             log.warning("%s is back after %.1f s", self._place.address, self._clock.monotonic() - self._begun)
@@ -112,7 +112,7 @@ def connect(place: Place, patience: Patience, *, fingerprint: str = "", reconnec
 
 @contextmanager
 def connection(place: Place) -> Iterator[BlockingClient]:
-    """Give a client that has been connected; it stays open for the next one, and one that lost its server tries on.
+    """Return a client that has been connected; it stays open for the next one, and one that lost its server tries on.
 
     The first connection is tried again, after longer and longer pauses, for `requestTimeoutMs`.
 
@@ -133,7 +133,7 @@ def connection(place: Place) -> Iterator[BlockingClient]:
 
 
 def find_file(name: str) -> str:
-    """Give the path of a file that `SparkContext.addFile` may have shipped: as it is named, or there."""
+    """Return the path of a file that `SparkContext.addFile` may have shipped: as it is named, or there."""
     if not os.path.exists(name):
         from pyspark import SparkFiles
 

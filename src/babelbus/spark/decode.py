@@ -78,7 +78,7 @@ class Decoder:
             first = after
 
     def batch(self, columns: Columns) -> pa.RecordBatch:
-        """Give all records of a chunk as one batch."""
+        """Return all records of a chunk as one batch."""
         headers = subjects = None
         if self._with_headers and columns.headers_counts.any():
             headers = Headers(columns)
@@ -112,7 +112,7 @@ class Decoder:
                 return self._constant(name, count)
 
     def _constant(self, name: str, count: int) -> pa.Array:
-        """Give a column that is the same for all records of the partition."""
+        """Return a column that is the same for all records of the partition."""
         known = self._constants.get(name)
         if known is None or len(known) < count:
             size = max(count, BATCH_RECORDS)
@@ -128,7 +128,7 @@ class Decoder:
         return known.slice(0, count)
 
     def _subjects(self, headers: Headers, count: int) -> pa.Array:
-        """Give the subjects, and take the headers away that say them.
+        """Return the subjects, and take the headers away that say them.
 
         A subject that is not below the topic is the publisher's own header and stays one.
         """
@@ -172,7 +172,7 @@ def _even(count: int) -> pa.Array:
 
 
 def _gather(buffer: pa.Buffer, positions: I64, lengths: I64) -> pa.Array:
-    """Give the values that begin at `positions` of a buffer as an array of binary; a length of -1 is a null.
+    """Return the values that begin at `positions` of a buffer as an array of binary; a length of -1 is a null.
 
     The positions rise, and no value overlaps the next one.
     """
@@ -235,7 +235,7 @@ def _walk(columns: Columns) -> tuple[I64, I64, I64, I64, I64]:
 
 
 def _list_headers(headers: Headers | None, count: int, type_: Any) -> pa.Array:
-    """Give the headers as lists of key and value; null for a record without, as Spark's Kafka source does."""
+    """Return the headers as lists of key and value; null for a record without, as Spark's Kafka source does."""
     if headers is None or not len(headers.rows):
         return pa.nulls(count, type_)
     counts = np.bincount(headers.rows, minlength=count)
@@ -249,7 +249,7 @@ def _list_headers(headers: Headers | None, count: int, type_: Any) -> pa.Array:
 
 
 def _texts(values: pa.Array) -> pa.Array:
-    """Give bytes as text; what is not UTF-8 gets replacement characters, since Spark's strings must be."""
+    """Return bytes as text; what is not UTF-8 gets replacement characters, since Spark's strings must be."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:

@@ -132,7 +132,7 @@ class _Rows:
             headers[row] = (*headers[row], (SUBJECT_HEADER, subject.encode()))
 
     def _to_state(self, topic: str) -> None:
-        """Make the events that a topic with retain="last" keeps: the key is the subject, the value is JSON."""
+        """Build the events that a topic with retain="last" keeps: the key is the subject, the value is JSON."""
         assert self.keys is not None
         self.headers = []
         prefix, own = f"{topic}/".encode(), topic.encode()
@@ -197,7 +197,7 @@ class Encoder:
         yield from pieces
 
     def _encode_plain(self, batch: pa.RecordBatch, now_ms: int) -> list[Piece] | None:
-        """Give a chunk of plain rows; `None` when they are not, or something is wrong with one of them."""
+        """Return a chunk of plain rows; `None` when they are not, or something is wrong with one of them."""
         rows = PlainRows.find(batch, self._options, now_ms)
         if rows is None:
             return None
@@ -263,7 +263,7 @@ class Encoder:
             yield Piece(topic, partition, list(_encode(rows, chosen[targets == partition])))
 
     def _bury(self, rows: _Rows) -> Iterator[Piece]:
-        """Give the dead letters."""
+        """Return the dead letters."""
         from babelbus.spark.sink_errors import RowRefusedError
 
         topic, reason = self._options.dead_letter_topic, next(iter(rows.refused.values()))
@@ -280,7 +280,7 @@ class Encoder:
         yield Piece(topic, ANY_PARTITION if count < 0 else self._partitioner.next(count), batches)
 
     def _letter(self, rows: _Rows, row: int, reason: str) -> Record:
-        """Give a row as a record that can be stored whatever it is, with the reason."""
+        """Return a row as a record that can be stored whatever it is, with the reason."""
         room = self._options.record_bytes_max // 4
         value, key = rows.values[row], rows.keys[row] if rows.keys else None
         its = self._options.topic or (rows.topics[row] if rows.topics else None)
@@ -332,7 +332,7 @@ def _encode_batch(
     headers: Sequence[Headers] | None,
     times: list[int],
 ) -> RecordBatch:
-    """Give one batch, in the fastest of three ways that can do it."""
+    """Return one batch, in the fastest of three ways that can do it."""
     if None not in values and not (headers is not None and any(headers)):
         if keys is None:
             return encode_payloads(values, times)  # type: ignore[arg-type]  # no None among them
@@ -350,7 +350,7 @@ def _encode_batch(
 
 
 def _octets(column: pa.Array) -> list[bytes | None]:
-    """Give a column of strings or bytes as bytes."""
+    """Return a column of strings or bytes as bytes."""
     found: list[bytes | None] = column.cast(pa.binary()).to_pylist()
     return found
 

@@ -35,7 +35,7 @@ _EPOCH_MS = 1000
 
 
 def is_push_down() -> bool:
-    """Say whether Spark builds the reader in order to push filters down."""
+    """Return whether Spark builds the reader in order to push filters down."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -67,7 +67,7 @@ def _column(one: Filter) -> str:
 
 
 def is_exact(one: Filter) -> bool:
-    """Say whether `prune` leaves nothing of what a filter refuses; times are found a block at a time."""
+    """Return whether `prune` leaves nothing of what a filter refuses; times are found a block at a time."""
     column = _column(one)
     if isinstance(one, IsNotNull):
         return column in _NEVER_NULL
@@ -85,7 +85,7 @@ def _is_known(one: Any) -> bool:
 
 
 def prune(spans: list[Span], filters: Iterable[Filter], reach: Reach) -> list[Span]:
-    """Give the spans without what the filters refuse for certain."""
+    """Return the spans without what the filters refuse for certain."""
     for one in filters:
         if _column(one) == "timestamp":
             spans = [kept for span in spans for kept in _by_time(span, one, reach)]
@@ -112,7 +112,7 @@ def _by_number(span: Span, one: Any) -> list[Span]:
 
 
 def _range(one: Any, value: int) -> tuple[int | None, int | None]:
-    """Give the first number that a comparison lets through, and the one after the last."""
+    """Return the first number that a comparison lets through, and the one after the last."""
     match one:
         case GreaterThan():
             return value + 1, None

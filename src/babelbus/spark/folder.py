@@ -97,7 +97,7 @@ class PartitionFolder:
     # -- what there is -----------------------------------------------------------------------------------------------
 
     def bounds(self) -> Bounds:
-        """Give the offsets that can be read, all of them durable.
+        """Return the offsets that can be read, all of them durable.
 
         Raises:
             StorageError: the disk refused.
@@ -158,7 +158,7 @@ class PartitionFolder:
         return min([end, *self._rescued()])
 
     def _end_of_previous(self, base: int, following: int) -> int:
-        """Give where the segment before an empty one ends: the power may have gone before its end was durable."""
+        """Return where the segment before an empty one ends: the power may have gone before its end was durable."""
         file = self._files.open(self._log(base))
         try:
             return min(scan(file, 0, base, gaps=True, limit=following).next_offset, following)
@@ -166,7 +166,7 @@ class PartitionFolder:
             file.close()
 
     def _rescued(self) -> list[int]:
-        """Give where records begin that a rescue after a failed flush is about to replace."""
+        """Return where records begin that a rescue after a failed flush is about to replace."""
         found = [parse_base(name) for name in self._files.list_folder(self._folder) if name.endswith(RESCUED_SUFFIX)]
         return [base for base, suffix in filter(None, found) if suffix == RESCUED_SUFFIX]
 
@@ -246,7 +246,7 @@ class PartitionFolder:
         return segment
 
     def _indexed(self, segment: Segment) -> tuple[int, int]:
-        """Give byte and offset of the last block of the open segment that the index files know the beginning of."""
+        """Return byte and offset of the last block of the open segment that the index files know the beginning of."""
         try:
             index, blocks = (self._files.read_file(segment.path + suffix) for suffix in (".index", ".blocks"))
         except OSError:
@@ -258,7 +258,7 @@ class PartitionFolder:
         return position, segment.base_offset + number * BLOCK_RECORDS
 
     def find_time(self, timestamp: int) -> int | None:
-        """Give the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
         bases = find_bases(self._files, self._folder)
         for base, following in zip(bases, [*bases[1:], None], strict=True):
             try:
@@ -282,7 +282,7 @@ class _Kept(msgspec.Struct):
 
 
 def _topic_id(path: str) -> str:
-    """Give the id that the server gave to a topic, empty if there is none that can be read."""
+    """Return the id that the server gave to a topic, empty if there is none that can be read."""
     try:
         with open(f"{path}/{SETTINGS_NAME}", "rb") as file:
             return msgspec.json.decode(file.read(), type=_Kept).id
@@ -329,12 +329,12 @@ class FolderReach:
         self._partitions: dict[tuple[str, int], PartitionFolder] = {}
 
     def topics(self) -> list[str]:
-        """Give the names of the topics, sorted."""
+        """Return the names of the topics, sorted."""
         names = self._files.list_folder(f"{self._folder}/topics")
         return sorted(unquote(name) for name in names if not name.startswith("."))
 
     def bounds(self, topic: str, wanted: tuple[int, ...] | None) -> dict[int, Bounds]:
-        """Give what the wanted partitions of a topic hold (`None`: all).
+        """Return what the wanted partitions of a topic hold (`None`: all).
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -355,7 +355,7 @@ class FolderReach:
         return found
 
     def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:
-        """Give the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
         return self._partition(topic, partition).find_time(timestamp)
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:

@@ -50,7 +50,7 @@ class JavaMissingError(BabelbusError):
 
 
 def java_home(environment: Mapping[str, str] | None = None, folders: Iterable[str] = FOLDERS) -> str:
-    """Give the folder of a Java of version 17 or newer: of JAVA_HOME, else of PATH, else of the usual places.
+    """Return the folder of a Java of version 17 or newer: of JAVA_HOME, else of PATH, else of the usual places.
 
     Raises:
         JavaMissingError: there is none. A JAVA_HOME that is set counts alone, as it does for Spark.
@@ -87,7 +87,7 @@ def java_home(environment: Mapping[str, str] | None = None, folders: Iterable[st
 
 
 def java_version(home: str) -> int | None:
-    """Give the major version of the Java in a folder, `None` when there is none that runs."""
+    """Return the major version of the Java in a folder, `None` when there is none that runs."""
     program = os.path.join(home, "bin", "java")
     if not os.access(program, os.X_OK):
         return None
@@ -102,7 +102,7 @@ def java_version(home: str) -> int | None:
 
 
 def fast_options(given: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """Give options for a JVM that gets its rows from Python, a tenth faster in that, and behind them those `given`.
+    """Return options for a JVM that gets its rows from Python, a tenth faster in that, and behind them those `given`.
 
     A JVM does not start with two collectors: it gets none where another one is chosen, by `given`, by a variable or
     perhaps by a configuration of Spark that has a place of its own.
@@ -114,12 +114,12 @@ def fast_options(given: str = "", environment: Mapping[str, str] | None = None) 
 
 
 def install_command() -> str | None:
-    """Give the command that installs a Java with this system's package manager, `None` when we know of none."""
+    """Return the command that installs a Java with this system's package manager, `None` when we know of none."""
     return next((command for program, command in _INSTALLERS if shutil.which(program)), None)
 
 
 def install() -> int:
-    """Install a Java with this system's package manager if we may; give the exit code of that.
+    """Install a Java with this system's package manager if we may; return the exit code of that.
 
     Raises:
         JavaMissingError: there is no package manager that we know, or only root may use it; it says what to do.

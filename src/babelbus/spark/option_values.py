@@ -16,7 +16,7 @@ SERVER_ALIASES = {"kafka.bootstrap.servers": "url", "bootstrap.servers": "url", 
 
 
 def normalise(given: Mapping[str, str], names: Iterable[str], aliases: Mapping[str, str], who: str) -> dict[str, str]:
-    """Give the options under the names that we write, whatever their case.
+    """Return the options under the names that we write, whatever their case.
 
     Raises:
         OptionError: one is unknown, or given under two names. Spark tells data sources all names in lower case.
@@ -36,12 +36,12 @@ def normalise(given: Mapping[str, str], names: Iterable[str], aliases: Mapping[s
 
 
 def wrong_value(name: str, value: str, wanted: str) -> OptionError:
-    """Give the error of an option that has a value which is not possible; `wanted` says what is."""
+    """Return the error of an option that has a value which is not possible; `wanted` says what is."""
     return OptionError(f"option {name}: {_shown(value)!r} is not possible; write {wanted}")
 
 
 def named_twice(name: str, value: str, what: str) -> OptionError:
-    """Give the error of an option whose JSON says two things of one topic or partition."""
+    """Return the error of an option whose JSON says two things of one topic or partition."""
     return OptionError(f"option {name}: {what} stands there twice, in {_shown(value)!r}; name it once")
 
 
@@ -50,7 +50,7 @@ def _shown(value: str) -> str:
 
 
 def read_object(name: str, value: str, wanted: str) -> dict[str, Any]:
-    """Give a JSON object that is not empty.
+    """Return a JSON object that is not empty.
 
     Raises:
         OptionError: it is something else, or one of its objects has a key twice: JSON's last one would win in silence.
@@ -73,7 +73,7 @@ def read_object(name: str, value: str, wanted: str) -> dict[str, Any]:
 
 
 def read_count(options: Mapping[str, str], name: str) -> int | None:
-    """Give a number from 1 on, `None` when the option is not given."""
+    """Return a number from 1 on, `None` when the option is not given."""
     value = options.get(name)
     if value is None:
         return None
@@ -83,12 +83,12 @@ def read_count(options: Mapping[str, str], name: str) -> int | None:
 
 
 def read_bytes(options: Mapping[str, str], name: str) -> int | None:
-    """Give a size in bytes, `None` when the option is not given."""
+    """Return a size in bytes, `None` when the option is not given."""
     return _unit(options, name, parse_size, "a size above 0, as 64MiB or a number of bytes")
 
 
 def read_duration(options: Mapping[str, str], name: str, default: str) -> float:
-    """Give a time in seconds."""
+    """Return a time in seconds."""
     found = _unit({name: default} | dict(options), name, parse_duration, "a time above 0, as 15m, 30s or 500ms")
     assert found is not None
     return found
@@ -108,12 +108,12 @@ def _unit(options: Mapping[str, str], name: str, parse_unit: Callable[[str], T],
 
 
 def read_flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """Give what is true or false."""
+    """Return what is true or false."""
     return read_choice(options, name, ("true", "false"), str(default).lower()) == "true"
 
 
 def read_choice(options: Mapping[str, str], name: str, values: tuple[str, ...], default: str) -> str:
-    """Give one of some words, in lower case."""
+    """Return one of some words, in lower case."""
     value = options.get(name, default)
     if value.strip().lower() not in values:
         raise wrong_value(name, value, " or ".join(values))

@@ -108,12 +108,12 @@ class SourceOptions(msgspec.Struct, frozen=True):
 
 
 def names() -> tuple[str, ...]:
-    """Give all options, as they are written."""
+    """Return all options, as they are written."""
     return _NAMES
 
 
 def parse(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "any") -> SourceOptions:
-    """Check the options of a query and give what they mean; `any` is for before it is known which kind it is.
+    """Check the options of a query and return what they mean; `any` is for before it is known which kind it is.
 
     Raises:
         OptionError: one is unknown, missing, wrong, or does not go with another.
@@ -156,7 +156,7 @@ def parse(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "
 
 
 def read_place(options: Mapping[str, str]) -> Place:
-    """Give where the records are.
+    """Return where the records are.
 
     Raises:
         OptionError: neither or both are named, or one of them is none.

@@ -32,12 +32,12 @@ class Partitioner:
         """How many rows of a topic were dealt out."""
 
     def next(self, count: int) -> int:
-        """Give the partition whose turn it is, of `count`."""
+        """Return the partition whose turn it is, of `count`."""
         self._turn += 1
         return self._turn % count
 
     def choose(self, topic: str, rows: int, count: int, named: I64 | None, keys: GetKeys | None) -> I64:
-        """Give the partitions of some rows for a topic that has `count`.
+        """Return the partitions of some rows for a topic that has `count`.
 
         Args:
             named: what the rows say themselves, or `ANY_PARTITION`; it is not looked at whether there are such.
@@ -59,7 +59,7 @@ class Partitioner:
 
 
 def _of_keys(keys: Sequence[bytes | None], count: int, without: int) -> I64:
-    """Give the partitions of keys, `without` for none."""
+    """Return the partitions of keys, `without` for none."""
     crc32 = zlib.crc32
     try:
         return np.fromiter(map(crc32, keys), np.int64, len(keys)) % count  # type: ignore[arg-type]  # None raises

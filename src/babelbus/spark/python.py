@@ -20,13 +20,13 @@ COMMAND = "babelbus-spark-python"
 
 
 def worker_python() -> str:
-    """Give what to set `PYSPARK_PYTHON` to for workers on this machine; this Python if there is no such command."""
+    """Return what to set `PYSPARK_PYTHON` to for workers on this machine; this Python if there is no such command."""
     command = os.path.join(os.path.dirname(sys.executable), COMMAND)
     return command if os.access(command, os.X_OK) else sys.executable
 
 
 def without_archives(paths: Iterable[str], packages: str) -> list[str]:
-    """Give what is left to import from when `packages`, the folder of installed ones, has what Spark's archives have.
+    """Return what is left to import from when `packages`, the folder of installed ones, has what Spark's archives have.
 
     Its jar is taken away as well: there is no Python in it, and looking that up again and again takes time too.
     """

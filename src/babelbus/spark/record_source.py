@@ -13,10 +13,10 @@ class Reach(Protocol):
     """Topics and their records; used by one thread."""
 
     def topics(self) -> list[str]:
-        """Give the names of the topics, sorted."""
+        """Return the names of the topics, sorted."""
 
     def bounds(self, topic: str, wanted: tuple[int, ...] | None) -> dict[int, Bounds]:
-        """Give what the wanted partitions of a topic hold (`None`: all); what lies below their ends is durable.
+        """Return what the wanted partitions of a topic hold (`None`: all); what lies below their ends is durable.
 
         A partition that there is not is left out.
 
@@ -26,7 +26,7 @@ class Reach(Protocol):
         """
 
     def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:
-        """Give the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:
         """Yield the records of some offsets (`end` excluded) a few MiB at a time, every byte checked.
@@ -47,7 +47,7 @@ _open: dict[tuple[Place, int], Reach] = {}
 
 
 def open_reach(place: Place) -> Reach:
-    """Give this process's way to a place; it stays open for the next one who asks.
+    """Return this process's way to a place; it stays open for the next one who asks.
 
     Raises:
         BabelbusError: the server is not to be reached, or does not know us.

@@ -36,7 +36,7 @@ NULLABLE = frozenset({"key", "value", "headers"})
 
 
 def full_schema(*, include_headers: bool) -> StructType:
-    """Give the columns of a query that names none.
+    """Return the columns of a query that names none.
 
     Spark reads all of these even to count rows, so what says nothing is left out: `timestampType`, which Kafka jobs
     may ask for by `.schema(...)`, is always 0, and would cost a twentieth of the speed.
@@ -48,7 +48,7 @@ def full_schema(*, include_headers: bool) -> StructType:
 
 
 def check_schema(schema: StructType) -> None:
-    """See that a query asks only for columns that there are: any of them in any order.
+    """Check that a query asks only for columns that there are: any of them in any order.
 
     Raises:
         SchemaError: a column is unknown or of another type.
@@ -66,7 +66,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def arrow_schema(schema: StructType) -> "pa.Schema":
-    """Give the Arrow types that Spark expects for a schema, to the letter."""
+    """Return the Arrow types that Spark expects for a schema, to the letter."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")

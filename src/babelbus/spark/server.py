@@ -57,7 +57,7 @@ class ServerReach:
         self._record_bytes: dict[str, float] = {}
 
     def topics(self) -> list[str]:
-        """Give the names of the topics that we may read, sorted.
+        """Return the names of the topics that we may read, sorted.
 
         Raises:
             PartitionUnreachableError: the server is an older one, which has no list of them.
@@ -72,7 +72,7 @@ class ServerReach:
         return [one.topic for one in found]
 
     def bounds(self, topic: str, wanted: tuple[int, ...] | None) -> dict[int, Bounds]:
-        """Give what the wanted partitions of a topic hold (`None`: all).
+        """Return what the wanted partitions of a topic hold (`None`: all).
 
         Raises:
             UnknownTopicError: there is no such topic, or we may not read it.
@@ -99,7 +99,7 @@ class ServerReach:
         return {0: Bounds(first, end, int((end - first) * self._record_size(topic, first, end)))}
 
     def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:
-        """Give the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
         batch, _ = self._fetch(topic, partition, timestamp=timestamp, bytes_max=PROBE_BYTES)
         return batch.base_offset if batch is not None else None
 
@@ -170,7 +170,7 @@ class ServerReach:
     # -- how ---------------------------------------------------------------------------------------------------------
 
     def _ask(self, request: Callable[[BlockingClient], T]) -> T:
-        """Give the answer to a request, asked for again on a new connection when the server went away meanwhile.
+        """Return the answer to a request, asked for again on a new connection when the server went away meanwhile.
 
         Raises:
             ClientError: the server refused, or was away for `requestTimeoutMs`, or is another one by now.
@@ -227,7 +227,7 @@ class ServerReach:
         end: int | None = None,
         bytes_max: int,
     ) -> tuple[FetchedBatch | None, int]:
-        """Give records from an offset or a time on, `None` when there are none, and the offset to go on at.
+        """Return records from an offset or a time on, `None` when there are none, and the offset to go on at.
 
         Raises:
             NoOffsetError: there is no such offset.
@@ -276,7 +276,9 @@ class ServerReach:
     # -- an older server's first partition ---------------------------------------------------------------------------
 
     def _first(self, topic: str) -> int:
-        """Give the offset of the oldest record; where the topic ends, as far as is known, when retention left none."""
+        """Return the offset of the oldest record; where the topic ends, as far as is known, when retention left
+        none.
+        """
         batch, _ = self._fetch(topic, timestamp=0, bytes_max=PROBE_BYTES)
         if batch is not None:
             return batch.base_offset
@@ -284,7 +286,7 @@ class ServerReach:
         return known if self._side(topic, known) == 0 else 0
 
     def _find_end(self, topic: str, first: int) -> int:
-        """Give the offset after the last record that readers may see.
+        """Return the offset after the last record that readers may see.
 
         jebp itself has no request for it, but a fetch tells on which side of it an offset is. So the search gallops
         from where the end was last time: one request when nothing came, some 40 for a million new records.
@@ -312,7 +314,7 @@ class ServerReach:
             return 1
 
     def _record_size(self, topic: str, first: int, end: int) -> float:
-        """Give about how many bytes a record takes, from some of the first ones."""
+        """Return about how many bytes a record takes, from some of the first ones."""
         known = self._record_bytes.get(topic)
         if known is None and end > first:
             batch, _ = self._fetch(topic, offset=first, bytes_max=SAMPLE_BYTES)

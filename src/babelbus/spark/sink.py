@@ -172,7 +172,7 @@ class _Task:
 
 
 def count_partitions(writer: BlockingPartWriter, topic: str, *, to_state: bool = False) -> int:
-    """Give how many partitions a topic has.
+    """Return how many partitions a topic has.
 
     jebp tells it to those who may read; but its refusal of a partition that cannot be says which there are to those who
     may only publish, and stages nothing.

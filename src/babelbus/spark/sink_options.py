@@ -48,7 +48,7 @@ class SinkOptions(msgspec.Struct, frozen=True):
 
 
 def parse_sink(given: Mapping[str, str], kind: Kind) -> SinkOptions:
-    """Check the options of a write and give what they mean.
+    """Check the options of a write and return what they mean.
 
     Raises:
         OptionError: one is unknown, missing, wrong, or does not go with another.
@@ -84,7 +84,7 @@ def parse_sink(given: Mapping[str, str], kind: Kind) -> SinkOptions:
 
 
 def check_mode(options: SinkOptions, kind: Kind, *, overwrite: bool) -> None:
-    """See that the output mode is one that a log can do.
+    """Check that the output mode is one that a log can do.
 
     Raises:
         OutputModeError: it is not.
@@ -122,7 +122,7 @@ def _record_bytes(options: Mapping[str, str]) -> int:
 
 
 def _transaction(options: Mapping[str, str], kind: Kind) -> tuple[str, int]:
-    """Give the transaction id, and the batch id of a save."""
+    """Return the transaction id, and the batch id of a save."""
     named = options.get("txnId", "")
     if len(named.encode()) > ID_BYTES_MAX:
         raise wrong_value("txnId", named, f"an id of 1 to {ID_BYTES_MAX} bytes")
@@ -153,5 +153,5 @@ def _transaction(options: Mapping[str, str], kind: Kind) -> tuple[str, int]:
 
 
 def _plain(location: str) -> str:
-    """Give one of the ways to write a folder."""
+    """Return one of the ways to write a folder."""
     return re.sub("^file:/+", "/", location).rstrip("/")

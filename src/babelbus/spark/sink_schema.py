@@ -31,7 +31,7 @@ STATE_COLUMNS: dict[str, tuple[DataType, ...]] = {"key": _TEXT, "value": _TEXT, 
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """See that the rows can be written.
+    """Check that the rows can be written.
 
     Raises:
         SchemaError: a column is missing, unknown or of another type.
@@ -61,7 +61,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
 
 
 def _bare(kind: DataType) -> str:
-    """Give a type without what does not matter here: nullability, and how strings compare."""
+    """Return a type without what does not matter here: nullability, and how strings compare."""
     if isinstance(kind, StringType):
         return "string"
     if isinstance(kind, ArrayType):

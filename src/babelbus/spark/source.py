@@ -19,11 +19,11 @@ class BabelbusDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the name of the format."""
+        """Return the name of the format."""
         return "babelbus"
 
     def schema(self) -> StructType:
-        """Give the columns of a query that names none.
+        """Return the columns of a query that names none.
 
         Raises:
             OptionError: an option is wrong.
@@ -36,7 +36,7 @@ class BabelbusDataSource(DataSource):
         return full_schema(include_headers=parse(self.options).include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Give the reader of a batch.
+        """Return the reader of a batch.
 
         Raises:
             OptionError, SchemaError: an option or a column is wrong.
@@ -54,7 +54,7 @@ class BabelbusDataSource(DataSource):
         return FilteringReader(options, schema) if is_push_down() else BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Give the reader of a stream.
+        """Return the reader of a stream.
 
         Raises:
             OptionError, SchemaError: an option or a column is wrong.
@@ -70,7 +70,7 @@ class BabelbusDataSource(DataSource):
         return StreamReader(parse(self.options, "stream"), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Give the writer of a save.
+        """Return the writer of a save.
 
         Raises:
             OptionError, SchemaError, OutputModeError: an option, a column or the mode is wrong.
@@ -85,7 +85,7 @@ class BabelbusDataSource(DataSource):
         return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - as above
-        """Give the writer of a stream.
+        """Return the writer of a stream.
 
         Raises:
             OptionError, SchemaError, OutputModeError: an option, a column or the mode is wrong.

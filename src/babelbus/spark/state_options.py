@@ -31,7 +31,7 @@ class StateOptions(msgspec.Struct, frozen=True):
 
 
 def is_state(given: Mapping[str, str]) -> bool:
-    """Say whether the table of the state is asked for.
+    """Return whether the table of the state is asked for.
 
     Raises:
         OptionError: another table is.
@@ -43,7 +43,7 @@ def is_state(given: Mapping[str, str]) -> bool:
 
 
 def parse_state(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "any") -> StateOptions:
-    """Check the options of a query of the state and give what they mean; `any` as in `options.parse`.
+    """Check the options of a query of the state and return what they mean; `any` as in `options.parse`.
 
     Raises:
         OptionError: one is unknown, missing, wrong, or does not go with another.

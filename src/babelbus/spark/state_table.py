@@ -78,12 +78,12 @@ class _Value(msgspec.Struct, gc=False):
 
 
 def state_schema() -> StructType:
-    """Give the columns of the state and of its changes; nothing is deleted of the state of one moment."""
+    """Return the columns of the state and of its changes; nothing is deleted of the state of one moment."""
     return StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
 
 
 def check_state_schema(schema: StructType) -> None:
-    """See that a query asks only for columns that there are: any of them in any order.
+    """Check that a query asks only for columns that there are: any of them in any order.
 
     Raises:
         SchemaError: a column is unknown or of another type.
@@ -130,7 +130,7 @@ class StateReader(DataSourceReader):
         return [StateTask(place, bounds.first, bounds.end if end is None else end, now=now)]
 
     def _end(self, reach: Reach, bounds: Bounds) -> int | None:
-        """Give the offset behind the moment, `None` for now."""
+        """Return the offset behind the moment, `None` for now."""
         offset, time_ms = self._options.as_of_offset, self._options.as_of_ms
         if offset is not None:
             if offset >= bounds.end:
@@ -155,7 +155,7 @@ class StateReader(DataSourceReader):
 
 
 def load(task: StateTask) -> dict[bytes, _Value]:
-    """Read the log and give what it makes of the state; 1 to 2 us a record."""
+    """Read the log and return what it makes of the state; 1 to 2 us a record."""
     reach = open_reach(task.place)
     values: dict[bytes, _Value] = {}
     gaps = _replay(reach, task.first, task.end, values) or task.first > 0
@@ -173,7 +173,7 @@ def load(task: StateTask) -> dict[bytes, _Value]:
 
 
 def _replay(reach: Reach, start: int, end: int, values: dict[bytes, _Value]) -> bool:
-    """Carry out the changes of some offsets; say whether some were missing."""
+    """Carry out the changes of some offsets; return whether some were missing."""
     count = 0
     for columns in reach.read(STATE_TOPIC, PARTITION, start, end) if end > start else ():
         count += _apply(columns, start, end, values)
@@ -210,7 +210,7 @@ def _apply(columns: Columns, start: int, end: int, values: dict[bytes, _Value]) 
 
 
 def _check_history(place: Place, end: int, *, gaps: bool) -> None:
-    """See that nothing is missing of what must be known of the records in front of `end`.
+    """Check that nothing is missing of what must be known of the records in front of `end`.
 
     Raises:
         HistoryGoneError: something may be.
@@ -257,7 +257,7 @@ class StateStreamReader(StreamReader):
 
 
 def _changes(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
-    """Give the changes of values among some records of `$state`."""
+    """Return the changes of values among some records of `$state`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -290,7 +290,7 @@ def _versions(headers: "pa.Array") -> "pa.Array":
 
 
 def _texts(values: "pa.Array") -> "pa.Array":
-    """Give bytes as text; what is not UTF-8 gets replacement characters, since Spark's strings must be."""
+    """Return bytes as text; what is not UTF-8 gets replacement characters, since Spark's strings must be."""
     import pyarrow as pa
 
     try:

@@ -63,14 +63,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- what Spark asks on the driver -------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Give where a new query begins; Spark asks twice, and must hear the same twice."""
+        """Return where a new query begins; Spark asks twice, and must hear the same twice."""
         if self._initial is None:
             bounds = self._look(missing_ok=False)
             self._initial = to_json(self._surveyor().settle(bounds, self._options.start), bounds)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Give the limit of a batch that the options ask for."""
+        """Return the limit of a batch that the options ask for."""
         if self._options.records_per_trigger_max is not None:
             return ReadMaxRows(self._options.records_per_trigger_max)
         if self._options.bytes_per_trigger_max is not None:
@@ -80,11 +80,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Note where the topics end now: this run reads up to there and stops."""
+        """Record where the topics end now: this run reads up to there and stops."""
         self._target = {at: one.end for at, one in self._look().items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Give where the next batch ends; `start` itself when there is nothing to do.
+        """Return where the next batch ends; `start` itself when there is nothing to do.
 
         Raises:
             DataLossError: records in front of it are gone, and failOnDataLoss is true.
@@ -108,7 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found | {LOST: lost} if lost else found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Give where the topics end: the lag is what lies between this and a batch's end."""
+        """Return where the topics end: the lag is what lies between this and a batch's end."""
         return to_json({at: one.end for at, one in self._bounds.items()}, {}) if self._bounds else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -175,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(
         self, start: dict[At, int], ids: dict[str, str], bounds: dict[At, Bounds]
     ) -> tuple[dict[At, int], dict[At, int], int]:
-        """Give where the batch begins in each partition, the first offsets of those that were made again, and a loss.
+        """Return where the batch begins in each partition, the first offsets of those that were made again, and a loss.
 
         The loss is how many offsets went with topics that were removed, as far as this object has seen them there.
 
@@ -218,7 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return unread
 
     def _unread(self, at: At, offset: int) -> int:
-        """Give how many offsets were there from `offset` on when this was last seen as what it was."""
+        """Return how many offsets were there from `offset` on when this was last seen as what it was."""
         seen, there = self._seen.get(at), self._bounds.get(at)
         if seen is None:
             return 0
@@ -229,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _limited(
         self, start: dict[At, int], end: dict[At, int], bounds: dict[At, Bounds], limit: ReadLimit
     ) -> dict[At, int]:
-        """Give how far the batch reads."""
+        """Return how far the batch reads."""
         # What retention removed is no backlog; the next `partitions` tells of it.
         begin = {at: min(max(offset, bounds[at].first), max(end[at], offset)) for at, offset in start.items()}
         end = {at: max(offset, start[at]) for at, offset in end.items()}  # a target may lie behind
@@ -244,7 +244,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _must_wait(self, begin: dict[At, int], end: dict[At, int]) -> bool:
-        """Say whether too few records are there yet, and the first of them has not waited long enough."""
+        """Return whether too few records are there yet, and the first of them has not waited long enough."""
         least = self._options.records_per_trigger_min
         if least is None:
             return False
@@ -267,12 +267,12 @@ _MADE_AGAIN = "the topic was removed and made again"
 
 
 def _is_another(there: Bounds, known: str) -> bool:
-    """Say whether a topic is not the one whose id was noted; those of before there were ids have none."""
+    """Return whether a topic is not the one whose id was noted; those of before there were ids have none."""
     return bool(known and there.id) and there.id != known
 
 
 def _not_chosen(start: dict[At, int]) -> str:
-    """Say why a partition is not read that is there."""
+    """Return why a partition is not read that is there."""
     topics = sorted({repr(topic) for topic, _ in start})
     named = ", ".join(topics[:NAMES_MAX]) + (f" and {len(topics) - NAMES_MAX} more" if len(topics) > NAMES_MAX else "")
     return (
@@ -282,7 +282,7 @@ def _not_chosen(start: dict[At, int]) -> str:
 
 
 def to_json(offsets: dict[At, int], bounds: dict[At, Bounds]) -> JsonOffsets:
-    """Give offsets as Spark keeps them in its checkpoint, with the ids of their topics."""
+    """Return offsets as Spark keeps them in its checkpoint, with the ids of their topics."""
     found: JsonOffsets = {}
     ids: dict[str, str] = {}
     for (topic, number), offset in sorted(offsets.items()):

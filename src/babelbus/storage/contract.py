@@ -98,14 +98,14 @@ class PartitionLog(Protocol):
         """Take other settings from now on."""
 
     def append(self, batch: RecordBatch) -> int:
-        """Write a batch whose base offset is `next_offset`; give the base offset. Durable only after `flush`.
+        """Write a batch whose base offset is `next_offset`; return the base offset. Durable only after `flush`.
 
         Raises:
             DiskFullError, DiskError: nothing was appended.
         """
 
     def flush(self) -> int:
-        """Make everything appended so far durable; give the offset up to which it is. Blocks for the disk.
+        """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
 
         Raises:
             DiskError: what is durable is unknown; `recover_flush` must follow before the next append.
@@ -119,7 +119,7 @@ class PartitionLog(Protocol):
         """
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Give stored records from the first one at or after `offset` on, as many as fit `bytes_max`, all checked.
+        """Return stored records from the first one at or after `offset` on, as many as fit `bytes_max`, all checked.
 
         `end_offset` bounds them from above (excluded). An empty chunk means that there is nothing yet, or (its
         `next_offset` is `offset`, below `end_offset`) that the first record is larger than `bytes_max`.
@@ -130,50 +130,50 @@ class PartitionLog(Protocol):
         """
 
     def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
-        """Give the same records as numpy columns."""
+        """Return the same records as numpy columns."""
 
     def find_time(self, timestamp: int) -> int | None:
-        """Give the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
 
     def truncate(self, next_offset: int) -> None:
         """Remove the records from `next_offset` on, so that it is the next offset."""
 
     def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for; give how many bytes became free. May take long."""
+        """Do what retention and compaction ask for; return how many bytes became free. May take long."""
 
     def checkpoint(self) -> None:
         """Note durably how far the log is durable, so that a start need not read that part."""
 
     def close(self) -> None:
-        """Flush, checkpoint and give the files back."""
+        """Flush, checkpoint and return the files back."""
 
 
 class Store(Protocol):
     """The logs of all topics of one engine."""
 
     def topics(self) -> list[str]:
-        """Give the names of the topics that are stored, sorted."""
+        """Return the names of the topics that are stored, sorted."""
 
     def partition_count(self, topic: str) -> int:
-        """Give how many partitions of a topic are stored."""
+        """Return how many partitions of a topic are stored."""
 
     def open_partition(self, topic: str, partition: int, settings: LogSettings) -> PartitionLog:
         """Open a partition, or make it."""
 
     def load_settings(self, topic: str) -> bytes | None:
-        """Give what `save_settings` was given, or `None`."""
+        """Return what `save_settings` was given, or `None`."""
 
     def save_settings(self, topic: str, content: bytes) -> None:
         """Keep the settings of a topic, durably, as the core writes them."""
 
     def hide(self, topic: str) -> str:
-        """Take a topic out of `topics` at once and durably; its logs must be closed. Gives a token for `erase`."""
+        """Take a topic out of `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
 
     def erase(self, token: str) -> None:
         """Delete what `hide` took away. May take long."""
 
     def removed(self) -> dict[str, str]:
-        """Give what `hide` took away and nobody has erased yet: token -> name of the topic."""
+        """Return what `hide` took away and nobody has erased yet: token -> name of the topic."""
 
     def close(self) -> None:
         """Give up what the store holds beside the logs."""

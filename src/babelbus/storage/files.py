@@ -19,7 +19,7 @@ FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def disk_error(error: OSError, doing: str) -> StorageError:
-    """Give the error of ours that stands for `error`, raised while `doing` (a few words that name the file)."""
+    """Return the error of ours that stands for `error`, raised while `doing` (a few words that name the file)."""
     if error.errno in FULL_DISK_ERRNOS:
         return DiskFullError(f"{doing}: {error.strerror}")
     return DiskError(f"{doing}: {error.strerror or error}")
@@ -41,7 +41,7 @@ class File(Protocol):
         """Return when the file's bytes and its size survive a loss of power."""
 
     def size(self) -> int:
-        """Give the size of the file."""
+        """Return the size of the file."""
 
     def close(self) -> None:
         """Give the descriptor back; what was not flushed is the system's to write."""
@@ -54,22 +54,22 @@ class FileSystem(Protocol):
         """Open a file; `create` makes it when it is missing."""
 
     def read_file(self, path: str) -> bytes:
-        """Give the whole content of a small file."""
+        """Return the whole content of a small file."""
 
     def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """Put `content` in the place of the file, durably and so that a crash leaves the old or the new one."""
 
     def make_folder(self, path: str) -> None:
-        """Make a folder and those above it, durably; it may be there."""
+        """Build a folder and those above it, durably; it may be there."""
 
     def list_folder(self, path: str) -> list[str]:
-        """Give the names in a folder, sorted; a missing folder is an empty one."""
+        """Return the names in a folder, sorted; a missing folder is an empty one."""
 
     def exists(self, path: str) -> bool:
-        """Say whether there is a file or folder of this name."""
+        """Return whether there is a file or folder of this name."""
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file or folder another name, in the place of what had it; durable after `flush_folder` of both."""
+        """Return a file or folder another name, in the place of what had it; durable after `flush_folder` of both."""
 
     def unlink(self, path: str) -> None:
         """Remove a file; it may be missing."""
@@ -127,7 +127,7 @@ class LocalFile:
         os.fdatasync(self._descriptor)
 
     def size(self) -> int:
-        """Give the size of the file."""
+        """Return the size of the file."""
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class LocalFiles:
         return LocalFile(os.open(path, flags, 0o644))
 
     def read_file(self, path: str) -> bytes:
-        """Give the whole content of a small file."""
+        """Return the whole content of a small file."""
         with open(path, "rb") as file:
             return file.read()
 
@@ -167,7 +167,7 @@ class LocalFiles:
         self.flush_folder(os.path.dirname(path))
 
     def make_folder(self, path: str) -> None:
-        """Make a folder and those above it, durably; it may be there."""
+        """Build a folder and those above it, durably; it may be there."""
         if os.path.isdir(path):
             return
         parent = os.path.dirname(os.path.abspath(path))
@@ -177,18 +177,18 @@ class LocalFiles:
         self.flush_folder(parent)
 
     def list_folder(self, path: str) -> list[str]:
-        """Give the names in a folder, sorted; a missing folder is an empty one."""
+        """Return the names in a folder, sorted; a missing folder is an empty one."""
         try:
             return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
 
     def exists(self, path: str) -> bool:
-        """Say whether there is a file or folder of this name."""
+        """Return whether there is a file or folder of this name."""
         return os.path.lexists(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file or folder another name, in the place of what had it; durable after `flush_folder` of both."""
+        """Return a file or folder another name, in the place of what had it; durable after `flush_folder` of both."""
         os.replace(source, target)
 
     def unlink(self, path: str) -> None:

@@ -41,7 +41,7 @@ class MemoryFile:
         """Do nothing: memory is as durable as it gets."""
 
     def size(self) -> int:
-        """Give the size of the file."""
+        """Return the size of the file."""
         return len(self.content)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class MemoryFiles:
         return MemoryFile(content)
 
     def read_file(self, path: str) -> bytes:
-        """Give the whole content of a file."""
+        """Return the whole content of a file."""
         content = self._contents.get(path)
         if content is None:
             raise _missing(path)
@@ -91,23 +91,23 @@ class MemoryFiles:
         self._contents[path] = bytearray(content)
 
     def make_folder(self, path: str) -> None:
-        """Make a folder and those above it; it may be there."""
+        """Build a folder and those above it; it may be there."""
         while path and path not in self._folders:
             self._folders.add(path)
             path = path.rpartition("/")[0]
 
     def list_folder(self, path: str) -> list[str]:
-        """Give the names in a folder, sorted; a missing folder is an empty one."""
+        """Return the names in a folder, sorted; a missing folder is an empty one."""
         start = f"{path}/"
         names = [name[len(start) :] for name in (*self._contents, *self._folders) if name.startswith(start)]
         return sorted({name.partition("/")[0] for name in names})
 
     def exists(self, path: str) -> bool:
-        """Say whether there is a file or folder of this name."""
+        """Return whether there is a file or folder of this name."""
         return path in self._contents or path in self._folders
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file or folder another name, in the place of what had it."""
+        """Return a file or folder another name, in the place of what had it."""
         if not self.exists(source):
             raise _missing(source)
         for path in list(self._contents):

@@ -28,7 +28,7 @@ class Producers:
         self._batches: OrderedDict[int, deque[ProducerBatch]] = OrderedDict()
 
     def add(self, producer_id: int, first_sequence: int, count: int, base_offset: int) -> None:
-        """Note a batch that was stored, unless it is known."""
+        """Record a batch that was stored, unless it is known."""
         batches = self._batches.get(producer_id)
         if batches is None:
             batches = self._batches[producer_id] = deque(maxlen=BATCHES_MAX)
@@ -54,11 +54,11 @@ class Producers:
                 del self._batches[producer_id]
 
     def batches(self, producer_id: int) -> Iterator[ProducerBatch]:
-        """Give what is remembered of a producer, oldest first."""
+        """Return what is remembered of a producer, oldest first."""
         return iter(self._batches.get(producer_id, ()))
 
     def snapshot(self) -> dict[int, list[ProducerBatch]]:
-        """Give everything, in a form that a checkpoint can hold."""
+        """Return everything, in a form that a checkpoint can hold."""
         return {producer_id: list(batches) for producer_id, batches in self._batches.items()}
 
     def load(self, snapshot: dict[int, list[ProducerBatch]]) -> None:

@@ -209,7 +209,7 @@ class Consumer:
         return Left(returned)
 
     def answered(self) -> bool:
-        """Say whether it has answered something since this was last asked."""
+        """Return whether it has answered something since this was last asked."""
         answered, self._answered = self._answered, False
         return answered
 

@@ -76,13 +76,13 @@ class Administration(Protocol):
         """What groups gave up."""
 
     def list_topics(self) -> list[TopicInfo]:
-        """Give all topics, by name."""
+        """Return all topics, by name."""
 
     def topic(self, name: str) -> TopicInfo:
-        """Give one topic."""
+        """Return one topic."""
 
     def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, object]) -> TopicInfo:
-        """Make a topic; what is None or not in `settings` comes from the configuration's [topics]."""
+        """Create a topic; what is None or not in `settings` comes from the configuration's [topics]."""
 
     def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
         """Change settings of a topic while it is in use; `partitions` may be among them."""
@@ -91,13 +91,13 @@ class Administration(Protocol):
         """Remove a topic and its records; returns when a crash can no longer bring it back."""
 
     def health(self) -> Health:
-        """Say how the server is. Cheap: it is asked every few seconds."""
+        """Return how the server is. Cheap: it is asked every few seconds."""
 
     def reload(self) -> None:
         """Read the lists of clients and rights again, as on SIGHUP."""
 
     def info(self) -> ServerInfo:
-        """Say what runs here."""
+        """Return what runs here."""
 
 
 class InvalidPatternError(BabelbusError):
@@ -166,41 +166,41 @@ class StateAccess(Protocol):
     """
 
     async def get(self, key: str, moment: AsOf | None) -> Entry:
-        """Give a value, or raise `NoSuchKeyError`."""
+        """Return a value, or raise `NoSuchKeyError`."""
 
     async def match(self, pattern: str, moment: AsOf | None) -> list[Entry]:
-        """Give what a pattern means."""
+        """Return what a pattern means."""
 
     async def tree(self, moment: AsOf | None) -> list[Entry]:
-        """Give everything but what the server tells of itself."""
+        """Return everything but what the server tells of itself."""
 
     async def set(self, key: str, value: bytes) -> None:
         """Store a plain value, or raise `InvalidValueError` or `VersionedError`."""
 
     async def compare_and_set(self, key: str, value: bytes, version: int) -> int:
-        """Store a value if the key has `version`, and give the next one; or raise `VersionMismatchError`."""
+        """Store a value if the key has `version`, and return the next one; or raise `VersionMismatchError`."""
 
     async def put_all(self, entries: Sequence[Entry]) -> None:
         """Store all or nothing, whatever the keys hold."""
 
     async def delete(self, key: str) -> Entry:
-        """Take a value away and give it with version 0, or raise `NoSuchKeyError`."""
+        """Take a value away and return it with version 0, or raise `NoSuchKeyError`."""
 
     async def delete_matching(self, pattern: str) -> list[Entry]:
-        """Take away what a pattern means and give it."""
+        """Take away what a pattern means and return it."""
 
     async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
-        """Give the last stored changes of a key below an offset, and from which offset on they are complete."""
+        """Return the last stored changes of a key below an offset, and from which offset on they are complete."""
 
     def watch(self, pattern: str, receiver: Callable[[Sequence[StateChange]], None]) -> tuple[list[Entry], Stop]:
-        """Give what a pattern means now, let `receiver` have each change that follows, and give what ends that."""
+        """Return what a pattern means now, let `receiver` have each change that follows, and return what ends that."""
 
 
 class LiveAccess(Protocol):
     """What happens on the bus, as its administrator hears it and takes part."""
 
     def listen(self, pattern: str, receiver: Callable[[Sequence[Event]], None]) -> Stop:
-        """Let `receiver` have the events of all protocols, and give what ends that; or raise `InvalidPatternError`.
+        """Let `receiver` have the events of all protocols, and return what ends that; or raise `InvalidPatternError`.
 
         The pattern is one of Wörterbuch's for events: `?` one element, `#` at the end one or more.
         """

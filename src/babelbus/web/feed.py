@@ -39,7 +39,7 @@ class Feed:
         self._something.set()
 
     async def take(self, seconds: float) -> tuple[list[bytes], int]:
-        """Wait this long for lines; give all there are, and how many were dropped behind them."""
+        """Wait this long for lines; return all there are, and how many were dropped behind them."""
         if not self.closed and not self._lines:
             self._something.clear()
             try:

@@ -27,7 +27,7 @@ class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: int | None = None
 
     def place(self) -> Place:
-        """Give it as the groups understand it."""
+        """Return it as the groups understand it."""
         return Place(self.at, self.value, self.partition)
 
 
@@ -119,5 +119,5 @@ class GroupRoutes:
 
 
 def names(request: web.Request) -> tuple[str, str]:
-    """Give topic and group of a request's path."""
+    """Return topic and group of a request's path."""
     return request.match_info["topic"], request.match_info["group"]

@@ -157,7 +157,7 @@ class LiveRoutes:
 
 
 def event_of(body: SendBody) -> Event:
-    """Give the event that a body asks for."""
+    """Return the event that a body asks for."""
     subject = body.subject
     if body.subject_base64 is not None:
         subject = body.subject_base64.decode("utf-8", "surrogateescape")
@@ -172,7 +172,7 @@ def event_of(body: SendBody) -> Event:
 
 
 def encode_event(event: Event) -> bytes:
-    """Give the line of an event."""
+    """Return the line of an event."""
     subject, subject_base64 = text_or_bytes(event.subject.encode("utf-8", "surrogateescape"))
     payload, payload_base64 = (None, UNSET) if event.payload is None else text_or_bytes(event.payload)
     key, key_base64 = (UNSET, UNSET) if event.key is None else text_or_bytes(event.key)
@@ -195,6 +195,6 @@ def encode_event(event: Event) -> bytes:
 
 
 def encode_change(change: StateChange) -> bytes:
-    """Give the line of a change of the state."""
+    """Return the line of a change of the state."""
     value = UNSET if change.value is None else msgspec.Raw(one_line(change.value))
     return encode(ChangeLine(change.timestamp, change.source, change.key, value, change.version, value is UNSET))

@@ -87,7 +87,7 @@ class Pipelines(Collector):
         self._told[name] = self._clock.monotonic(), report
 
     def collect(self) -> Iterator[Metric]:
-        """Give the metrics."""
+        """Return the metrics."""
         self._forget()
         for field, doc in _COUNTERS.items():
             family = CounterMetricFamily(f"babelbus_pipeline_{field}", doc, labels=LABELS)

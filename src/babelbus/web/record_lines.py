@@ -27,7 +27,7 @@ class RecordLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 def line_of(record: Record, partition: int) -> RecordLine:
-    """Give the line of a record."""
+    """Return the line of a record."""
     key, key_base64 = (UNSET, UNSET) if record.key is None else text_or_bytes(record.key)
     payload, payload_base64 = (None, UNSET) if record.payload is None else text_or_bytes(record.payload)
     headers, headers_base64 = split_headers(record.headers)
@@ -46,7 +46,7 @@ def line_of(record: Record, partition: int) -> RecordLine:
 
 
 def record_of(line: RecordLine) -> Record:
-    """Give the record of a line."""
+    """Return the record of a line."""
     return Record(
         _bytes_of(line.payload, line.payload_base64),
         _bytes_of(line.key, line.key_base64),
@@ -58,7 +58,7 @@ def record_of(line: RecordLine) -> Record:
 
 
 def text_or_bytes(data: bytes) -> tuple[str | Unset, bytes | Unset]:
-    """Give what stands under the plain name, and what under `..._base64`."""
+    """Return what stands under the plain name, and what under `..._base64`."""
     try:
         return data.decode(), UNSET
     except UnicodeDecodeError:
@@ -66,7 +66,7 @@ def text_or_bytes(data: bytes) -> tuple[str | Unset, bytes | Unset]:
 
 
 def split_headers(headers: Headers) -> tuple[dict[str, str | None] | Unset, list[tuple[bytes, bytes | None]] | Unset]:
-    """Give headers as an object; as pairs where an object cannot say them."""
+    """Return headers as an object; as pairs where an object cannot say them."""
     if not headers:
         return UNSET, UNSET
     try:

@@ -128,16 +128,16 @@ async def _stream(request: web.Request, entries: Sequence[Entry]) -> web.StreamR
 
 
 def encode_entries(entries: Sequence[Entry]) -> Iterator[bytes]:
-    """Give a line for each entry."""
+    """Return a line for each entry."""
     for entry in entries:
         yield encode(line_of(entry))
 
 
 def line_of(entry: Entry) -> StateLine:
-    """Give an entry as its line."""
+    """Return an entry as its line."""
     return StateLine(entry[0], msgspec.Raw(one_line(entry[1])), entry[2])
 
 
 def one_line(value: bytes) -> bytes:
-    """Give a JSON text without raw line ends between its tokens: events of other protocols may have brought them."""
+    """Return a JSON text without raw line ends between its tokens: events of other protocols may have brought them."""
     return msgspec.json.format(value, indent=-1) if b"\n" in value or b"\r" in value else value

@@ -11,12 +11,12 @@ class TokenError(BabelbusError):
 
 
 def token_path(data_folder: str) -> str:
-    """Give where the token of the server with this data folder is."""
+    """Return where the token of the server with this data folder is."""
     return os.path.join(data_folder, "conf", "admin_token")
 
 
 def read_token(data_folder: str) -> str:
-    """Give the token of the server with this data folder: what the command line on the same machine does.
+    """Return the token of the server with this data folder: what the command line on the same machine does.
 
     Raises:
         TokenError: there is none yet, it is empty, or it cannot be read.
@@ -35,7 +35,7 @@ def read_token(data_folder: str) -> str:
 
 
 def ensure_token(data_folder: str) -> str:
-    """Give the token, made at the first start: 256 random bits in a file that only its owner may read.
+    """Return the token, made at the first start: 256 random bits in a file that only its owner may read.
 
     Raises:
         TokenError: the file cannot be made or read, or it is open to others.

@@ -7,7 +7,7 @@ class Buffer(Protocol):
     """Bytes that can be searched and cut: `bytes`, or an `mmap` that the next turn overwrites."""
 
     def find(self, wanted: bytes, start: int, end: int, /) -> int:
-        """Give where `wanted` begins between `start` and `end`, -1 if nowhere."""
+        """Return where `wanted` begins between `start` and `end`, -1 if nowhere."""
 
     def __getitem__(self, part: slice, /) -> bytes: ...
 
@@ -43,12 +43,12 @@ class Packets:
         return len(self.sizes)
 
     def packet(self, number: int) -> bytes:
-        """Give one packet."""
+        """Return one packet."""
         start = self.starts[number]
         return self.data[start : start + self.sizes[number]]
 
     def packed(self, first: int, last: int) -> "Packets":
-        """Give packets `first` to `last` (exclusive) to keep; made once for all receivers of the same run."""
+        """Return packets `first` to `last` (exclusive) to keep; made once for all receivers of the same run."""
         if self._packed is None or self._packed_part != (first, last):
             self._packed = Packets.of([self.packet(number) for number in range(first, last)])
             self._packed_part = (first, last)

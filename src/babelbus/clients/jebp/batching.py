@@ -287,7 +287,7 @@ def _encode(part: Sequence[bytes] | Sequence[Record], timestamps: list[int] | No
 
 
 def record_bytes(payload: bytes | None, key: bytes | None, headers: Headers) -> int:
-    """Give how many bytes the stored form of a record has."""
+    """Return how many bytes the stored form of a record has."""
     size = RECORD_BYTES_MIN + len(payload or b"") + len(key or b"")
     for name, value in headers:
         size += 8 + len(name) + len(value or b"")

@@ -138,13 +138,13 @@ class BlockingClient:
         return self._client.acknowledged
 
     def transaction(self, transaction: str) -> BlockingTransaction:
-        """Give the staged batches under a transaction id; see `Client.transaction`."""
+        """Return the staged batches under a transaction id; see `Client.transaction`."""
         return BlockingTransaction(self._run, self._client.transaction(transaction))
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
     def create_topic(self, name: str) -> None:
-        """Make a topic; see `Client.create_topic`."""
+        """Create a topic; see `Client.create_topic`."""
         self._run(self._client.create_topic(name))
 
     def remove_topic(self, name: str) -> None:
@@ -224,7 +224,7 @@ class BlockingClient:
             self.drain()
 
     def _hand_over(self) -> None:
-        """Give the asynchronous client what was sent; in the loop's thread."""
+        """Return the asynchronous client what was sent; in the loop's thread."""
         with self._lock:
             sent, self._sent, self._sent_bytes = self._sent, [], 0
         send = self._client.send
@@ -268,7 +268,7 @@ class BlockingClient:
         return self._run(self._client.fetch(topic, offset=offset, timestamp=timestamp, bytes_max=bytes_max))
 
     def positions(self, topics: Sequence[str] | None = None, timestamp: int | None = None) -> list[TopicPositions]:
-        """Give what partitions topics have and where those begin and end; see `Client.positions`."""
+        """Return what partitions topics have and where those begin and end; see `Client.positions`."""
         return self._run(self._client.positions(topics, timestamp))
 
     def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
@@ -300,11 +300,11 @@ class BlockingClient:
         )
 
     def first_offset(self, topic: str) -> int:
-        """Give the offset of the oldest record; see `Client.first_offset`."""
+        """Return the offset of the oldest record; see `Client.first_offset`."""
         return self._run(self._client.first_offset(topic))
 
     def end_offset(self, topic: str) -> int:
-        """Give the offset that the next record gets; see `Client.end_offset`."""
+        """Return the offset that the next record gets; see `Client.end_offset`."""
         return self._run(self._client.end_offset(topic))
 
     def follow(

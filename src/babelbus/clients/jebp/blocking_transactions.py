@@ -83,7 +83,7 @@ class BlockingTransaction:
         return self._transaction.id
 
     def writer(self, batch_id: int, part: str) -> BlockingPartWriter:
-        """Give the writer of one part; see `Transaction.writer`."""
+        """Return the writer of one part; see `Transaction.writer`."""
         return BlockingPartWriter(self._run, self._transaction.writer(batch_id, part))
 
     def commit(self, batch_id: int, parts: Sequence[PartRecords], *, owner: str = "") -> BatchCommitted:
@@ -91,9 +91,9 @@ class BlockingTransaction:
         return self._run(self._transaction.commit(batch_id, parts, owner=owner))
 
     def abort(self, batch_id: int) -> int:
-        """Drop all parts of a batch; give how many there were."""
+        """Drop all parts of a batch; return how many there were."""
         return self._run(self._transaction.abort(batch_id))
 
     def ask(self) -> TransactionTold:
-        """Give the last batch that was committed, and who did."""
+        """Return the last batch that was committed, and who did."""
         return self._run(self._transaction.ask())

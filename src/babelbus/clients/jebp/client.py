@@ -158,13 +158,13 @@ class Client:
         return self._producer.acknowledged
 
     def transaction(self, transaction: str) -> Transaction:
-        """Give the staged batches under a transaction id: records that a commit publishes all at once, and once."""
+        """Return the staged batches under a transaction id: records that a commit publishes all at once, and once."""
         return Transaction(self._asker, transaction)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def create_topic(self, name: str) -> None:
-        """Make a topic with the server's default settings. Needs administrative rights.
+        """Create a topic with the server's default settings. Needs administrative rights.
 
         Raises:
             TopicExistsError: there is one of this name.
@@ -397,7 +397,8 @@ class Client:
     async def positions(
         self, topics: Sequence[str] | None = None, timestamp: int | None = None
     ) -> list[TopicPositions]:
-        """Give what partitions topics have and where those begin and end, sorted by name; without names, of all topics.
+        """Return what partitions topics have and where those begin and end, sorted by name; without names, of all
+        topics.
 
         With `timestamp` (ms) also where each partition has its first record at or after that time. A topic's `id` is
         another one when it was removed and made again.
@@ -452,11 +453,13 @@ class Client:
         )
 
     async def first_offset(self, topic: str) -> int:
-        """Give the offset of the oldest record that there is (0 if there is none), of the first partition with one."""
+        """Return the offset of the oldest record that there is (0 if there is none), of the first partition with
+        one.
+        """
         return await self._reader.find_first(topic)
 
     async def end_offset(self, topic: str) -> int:
-        """Give the offset that the next record gets, of the longest partition; some 40 small requests for a million.
+        """Return the offset that the next record gets, of the longest partition; some 40 small requests for a million.
 
         Raises:
             OffsetOutOfRangeError: retention removed every record, so there is nothing to search from.

@@ -127,7 +127,7 @@ class PartitionReader:
         _check(response, what)
 
     async def _ask(self, content: bytes, what: str, *, patient: bool = False) -> Response:
-        """Give the answer; what the server's disk refused is asked for again a few times."""
+        """Return the answer; what the server's disk refused is asked for again a few times."""
         for turn in range(RETRIES + 1):
             (response,) = await self._call(content, what=what, patient=patient)
             if response.status == UNKNOWN_COMMAND_STATUS:

@@ -93,7 +93,7 @@ class Lane:
         return not (self._queue or self._in_flight or self._again)
 
     def outstanding(self) -> list[Batch]:
-        """Give all batches that are not answered, in order."""
+        """Return all batches that are not answered, in order."""
         return [*self._again, *self._in_flight, *self._queue]
 
     def submit(self, batch: Batch) -> None:
@@ -185,7 +185,7 @@ class Lane:
             self._producer.finish(batch, None, error)
 
     def fail_all(self, error: BabelbusError) -> None:
-        """Give everything up."""
+        """Return everything up."""
         batches = self.outstanding()
         self._queue.clear()
         self._in_flight.clear()
@@ -217,7 +217,7 @@ class Producer:
         self._waiting_for_room: list[asyncio.Future[None]] = []
 
     def open(self) -> None:
-        """Begin to take batches."""
+        """Start to take batches."""
         self._loop = asyncio.get_running_loop()
         self.closed = None
 
@@ -246,7 +246,7 @@ class Producer:
         return batch
 
     def outstanding(self) -> list[Batch]:
-        """Give all batches that are not answered."""
+        """Return all batches that are not answered."""
         return [batch for lane in self._lanes.values() for batch in lane.outstanding()]
 
     def finish(self, batch: Batch, published: Published | None, error: BabelbusError | None) -> None:

@@ -85,7 +85,7 @@ class FetchedBatch:
         verify(self.data, self._find(), self._end)
 
     def columns(self) -> Columns:
-        """Give the records as numpy columns, every CRC checked.
+        """Return the records as numpy columns, every CRC checked.
 
         Raises:
             CorruptRecordError: a record is not what was written.
@@ -162,7 +162,7 @@ class Reader:
         return FetchedPartition(batch, found.next_offset, found.first_offset, found.high_watermark)
 
     async def call(self, *contents: bytes, what: str, patient: bool = False) -> list[Response]:
-        """Send requests together and give their answers; again on a new connection if this one is lost.
+        """Send requests together and return their answers; again on a new connection if this one is lost.
 
         Raises:
             RequestTimeoutError: no answer within the time limit, unless it is `patient`.
@@ -247,7 +247,7 @@ class Reader:
     def _ask(
         self, topic: str, partition: int | None, start_type: int, start: int, bytes_max: int
     ) -> "asyncio.Task[list[FetchedBatch]]":
-        """Begin to fetch, from one partition or (`None`: the server does not know them) from all."""
+        """Start to fetch, from one partition or (`None`: the server does not know them) from all."""
         if partition is None:
             answer = self.fetch(topic, start_type, start, bytes_max, patient=True)
         else:
@@ -259,7 +259,7 @@ class Reader:
     async def _fetch_one(
         self, topic: str, partition: int, start_type: int, start: int, bytes_max: int
     ) -> list[FetchedBatch]:
-        """Give the next batch of one partition, behind whatever compaction left empty; none when there is nothing."""
+        """Return the next batch of one partition, behind whatever compaction left empty; none when there is nothing."""
         while True:
             found = await self.partitions.fetch(topic, partition, start_type, start, bytes_max=bytes_max, patient=True)
             if len(found.records):
@@ -269,7 +269,7 @@ class Reader:
             start_type, start = FROM_OFFSET, found.next_offset
 
     async def _end_of(self, topic: str, partition: int, known: int) -> tuple[int, bool]:
-        """Give the offset after a partition's last record, and whether the server knows partitions by number.
+        """Return the offset after a partition's last record, and whether the server knows partitions by number.
 
         Raises:
             OffsetOutOfRangeError: `known` lies behind it.
@@ -289,7 +289,7 @@ class Reader:
         return there.high_watermark, True
 
     async def find_end(self, topic: str, known: int) -> int:
-        """Give the offset after the last record that can be read; `known` is an offset that exists or is that one.
+        """Return the offset after the last record that can be read; `known` is an offset that exists or is that one.
 
         jebp has no request for it. But a fetch of no bytes tells by its status on which side of the end an offset is
         (DECISION 26 and 28), so a search finds it: two requests for each doubling of the distance. With several
@@ -326,7 +326,7 @@ class Reader:
         return -1 if batches else 0
 
     async def find_first(self, topic: str) -> int:
-        """Give the offset of the first record of the first partition that has one; 0 if no record can be read."""
+        """Return the offset of the first record of the first partition that has one; 0 if no record can be read."""
         bytes_max = 2**16
         while True:
             try:
@@ -340,7 +340,7 @@ class Reader:
 
 
 def start_of(offset: int | None, timestamp: int | None) -> tuple[int, int]:
-    """Give the start of a fetch; from the first record that there is if neither is given.
+    """Return the start of a fetch; from the first record that there is if neither is given.
 
     Raises:
         LocalProtocolError: both are given, or one is negative.
@@ -355,7 +355,7 @@ def start_of(offset: int | None, timestamp: int | None) -> tuple[int, int]:
 
 
 def fetch_contents(topic: str, start_type: int, start: int, bytes_max: int) -> tuple[bytes, bytes]:
-    """Give the two requests of a fetch.
+    """Return the two requests of a fetch.
 
     Raises:
         LocalProtocolError: a value is one that jebp cannot carry.

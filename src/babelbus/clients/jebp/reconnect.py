@@ -98,7 +98,7 @@ class Keeper:
         await asyncio.sleep(0)  # the transport closes in the loop's next turn
 
     async def get(self, timeout_seconds: float | None) -> Link:
-        """Give the connection; wait for a new one this long (`None`: as long as it takes) if it is lost just now.
+        """Return the connection; wait for a new one this long (`None`: as long as it takes) if it is lost just now.
 
         Raises:
             ClientError: there will be none, or there was none within this time.
@@ -122,7 +122,7 @@ class Keeper:
         return link
 
     def _link_now(self) -> Link | None:
-        """Give the connection, if there is one by now (a type checker does not see what awaiting changed)."""
+        """Return the connection, if there is one by now (a type checker does not see what awaiting changed)."""
         return self.link
 
     async def _connect(self) -> Link:

@@ -63,7 +63,7 @@ class Asker:
         self._resend = resend
 
     async def ask(self, request: StagingRequest, what: str) -> Response:
-        """Give the answer of success.
+        """Return the answer of success.
 
         Raises:
             RequestError: the server refused, or could not do it for `request_timeout_seconds`.
@@ -227,7 +227,7 @@ class Transaction:
         self._asker = asker
 
     def writer(self, batch_id: int, part: str) -> PartWriter:
-        """Give the writer of one part; no two writers of a batch may have the same one, and no attempt another's."""
+        """Return the writer of one part; no two writers of a batch may have the same one, and no attempt another's."""
         return PartWriter(self._asker, self.id, batch_id, part)
 
     async def commit(self, batch_id: int, parts: Sequence[PartRecords], *, owner: str = "") -> BatchCommitted:
@@ -250,9 +250,9 @@ class Transaction:
         return decode_committed((await self._asker.ask(request, f"commit batch {batch_id}")).content)
 
     async def abort(self, batch_id: int) -> int:
-        """Drop all parts of a batch; give how many there were."""
+        """Drop all parts of a batch; return how many there were."""
         return decode_dropped((await self._asker.ask(AbortBatch(self.id, batch_id), f"abort batch {batch_id}")).content)
 
     async def ask(self) -> TransactionTold:
-        """Give the last batch that was committed, and who did."""
+        """Return the last batch that was committed, and who did."""
         return decode_told((await self._asker.ask(AskTransaction(self.id), "ask for a transaction")).content)

@@ -95,15 +95,15 @@ class BlockingClient:
         return self._client.client_id
 
     def get(self, key: str) -> Any:
-        """Give a value; see `Client.get`."""
+        """Return a value; see `Client.get`."""
         return self._run(self._client.get(key))
 
     def cget(self, key: str) -> Versioned:
-        """Give a value and its version; see `Client.cget`."""
+        """Return a value and its version; see `Client.cget`."""
         return self._run(self._client.cget(key))
 
     def pget(self, pattern: str) -> dict[str, Any]:
-        """Give all keys that match, with their values."""
+        """Return all keys that match, with their values."""
         return self._run(self._client.pget(pattern))
 
     def set(self, key: str, value: Any) -> None:
@@ -119,7 +119,7 @@ class BlockingClient:
         self._run(self._client.publish(key, value))
 
     def delete(self, key: str) -> Any:
-        """Delete a key and give the value that it had; see `Client.delete`."""
+        """Delete a key and return the value that it had; see `Client.delete`."""
         return self._run(self._client.delete(key))
 
     def pdelete(self, pattern: str, *, quiet: bool = False) -> dict[str, Any]:

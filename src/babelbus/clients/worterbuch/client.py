@@ -214,7 +214,7 @@ class Client:
         return found
 
     async def get(self, key: str) -> Any:
-        """Give a value.
+        """Return a value.
 
         Raises:
             NoSuchValueError: there is none.
@@ -224,13 +224,13 @@ class Client:
         return _read(_expect(found, m.State).value)
 
     async def cget(self, key: str) -> Versioned:
-        """Give a value and its version; raises as `get`."""
+        """Return a value and its version; raises as `get`."""
         number = self._take_id()
         found = _expect(await self._ask_as(number, m.CGet(number, key)), m.CState)
         return Versioned(_read(found.value), found.version)
 
     async def pget(self, pattern: str) -> dict[str, Any]:
-        """Give all keys that match (`?` one element, `#` at the end any number), with their values."""
+        """Return all keys that match (`?` one element, `#` at the end any number), with their values."""
         number = self._take_id()
         return _values(await self._ask_as(number, m.PGet(number, pattern)))
 
@@ -258,7 +258,7 @@ class Client:
         await self._ask_as(number, m.Publish(number, key, _write(value)))
 
     async def delete(self, key: str) -> Any:
-        """Delete a key and give the value that it had.
+        """Delete a key and return the value that it had.
 
         Raises:
             NoSuchValueError: it had none.

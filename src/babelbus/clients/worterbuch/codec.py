@@ -17,7 +17,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_message(message: m.ClientMessage) -> bytes:
-    """Give the JSON text that says `message`, without a line end; members that may be absent are, if there is nothing.
+    """Return the JSON text that says `message`, without a line end; members that may be absent are, if there is
+    nothing.
 
     Raises:
         UnicodeEncodeError: a text has a lone surrogate.
@@ -218,7 +219,7 @@ _READERS: dict[str, Callable[[bytes], m.ServerMessage]] = {
 
 
 def decode_metadata(metadata: str) -> str:
-    """Give the text of an `err`: JSON in a JSON string as a rule, plain text of some servers for some codes."""
+    """Return the text of an `err`: JSON in a JSON string as a rule, plain text of some servers for some codes."""
     try:
         return _decode_metadata(metadata)
     except msgspec.DecodeError:
@@ -240,7 +241,7 @@ class ReplyDecoder:
         self._buffered_bytes = 0
 
     def receive_data(self, data: bytes) -> list[m.ServerMessage]:
-        """Take what the transport read, cut anywhere, and give the messages that are complete, in order.
+        """Take what the transport read, cut anywhere, and return the messages that are complete, in order.
 
         Raises:
             RemoteProtocolError: a line is too long, or no message of a server.

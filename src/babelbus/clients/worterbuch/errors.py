@@ -50,6 +50,6 @@ ERRORS: dict[int, type[RequestError]] = {
 
 
 def error_of(message: Err) -> RequestError:
-    """Give what a refused request raises."""
+    """Return what a refused request raises."""
     kind = ERRORS.get(message.code, RequestError)
     return kind(message.code, decode_metadata(message.metadata))

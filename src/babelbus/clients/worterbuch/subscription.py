@@ -63,7 +63,7 @@ class Subscription:
             self._more.set()
 
     def end(self, error: ClientError | None) -> None:
-        """Give no more events than those that came; raise `error` behind them."""
+        """Return no more events than those that came; raise `error` behind them."""
         self._over, self._error = True, error
         self._more.set()
 

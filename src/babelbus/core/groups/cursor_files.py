@@ -56,7 +56,7 @@ class GroupFile:
         self._lock = threading.Lock()
 
     def load(self) -> tuple[int, list[StoredGroup]]:
-        """Give the number of the last version, and the groups in it.
+        """Return the number of the last version, and the groups in it.
 
         Raises:
             DamagedGroupsError: there is a file, and none that can be read, or a group in it cannot.
@@ -111,18 +111,18 @@ class GroupFile:
 
 
 def encode_group(group: StoredGroup) -> EncodedGroup:
-    """Give what a file says of one group."""
+    """Return what a file says of one group."""
     return msgspec.Raw(msgspec.json.encode(group))
 
 
 def encode_file(sequence: int, groups: Sequence[EncodedGroup]) -> bytes:
-    """Give the content of a file."""
+    """Return the content of a file."""
     body = msgspec.json.encode(_Stored(FORMAT, sequence, list(groups)))
     return b"%08x\n" % zlib.crc32(body) + body
 
 
 def _decode(content: bytes) -> _Stored | None:
-    """Give what a file holds, `None` if it is not what was written."""
+    """Return what a file holds, `None` if it is not what was written."""
     body = content[_CRC_BYTES:]
     try:
         if int(content[: _CRC_BYTES - 1], 16) == zlib.crc32(body):

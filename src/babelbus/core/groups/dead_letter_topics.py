@@ -117,13 +117,13 @@ class DeadLetterTopics:
         self._groups = groups
 
     def all(self) -> list[DeadLetterTopicInfo]:
-        """Give all of them, by name."""
+        """Return all of them, by name."""
         named = {_target(group) for group in self._groups.all()}
         names = [name for name in self._door.topics if name in named or name.startswith(PREFIX)]
         return [self._describe(self._door.topics[name]) for name in sorted(names)]
 
     def info(self, name: str) -> DeadLetterTopicInfo:
-        """Give one.
+        """Return one.
 
         Raises:
             NoDeadLetterTopicError: there is none.
@@ -179,7 +179,7 @@ class DeadLetterTopics:
         return Replayed(topic.name, replay.replayed, replay.failed, replay.failures, waiting)
 
     def purge(self, name: str, *, everything: bool = False) -> DeadLetterTopicInfo:
-        """Remove a topic of dead letters and give what it was; the next dead letter makes it anew.
+        """Remove a topic of dead letters and return what it was; the next dead letter makes it anew.
 
         Raises:
             NoDeadLetterTopicError: there is none.
@@ -274,14 +274,14 @@ class _Replay:
         return receipt
 
     def fail(self, partition: int, offset: int, reason: str) -> None:
-        """Note a letter that could not be replayed."""
+        """Record a letter that could not be replayed."""
         self.failed += 1
         if len(self.failures) < FAILURES_MAX:
             self.failures.append(Failed(partition, offset, reason))
 
 
 def _target(group: Group) -> str:
-    """Give where the dead letters of a group go."""
+    """Return where the dead letters of a group go."""
     return group.settings.dead_letter_topic or topic_name(group.name)
 
 

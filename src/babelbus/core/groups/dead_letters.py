@@ -40,10 +40,10 @@ class TopicDoor(Protocol):
     topics: dict[str, Topic]
 
     def create_topic(self, name: str, partitions: int | None = None, settings: dict[str, Any] | None = None) -> Topic:
-        """Make a topic, durably."""
+        """Create a topic, durably."""
 
     def topic(self, name: str) -> Topic:
-        """Give a topic, or raise `UnknownTopicError`."""
+        """Return a topic, or raise `UnknownTopicError`."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 def topic_name(group: str) -> str:
-    """Give where the dead letters of a group go unless it says otherwise: `dead-letters/<group>`.
+    """Return where the dead letters of a group go unless it says otherwise: `dead-letters/<group>`.
 
     Commas are written `%2C` and `%` is `%25`, since a topic's name has no comma. Groups of one name on several topics
     share it.
@@ -73,7 +73,7 @@ def topic_name(group: str) -> str:
 
 
 def make(topic: str, record: Record, letter: DeadLetter) -> Event:
-    """Give the event that a dead letter of a record is, under the subject `topic`."""
+    """Return the event that a dead letter of a record is, under the subject `topic`."""
     kept = [pair for pair in record.headers if pair[0] not in OURS][: HEADERS_MAX - len(OURS) - 1]
     ours: Headers = (
         (REASON, letter.reason.encode("utf-8", "replace")),
@@ -88,7 +88,7 @@ def make(topic: str, record: Record, letter: DeadLetter) -> Event:
 
 
 def read(record: Record) -> DeadLetter:
-    """Give where a dead letter came from.
+    """Return where a dead letter came from.
 
     Raises:
         NoDeadLetterError: it is none; somebody else published to its topic.
@@ -109,7 +109,8 @@ def read(record: Record) -> DeadLetter:
 
 
 def origin(record: Record) -> Event:
-    """Give the event that a dead letter was, to publish it again: its topic and subject, without our headers and time.
+    """Return the event that a dead letter was, to publish it again: its topic and subject, without our headers and
+    time.
 
     Raises:
         NoDeadLetterError: it is none.
@@ -138,5 +139,5 @@ class DeadLetters:
         return topic.publish([make(name, record, letter)])[0]
 
     def now_ms(self) -> int:
-        """Give the time that a dead letter carries."""
+        """Return the time that a dead letter carries."""
         return self._clock.now_ms()

@@ -51,15 +51,17 @@ class Leading:
         self._known = known
 
     def payloads(self) -> list[bytes]:
-        """Give their payloads."""
+        """Return their payloads."""
         return cut(self._data, self._columns[0], self._columns[1])
 
     def values(self) -> list[bytes]:
-        """Give the values of that header."""
+        """Return the values of that header."""
         return cut(self._data, self._values, self._rests - self._values)
 
     def rests(self) -> list[bytes]:
-        """Give the headers behind it, as they are stored (`read_headers`); one object for many where they are equal."""
+        """Return the headers behind it, as they are stored (`read_headers`); one object for many where they are
+        equal.
+        """
         return self._known or cut(self._data, self._rests, self._columns[2] - self._rests)
 
 
@@ -102,7 +104,7 @@ class Rows:
     # -- columns -----------------------------------------------------------------------------------------------------
 
     def leading(self, name: bytes) -> Leading:
-        """Give those whose first header is `name`, with a value; tombstones are left out."""
+        """Return those whose first header is `name`, with a value; tombstones are left out."""
         columns, headed, head = self._columns, self._headed, INT32.pack(len(name)) + name
         if headed is None or headed.front[1:] != head or columns.attributes.any():
             return _find_leading(columns, self._data, head)
@@ -112,7 +114,7 @@ class Rows:
         return Leading(range(self.count), places, self._data, values, values + sizes, headed.rests)
 
     def made(self, make: Callable[["Rows"], Made]) -> Made:
-        """Give what `make` makes of the whole chunk; it is made once, and kept as long as the chunk is."""
+        """Return what `make` makes of the whole chunk; it is made once, and kept as long as the chunk is."""
         try:
             return cast(Made, self._made[make])
         except KeyError:
@@ -122,7 +124,7 @@ class Rows:
     # -- objects -----------------------------------------------------------------------------------------------------
 
     def deliveries(self, numbers: Numbers, partition: int, lease: Lease | None) -> list[Delivery]:
-        """Give some of them as a member gets them the first time; about 0.3 us each."""
+        """Return some of them as a member gets them the first time; about 0.3 us each."""
         make, data, fields = Delivery, self._data, self._fields or self._load()
         if fields.attributes is not None:
             return [
@@ -147,7 +149,7 @@ class Rows:
         ]
 
     def record(self, number: int) -> Record:
-        """Give one of them by its number in the chunk."""
+        """Return one of them by its number in the chunk."""
         fields = self._fields or self._load()
         attributes = fields.attributes[number] if fields.attributes is not None else 0
         stop = fields.stops[number]
@@ -166,7 +168,7 @@ class Rows:
         )
 
     def find(self, offset: int) -> Record | None:
-        """Give the record of an offset, if it is there."""
+        """Return the record of an offset, if it is there."""
         number = bisect_left(self.offsets, offset)
         return self.record(number) if number < self.count and self.offsets[number] == offset else None
 
@@ -175,7 +177,7 @@ class Rows:
         self._all_headers()
 
     def _all_headers(self) -> list[Headers] | None:
-        """Give the headers of all records, `None` where no record has any."""
+        """Return the headers of all records, `None` where no record has any."""
         if self._headers is None and self._columns.headers_counts.any():
             self._headers = decode_all_headers(self._columns, self._data)
         return self._headers
@@ -225,11 +227,11 @@ class Run(Sequence[Delivery]):
         return self.rows.deliveries([number], self.partition, self.lease)[0]
 
     def deliveries(self) -> list[Delivery]:
-        """Give them as objects, made anew with each call."""
+        """Return them as objects, made anew with each call."""
         return self.rows.deliveries(self.numbers, self.partition, self.lease)
 
     def only(self, numbers: Numbers) -> "Run":
-        """Give the run of some of its records."""
+        """Return the run of some of its records."""
         return Run(self.rows, numbers, self.partition, self.lease)
 
 
@@ -238,22 +240,22 @@ class RowsFilter(ABC):
 
     @abstractmethod
     def __call__(self, record: Record) -> bool:
-        """Say whether a record is wanted."""
+        """Return whether a record is wanted."""
 
     @abstractmethod
     def choose(self, rows: Rows) -> list[bool]:
-        """Say which records of a chunk are wanted."""
+        """Return which records of a chunk are wanted."""
 
 
 def pick(column: list[Column], numbers: Numbers) -> list[Column]:
-    """Give some places of a column."""
+    """Return some places of a column."""
     if type(numbers) is range:
         return column[numbers.start : numbers.stop : numbers.step]
     return [column[number] for number in numbers]
 
 
 def decode_all_headers(columns: Columns, data: bytes) -> list[Headers]:
-    """Give the headers of each record, without the bus's own; about 0.4 us a header.
+    """Return the headers of each record, without the bus's own; about 0.4 us a header.
 
     Records with equally many are walked in step, a header at a time.
     """
@@ -268,7 +270,7 @@ def decode_all_headers(columns: Columns, data: bytes) -> list[Headers]:
 
 
 def _decode_in_step(data: bytes, current: I64, count: int) -> list[Headers]:
-    """Give the headers of records that have `count` each, the first one at `current`; they are known to be good."""
+    """Return the headers of records that have `count` each, the first one at `current`; they are known to be good."""
     sizes = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))
     octets = np.frombuffer(data, np.uint8)
     columns: list[list[tuple[bytes, bytes | None]]] = []
@@ -296,7 +298,7 @@ def _decode_in_step(data: bytes, current: I64, count: int) -> list[Headers]:
 
 
 def read_headers(rest: bytes) -> Headers:
-    """Give the headers that `Leading.rests` has, without the bus's own."""
+    """Return the headers that `Leading.rests` has, without the bus's own."""
     count = at = 0
     while at < len(rest):
         at += 4 + INT32.unpack_from(rest, at)[0]

@@ -93,7 +93,7 @@ class Dispatcher:
         return any(flight.due or member.pending for member in self._open_members(taker))
 
     def _open_members(self, taker: Member | None) -> list[Member]:
-        """Give the members that take more, in the order of their turns."""
+        """Return the members that take more, in the order of their turns."""
         if taker is not None:
             return [taker] if taker.capacity else []
         at = self._next_member
@@ -106,7 +106,7 @@ class Dispatcher:
         return self.settings.in_flight_max - self._flight.count
 
     def _is_simple(self, rows: Rows, members: list[Member]) -> bool:
-        """Say whether records can be dealt by their number alone."""
+        """Return whether records can be dealt by their number alone."""
         if self.filter is not None or any(member.filter is not None for member in members):
             return False
         return self._flight is None or self.settings.order == "none" or rows.keyless
@@ -318,7 +318,7 @@ class _Table:
         self.batches: dict[Member, list[Delivery]] = {}
 
     def find(self, record: Record) -> Member | None:
-        """Give the next member that wants a record; each that was asked goes to the end of the queue."""
+        """Return the next member that wants a record; each that was asked goes to the end of the queue."""
         queue = self.queue
         for _ in range(len(queue)):
             member = queue[0]
@@ -328,7 +328,9 @@ class _Table:
         return None
 
     def holder(self, state: KeyState, record: Record) -> Member | None:
-        """Give the member that may have a record of a key: who holds earlier ones, if it takes more and none waits."""
+        """Return the member that may have a record of a key: who holds earlier ones, if it takes more and none
+        waits.
+        """
         if state.held:
             return None
         return next((one for one in self.queue if one is state.member and _wants(one, record)), None)

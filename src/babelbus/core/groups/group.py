@@ -174,7 +174,7 @@ class Group:
         return done
 
     def held_by(self, member: Member, partition: int, offsets: Iterable[int]) -> list[Delivery]:
-        """Give what `ack` and `nack` need for offsets of a partition; those that are not the member's are stale.
+        """Return what `ack` and `nack` need for offsets of a partition; those that are not the member's are stale.
 
         Raises:
             UnknownPartitionError: there is none of this number.
@@ -182,7 +182,7 @@ class Group:
         return self._require_flight(member).held_by(member, self._lane(partition).flight, offsets)
 
     def held_up_to(self, member: Member, partition: int, offset: int) -> list[Delivery]:
-        """Give what `ack` and `nack` need for all that a member holds of a partition up to and with an offset.
+        """Return what `ack` and `nack` need for all that a member holds of a partition up to and with an offset.
 
         Raises:
             UnknownPartitionError: there is none of this number.
@@ -234,7 +234,7 @@ class Group:
         self.wake()
 
     def info(self) -> GroupInfo:
-        """Give what the group is and does."""
+        """Return what the group is and does."""
         lanes = tuple(lane_info(lane) for lane in self._lanes)
         return GroupInfo(
             self.topic.name,
@@ -250,7 +250,7 @@ class Group:
         )
 
     def stored(self) -> dict[int, StoredLane]:
-        """Give what is to be kept of the cursors."""
+        """Return what is to be kept of the cursors."""
         return {lane.number: stored_lane(lane) for lane in self._lanes}
 
     # -- pulling -----------------------------------------------------------------------------------------------------

@@ -93,11 +93,11 @@ class LaneFlight:
         self.key_of: dict[int, bytes] = {}
 
     def committed(self, position: int) -> int:
-        """Give the lowest offset that is not done, for a cursor at `position`."""
+        """Return the lowest offset that is not done, for a cursor at `position`."""
         return next(iter(self.unfinished), position)
 
     def done(self, position: int, spans_max: int) -> list[tuple[int, int]]:
-        """Give what is done between the committed offset and `position`, as [start, end) in order."""
+        """Return what is done between the committed offset and `position`, as [start, end) in order."""
         spans: list[tuple[int, int]] = []
         last = -1
         for offset in self.unfinished:
@@ -167,7 +167,7 @@ class Flight:
         self.count += len(offsets)
 
     def lease_all(self, lane: LaneFlight, member: Holder, offsets: list[int]) -> Lease:
-        """Give records that were reserved to a member."""
+        """Return records that were reserved to a member."""
         lease = Lease(lane, member, 1, self._clock.monotonic(), offsets)
         lane.unfinished.update(dict.fromkeys(offsets, lease))
         member.in_flight += len(offsets)
@@ -175,7 +175,7 @@ class Flight:
         return lease
 
     def open_lease(self, lane: LaneFlight, member: Holder) -> Lease:
-        """Begin a lease of fresh records, which `add` puts in one by one before anything else happens."""
+        """Start a lease of fresh records, which `add` puts in one by one before anything else happens."""
         lease = Lease(lane, member, 1, self._clock.monotonic(), [])
         self._leases.append(lease)
         return lease
@@ -206,7 +206,7 @@ class Flight:
         self._offer(lane, key, state)
 
     def grant_again(self, lane: LaneFlight, member: Holder, offset: int) -> Lease:
-        """Note that a record that was `READY` goes to a member."""
+        """Record that a record that was `READY` goes to a member."""
         lease = Lease(lane, member, lane.attempts.get(offset, 0) + 1, self._clock.monotonic(), [offset])
         lane.unfinished[offset] = lease
         member.in_flight += 1
@@ -222,7 +222,7 @@ class Flight:
         return lease
 
     def is_ready(self, entry: Entry, queue: Holder) -> bool:
-        """Say whether an entry of a queue (`DUE`, or of a member) may still be handed out."""
+        """Return whether an entry of a queue (`DUE`, or of a member) may still be handed out."""
         lane, epoch, offset = entry
         if lane.epoch != epoch or lane.unfinished.get(offset) is not READY:
             return False
@@ -237,7 +237,7 @@ class Flight:
     # -- acks --------------------------------------------------------------------------------------------------------
 
     def ack(self, member: Holder, deliveries: Iterable[Delivery]) -> int:
-        """Finish records; those that are not the member's any more are counted and stay. Gives how many were its."""
+        """Finish records; those that are not the member's any more are counted and stay. Returns how many were its."""
         done = stale = 0
         for delivery in deliveries:
             lease = delivery.lease
@@ -266,7 +266,7 @@ class Flight:
         return done
 
     def held_by(self, member: Holder, lane: LaneFlight, offsets: Iterable[int]) -> list[Delivery]:
-        """Give what `ack` and `nack` need for offsets of a lane: those that are not the member's are stale."""
+        """Return what `ack` and `nack` need for offsets of a lane: those that are not the member's are stale."""
         found = []
         for offset in offsets:
             lease = lane.unfinished.get(offset)
@@ -275,7 +275,7 @@ class Flight:
         return found
 
     def up_to(self, member: Holder, lane: LaneFlight, offset: int) -> list[Delivery]:
-        """Give what a member holds of a lane up to and with an offset."""
+        """Return what a member holds of a lane up to and with an offset."""
         found = []
         for at, lease in lane.unfinished.items():
             if at > offset:
@@ -312,7 +312,7 @@ class Flight:
     ) -> int:
         """Let records be handed out again after `delay_seconds` (`None`: the back-off of their attempt).
 
-        With `final` they become dead letters at once. Gives how many were the member's.
+        With `final` they become dead letters at once. Returns how many were the member's.
         """
         done = 0
         for delivery in deliveries:
@@ -440,7 +440,7 @@ class Flight:
                 self._make_ready(entry)
 
     def next_at(self) -> float | None:
-        """Give when (monotonic seconds) `tick` has something to do, `None` when nothing is to come."""
+        """Return when (monotonic seconds) `tick` has something to do, `None` when nothing is to come."""
         while self._leases and not self._leases[0].left:
             self._leases.popleft()
             self._spent = max(self._spent - 1, 0)

@@ -49,7 +49,7 @@ class StoredLane(msgspec.Struct, frozen=True, array_like=True):
 
 
 def lane_info(lane: Lane) -> LaneInfo:
-    """Give where a lane is."""
+    """Return where a lane is."""
     end = lane.partition.high_watermark
     unfinished = len(lane.flight.unfinished)
     ahead = sum(span[1] - max(span[0], lane.position) for span in lane.done if span[1] > lane.position)
@@ -59,14 +59,14 @@ def lane_info(lane: Lane) -> LaneInfo:
 
 
 def stored_lane(lane: Lane) -> StoredLane:
-    """Give what is to be kept of a lane."""
+    """Return what is to be kept of a lane."""
     spans = lane.flight.done(lane.position, SPANS_MAX)
     spans += [(max(start, lane.position), end) for start, end in lane.done if end > lane.position]
     return StoredLane(lane.flight.committed(lane.position), spans[:SPANS_MAX])
 
 
 def resolve(place: Place, lane: Lane) -> int:
-    """Give the offset that a place is in one partition."""
+    """Return the offset that a place is in one partition."""
     partition = lane.partition
     if place.at == "beginning":
         return partition.log.first_offset

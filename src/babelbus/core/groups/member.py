@@ -112,7 +112,7 @@ class Member(Holder):
     # -- acks (explicit mode) ----------------------------------------------------------------------------------------
 
     def ack(self, deliveries: Iterable[Delivery]) -> int:
-        """Say that records are done. Gives how many were its own; the others are counted as stale and not touched.
+        """Say that records are done. Returns how many were its own; the others are counted as stale and not touched.
 
         Raises:
             GroupClosedError: it has left, or the group is gone.
@@ -138,7 +138,7 @@ class Member(Holder):
     def nack(self, deliveries: Iterable[Delivery], *, reason: str = "", delay_seconds: float | None = None) -> int:
         """Give records back, to be handed out again after a while; `None` takes the back-off of their attempt.
 
-        `reason` is what a dead letter says if there was no attempt left. Gives how many were its own.
+        `reason` is what a dead letter says if there was no attempt left. Returns how many were its own.
 
         Raises:
             GroupClosedError: it has left, or the group is gone.
@@ -146,7 +146,7 @@ class Member(Holder):
         return self._group.nack(self, deliveries, reason or "nack", delay_seconds, final=False)
 
     def reject(self, deliveries: Iterable[Delivery], *, reason: str = "") -> int:
-        """Make dead letters of records: no other attempt would help. Gives how many were its own.
+        """Make dead letters of records: no other attempt would help. Returns how many were its own.
 
         Raises:
             GroupClosedError: it has left, or the group is gone.
@@ -169,7 +169,7 @@ class Member(Holder):
 def share(count: int, capacities: Sequence[int]) -> tuple[list[list[slice]], int, int]:
     """Deal `count` records to members in turn, each until its capacity is used up.
 
-    Gives for each member which records it gets, how many are dealt in all, and whose turn is next.
+    Returns for each member which records it gets, how many are dealt in all, and whose turn is next.
     """
     shares: list[list[slice]] = [[] for _ in capacities]
     left = list(capacities)

@@ -108,14 +108,14 @@ class Lane:
         self.drop()
 
     def drop(self) -> None:
-        """Give the chunk up; it is read again when it is needed."""
+        """Return the chunk up; it is read again when it is needed."""
         self._rows = None
         self._read_ahead.release(self)
 
     # -- fresh records -----------------------------------------------------------------------------------------------
 
     def rows(self) -> Rows | None:
-        """Give what is to be handed out next, reading it if need be; `None` when nothing is there (for now).
+        """Return what is to be handed out next, reading it if need be; `None` when nothing is there (for now).
 
         `has_more` tells whether to ask again: what is damaged, removed or done already is passed step by step.
 
@@ -193,7 +193,7 @@ class Lane:
     # -- records that were handed out before -------------------------------------------------------------------------
 
     def fetch(self, offset: int) -> Record | None:
-        """Give a record that was read before; `None` when it is not there any more.
+        """Return a record that was read before; `None` when it is not there any more.
 
         Raises:
             DiskError: the disk refused.

@@ -92,7 +92,7 @@ class Groups:
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def create(self, topic: str, name: str, settings: GroupSettings | None = None, *, start: Place = END) -> Group:
-        """Make a group on a topic, durably. Blocks for a flush of the disk.
+        """Create a group on a topic, durably. Blocks for a flush of the disk.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -126,7 +126,7 @@ class Groups:
         return group
 
     def ensure(self, topic: str, name: str, settings: GroupSettings | None = None, *, start: Place = END) -> Group:
-        """Give a group; make it if there is none. What it is set to stays if there is one.
+        """Return a group; make it if there is none. What it is set to stays if there is one.
 
         Raises: as `create`, but for `GroupExistsError`.
         """
@@ -178,7 +178,7 @@ class Groups:
         group.close(GroupClosedError(f"group {name!r} on topic {topic!r} was removed"))
 
     def get(self, topic: str, name: str) -> Group:
-        """Give a group.
+        """Return a group.
 
         Raises:
             UnknownGroupError: there is none.
@@ -189,23 +189,23 @@ class Groups:
         return group
 
     def find(self, topic: str, name: str) -> Group | None:
-        """Give a group, or `None`."""
+        """Return a group, or `None`."""
         return self._groups.get((topic, name))
 
     def on_topic(self, topic: str) -> list[Group]:
-        """Give the groups of a topic, by name."""
+        """Return the groups of a topic, by name."""
         return [group for group in self.all() if group.topic.name == topic]
 
     def all(self) -> list[Group]:
-        """Give all groups, by topic and name."""
+        """Return all groups, by topic and name."""
         return [group for _, group in sorted(self._groups.items(), key=lambda pair: pair[0])]
 
     def totals(self) -> Counts:
-        """Give what happened in all groups since the server started, those that are gone too."""
+        """Return what happened in all groups since the server started, those that are gone too."""
         return _sum([self._gone, *(group.counts for group in self._groups.values())])
 
     def topics_changed(self) -> None:
-        """Take note of topics that came, went, grew or were opened again: groups of those that went go too."""
+        """Record topics that came, went, grew or were opened again: groups of those that went go too."""
         gone = []
         for (name, _), group in self._groups.items():
             topic = self._door.topics.get(name)
@@ -320,7 +320,7 @@ class Groups:
             self._timer = self._loop.call_later(self._commit_seconds, self._begin_commit)
 
     def _snapshot(self) -> tuple[int, bytes]:
-        """Give what is to be written, and the number of this version."""
+        """Return what is to be written, and the number of this version."""
         self._sequence += 1
         self._unsaved = False
         for group in self._groups.values():

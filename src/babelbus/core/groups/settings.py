@@ -78,7 +78,7 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError("in_flight_max is between 1 and 10000000")
 
     def retry_delay(self, attempt: int) -> float:
-        """Give how long a record waits after the delivery number `attempt` failed."""
+        """Return how long a record waits after the delivery number `attempt` failed."""
         return float(min(self.retry_seconds * 2.0 ** min(attempt - 1, 62), self.retry_seconds_max))
 
 
@@ -96,17 +96,17 @@ END = Place("end")
 
 
 def at_offset(offset: int, partition: int | None = None) -> Place:
-    """Give the place of an offset. One below what is still there is the first that is; one beyond the end waits."""
+    """Return the place of an offset. One below what is still there is the first that is; one beyond the end waits."""
     return Place("offset", offset, partition)
 
 
 def at_time(timestamp: int, partition: int | None = None) -> Place:
-    """Give the place of the first record whose time (ms since the epoch) is `timestamp` or later, else the end."""
+    """Return the place of the first record whose time (ms since the epoch) is `timestamp` or later, else the end."""
     return Place("time", timestamp, partition)
 
 
 def check_group_name(name: str) -> None:
-    """See that a group may have this name: 1 to 249 bytes of UTF-8 without control characters.
+    """Check that a group may have this name: 1 to 249 bytes of UTF-8 without control characters.
 
     Raises:
         InvalidGroupNameError: it may not; the message says why.
@@ -122,7 +122,7 @@ def check_group_name(name: str) -> None:
 
 
 def header_filter(text: str) -> RecordFilter:
-    """Give the filter of kind `header`: `name=value` wants a header of this value, `name` one of any value.
+    """Return the filter of kind `header`: `name=value` wants a header of this value, `name` one of any value.
 
     Raises:
         InvalidSettingError: there is no name.

@@ -78,7 +78,7 @@ class History:
         self._partition = topic.partition(0)
 
     async def get(self, key: str, moment: AsOf) -> tuple[bytes, int]:
-        """Give a value and its version as of a moment. Memory: one chunk of the log.
+        """Return a value and its version as of a moment. Memory: one chunk of the log.
 
         Raises:
             NoSuchKeyError: it had none.
@@ -92,7 +92,7 @@ class History:
         return found.value, found.version
 
     async def match(self, pattern: KeyPattern, moment: AsOf) -> list[tuple[str, bytes, int]]:
-        """Give key, value and version (0: none) of everything that a pattern meant. Memory: what it finds.
+        """Return key, value and version (0: none) of everything that a pattern meant. Memory: what it finds.
 
         Raises:
             HistoryGoneError, OffsetOutOfRangeError: compaction has gone past the moment, or it has not come yet.
@@ -107,7 +107,7 @@ class History:
         return _entries(await self._as_of(moment, find))
 
     async def tree(self, moment: AsOf) -> list[tuple[str, bytes, int]]:
-        """Give key, value and version of everything there was. Memory: all of it.
+        """Return key, value and version of everything there was. Memory: all of it.
 
         Raises:
             HistoryGoneError, OffsetOutOfRangeError: compaction has gone past the moment, or it has not come yet.
@@ -124,7 +124,7 @@ class History:
     async def revisions(
         self, key: str, *, before: int | None = None, count_max: int = REVISIONS_MAX
     ) -> tuple[list[Revision], int]:
-        """Give the last changes of a key that are stored, below the offset `before`, oldest first.
+        """Return the last changes of a key that are stored, below the offset `before`, oldest first.
 
         The second value is the offset from which on all changes are there: of those in front of it, compaction may
         have removed some. Memory: what is given, `REVISIONS_BYTES_MAX` at most, and one chunk of the log.
@@ -141,7 +141,7 @@ class History:
         return found, max(log.compacted_until, log.first_offset)
 
     async def earliest(self) -> tuple[int, int | None]:
-        """Give offset and time (ms) of the earliest moment that can be asked for; offset -1 is the very beginning.
+        """Return offset and time (ms) of the earliest moment that can be asked for; offset -1 is the very beginning.
 
         Raises:
             StorageError: the log cannot be read.
@@ -167,7 +167,7 @@ async def _in_thread(run: Callable[[], T]) -> T:
 
 
 def _end(log: PartitionLog, moment: AsOf, visible: int) -> int:
-    """Give the offset of the first record behind a moment.
+    """Return the offset of the first record behind a moment.
 
     Raises:
         OffsetOutOfRangeError: there is no such record yet.
@@ -182,7 +182,7 @@ def _end(log: PartitionLog, moment: AsOf, visible: int) -> int:
 
 
 def _check(log: PartitionLog, end: int) -> None:
-    """See that nothing is missing of what must be known of the records in front of `end`.
+    """Check that nothing is missing of what must be known of the records in front of `end`.
 
     Raises:
         HistoryGoneError: something may be.
@@ -216,7 +216,7 @@ def _last(revisions: Iterator[Revision]) -> Revision | None:
 
 
 def _newest(revisions: Iterator[Revision], count_max: int) -> list[Revision]:
-    """Give the last ones, as many as the bounds allow."""
+    """Return the last ones, as many as the bounds allow."""
     found: deque[Revision] = deque()
     size = 0
     for revision in revisions:
@@ -246,7 +246,7 @@ def _revisions(log: PartitionLog, key: str, offset: int, end: int) -> Iterator[R
 
 
 def _rows_of(columns: Columns, raw: bytes) -> npt.NDArray[np.int64]:
-    """Give the rows of a key; all bytes of all keys of its length are compared a column at a time, from the end."""
+    """Return the rows of a key; all bytes of all keys of its length are compared a column at a time, from the end."""
     rows = np.flatnonzero(columns.key_lengths == len(raw))
     octets = np.frombuffer(columns.data, np.uint8)
     ends = columns.payload_positions - 5  # the key's last byte, in front of the payload's length

@@ -25,7 +25,7 @@ class KeyPattern(msgspec.Struct, frozen=True):
     rest: bool = False
 
     def matches(self, key: str) -> bool:
-        """Say whether a key is meant."""
+        """Return whether a key is meant."""
         elements = self.elements
         parts = key.split(SEPARATOR)
         if len(parts) < len(elements) if self.rest else len(parts) != len(elements):
@@ -41,7 +41,7 @@ class Names:
         self._root: Node = {}
 
     def add(self, key: str) -> int:
-        """Make the nodes of a key; give how many of its elements were there, from the left. About 1 us a new key."""
+        """Build the nodes of a key; return how many of its elements were there, from the left. About 1 us a new key."""
         node = self._root
         elements = key.split(SEPARATOR)
         last = elements.pop()
@@ -63,7 +63,7 @@ class Names:
         return there
 
     def remove(self, key: str) -> int:
-        """Take away the nodes of a key whose value is gone; give how many of its elements are still there.
+        """Take away the nodes of a key whose value is gone; return how many of its elements are still there.
 
         Costs the length of the key for each node that goes: who takes keys from outside bounds their elements.
         """
@@ -90,7 +90,7 @@ class Names:
         return left
 
     def children(self, parent: Sequence[str]) -> list[str] | None:
-        """Give the names of the children of a node, `None` if it does not exist; no elements mean the root."""
+        """Return the names of the children of a node, `None` if it does not exist; no elements mean the root."""
         node: Node | None = self._root
         for element in parent:
             if node is None or element not in node:
@@ -99,14 +99,14 @@ class Names:
         return list(node) if node else []
 
     def children_matching(self, pattern: KeyPattern) -> list[str]:
-        """Give the names of the children of all nodes that the elements of a pattern mean, each once."""
+        """Return the names of the children of all nodes that the elements of a pattern mean, each once."""
         found: dict[str, None] = {}
         for _, node in self._find(pattern.elements):
             found.update(dict.fromkeys(node or ()))
         return list(found)
 
     def match(self, pattern: KeyPattern) -> list[str]:
-        """Give the keys with a value that a pattern means; costs what it finds, not what there is."""
+        """Return the keys with a value that a pattern means; costs what it finds, not what there is."""
         elements, rest = pattern.elements, pattern.rest
         if not elements:
             return list(self._keys) if rest else []
@@ -126,7 +126,7 @@ class Names:
         return found
 
     def _find(self, elements: Sequence[str | None]) -> list[tuple[str, Node | None]]:
-        """Give path and node of everything that these elements mean."""
+        """Return path and node of everything that these elements mean."""
         if not elements:
             return [("", self._root)]
         first = elements[0]

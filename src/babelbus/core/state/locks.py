@@ -37,11 +37,11 @@ class Locks:
         """What each owner holds or waits for, in the order of asking."""
 
     def holder(self, key: str) -> Hashable | None:
-        """Say who holds a lock."""
+        """Return who holds a lock."""
         return self._holders.get(key)
 
     def lock(self, key: str, owner: Hashable) -> bool:
-        """Take a lock that is free or the owner's own; say whether it was free.
+        """Take a lock that is free or the owner's own; return whether it was free.
 
         Raises:
             LockHeldError: somebody else has it.
@@ -55,7 +55,7 @@ class Locks:
         return fresh
 
     def acquire(self, key: str, owner: Hashable, wait: int) -> bool:
-        """Take a lock or queue for it; say whether it is the owner's now. All waits of one owner are one place."""
+        """Take a lock or queue for it; return whether it is the owner's now. All waits of one owner are one place."""
         holder = self._holders.setdefault(key, owner)
         self._keys.setdefault(owner, {})[key] = None
         if holder == owner:
@@ -64,7 +64,7 @@ class Locks:
         return False
 
     def release(self, key: str, owner: Hashable) -> Granted:
-        """Give a lock back; say who has it next.
+        """Give a lock back; return who has it next.
 
         Raises:
             NotLockedError: nobody holds it.
@@ -79,7 +79,7 @@ class Locks:
         return self._pass_on(key)
 
     def drop(self, owner: Hashable) -> list[Granted]:
-        """Give back all that an owner holds and waits for: it is gone. Gives who has it next."""
+        """Return back all that an owner holds and waits for: it is gone. Gives who has it next."""
         granted = []
         for key in list(self._keys.pop(owner, ())):
             if self._holders.get(key) == owner:
@@ -101,7 +101,7 @@ class Locks:
         return Granted(key, owner, tuple(waits))
 
     def _leave(self, key: str, owner: Hashable) -> tuple[int, ...]:
-        """Give up a place in a queue; give the waits that it stood for."""
+        """Give up a place in a queue; return the waits that it stood for."""
         queue = self._queues.get(key, {})
         waits = queue.pop(owner, None)
         if waits is None:

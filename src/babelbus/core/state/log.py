@@ -115,7 +115,7 @@ class StateLog:
         self._writing: asyncio.Task[None] | None = None
 
     def is_transient(self, key: str) -> bool:
-        """Say whether a key is not logged."""
+        """Return whether a key is not logged."""
         beginning = self._transient
         return beginning is not None and (key.startswith(beginning) or key == beginning[:-1])
 
@@ -172,7 +172,7 @@ class StateLog:
     # -- loading -----------------------------------------------------------------------------------------------------
 
     def load(self) -> Loaded:
-        """Give the state as the log has it: from the checkpoint and what came after it, about 1 us a record.
+        """Return the state as the log has it: from the checkpoint and what came after it, about 1 us a record.
 
         Damaged records are left out and counted in the server's log: the rest must still be served.
 
@@ -297,7 +297,7 @@ class StateLog:
 
 
 async def _outcome(receipt: Receipt) -> BabelbusError | None:
-    """Give the error of a receipt when it is done."""
+    """Return the error of a receipt when it is done."""
     done: asyncio.Future[BabelbusError | None] = asyncio.get_running_loop().create_future()
     receipt.when_done(lambda one: None if done.done() else done.set_result(one.error))
     return await done
@@ -332,7 +332,7 @@ def _blocks(content: bytes) -> Iterator[bytes]:
 
 
 def replay(partition_log: PartitionLog, loaded: Loaded, end: int, wanted: Callable[[str], bool] | None = None) -> int:
-    """Bring what is loaded from its offset up to `end`; give how many bytes that took. May run in any thread.
+    """Bring what is loaded from its offset up to `end`; return how many bytes that took. May run in any thread.
 
     Only the keys that are `wanted` are kept, and with a choice no testaments.
 

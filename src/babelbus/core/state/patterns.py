@@ -30,7 +30,7 @@ _FAULTS = {WILDCARD: PatternFault.WILDCARD, MULTI_WILDCARD: PatternFault.MULTI_W
 
 
 def has_too_many_elements(key: str) -> bool:
-    """Say whether a key or pattern is longer than the tree takes."""
+    """Return whether a key or pattern is longer than the tree takes."""
     return len(key) >= ELEMENTS_MAX and key.count(SEPARATOR) >= ELEMENTS_MAX
 
 
@@ -65,13 +65,13 @@ def check_parent_pattern(pattern: str) -> PatternFault | None:
 
 
 def store_pattern(pattern: str) -> KeyPattern:
-    """Give what the store is asked for a pattern that passed its check: `a/#` means `a` too."""
+    """Return what the store is asked for a pattern that passed its check: `a/#` means `a` too."""
     elements, rest = _parse(pattern)
     return KeyPattern(elements, rest)
 
 
 def subscription_pattern(pattern: str) -> PathPattern:
-    """Give whose events a pattern that passed its check awaits: `a/#` those of `a/b`, not of `a`."""
+    """Return whose events a pattern that passed its check awaits: `a/#` those of `a/b`, not of `a`."""
     elements, rest = _parse(pattern)
     return PathPattern(elements, rest)
 
@@ -85,12 +85,12 @@ def _parse(pattern: str) -> tuple[tuple[str | None, ...], bool]:
 
 
 def children_pattern(parent: str | None) -> str:
-    """Give the pattern that the right to list the children of a parent is checked against (section 10)."""
+    """Return the pattern that the right to list the children of a parent is checked against (section 10)."""
     return WILDCARD if parent is None else f"{parent}{SEPARATOR}{WILDCARD}"
 
 
 def covers(granted: str, requested: str) -> bool:
-    """Say whether the right to a pattern is the right to another (section 10).
+    """Return whether the right to a pattern is the right to another (section 10).
 
     A `#` covers one or more elements, whatever they are, a `?` any one but `#`; otherwise elements are equal, so that
     a wildcard that was requested is covered by a granted one only.

@@ -130,12 +130,12 @@ class State:
         return self._number
 
     def find(self, key: str) -> bytes | None:
-        """Give a value, `None` if there is none."""
+        """Return a value, `None` if there is none."""
         entry = self._values.get(key)
         return entry.value if isinstance(entry, Kept) else entry
 
     def get(self, key: str) -> bytes:
-        """Give a value.
+        """Return a value.
 
         Raises:
             NoSuchKeyError: there is none.
@@ -146,7 +146,7 @@ class State:
         return entry.value if isinstance(entry, Kept) else entry
 
     def get_version(self, key: str) -> tuple[bytes, int]:
-        """Give a value and its version, 0 for one that has none.
+        """Return a value and its version, 0 for one that has none.
 
         Raises:
             NoSuchKeyError: there is no value.
@@ -157,11 +157,11 @@ class State:
         return (entry.value, entry.version) if isinstance(entry, Kept) else (entry, 0)
 
     def match(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
-        """Give the keys and values that a pattern means, in no particular order; costs what it finds."""
+        """Return the keys and values that a pattern means, in no particular order; costs what it finds."""
         return [(key, value) for key, value, _ in self.entries(pattern)]
 
     def entries(self, pattern: KeyPattern) -> list[tuple[str, bytes, int]]:
-        """Give key, value and version (0: none) of everything that a pattern means."""
+        """Return key, value and version (0: none) of everything that a pattern means."""
         values = self._values
         found = [(key, values[key]) for key in self._names.match(pattern)]
         return [
@@ -169,7 +169,7 @@ class State:
         ]
 
     def children(self, parent: str | None) -> list[str]:
-        """Give the names of the direct children of a key; `None` is the root.
+        """Return the names of the direct children of a key; `None` is the root.
 
         Raises:
             NoSuchKeyError: there is no such node.
@@ -180,7 +180,7 @@ class State:
         return found
 
     def children_matching(self, pattern: KeyPattern) -> list[str]:
-        """Give the names of the children of all nodes that the elements of a pattern mean, each once."""
+        """Return the names of the children of all nodes that the elements of a pattern mean, each once."""
         return self._names.children_matching(pattern)
 
     # -- changing ----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class State:
         self._pending.append((_SET, key, value, before, 0))
 
     def set_all(self, keys: Sequence[str], values: Sequence[bytes]) -> bool:
-        """Store plain values, all of them or none; say whether. None if a key holds a value with a version.
+        """Store plain values, all of them or none; return whether. None if a key holds a value with a version.
 
         A third of what one by one costs: only new keys, and keys that come twice, need steps of their own.
         """
@@ -233,7 +233,7 @@ class State:
         self._pending.append((kind, key, value, before, version))
 
     def compare_and_set(self, key: str, value: bytes, version: int) -> int:
-        """Store a value with the next version if the key has `version` (0: none or a plain value); give the new one.
+        """Store a value with the next version if the key has `version` (0: none or a plain value); return the new one.
 
         Raises:
             VersionMismatchError: it has another one.
@@ -246,7 +246,7 @@ class State:
         return found + 1
 
     def delete(self, key: str, kind: Kind = Kind.DELETED) -> bytes:
-        """Take a value away and give it; of kind `RETAINED` because an event said so, which who listens has heard.
+        """Take a value away and return it; of kind `RETAINED` because an event said so, which who listens has heard.
 
         Raises:
             NoSuchKeyError: there is none.
@@ -263,7 +263,7 @@ class State:
         return value
 
     def delete_matching(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
-        """Take away all values that a pattern means and give them.
+        """Take away all values that a pattern means and return them.
 
         Transient keys are spared where the pattern begins with a wildcard: nobody means them by "everything".
         """
@@ -386,7 +386,7 @@ class State:
 
     @property
     def _before(self) -> Receipt:
-        """Give the receipt of what was logged last, while it is open: what failed once is nobody else's matter."""
+        """Return the receipt of what was logged last, while it is open: what failed once is nobody else's matter."""
         return DONE if self._last.done else self._last
 
     def _logged(self, done: Receipt, changes: Sequence[Change], commit: Commit, whole: Receipt) -> None:
@@ -471,12 +471,12 @@ def _note_not_executed(receipt: Receipt) -> None:
 
 
 def _parent(key: str, depth: int) -> str | None:
-    """Give the first `depth` elements of a key; `None` is the root."""
+    """Return the first `depth` elements of a key; `None` is the root."""
     return SEPARATOR.join(key.split(SEPARATOR, depth)[:depth]) if depth else None
 
 
 def _all_of(receipts: Sequence[Receipt]) -> Receipt:
-    """Give a receipt that is done when all of these are, with the first error."""
+    """Return a receipt that is done when all of these are, with the first error."""
     if not receipts:
         return DONE
     if len(receipts) == 1:

@@ -50,7 +50,7 @@ class FlusherCalls:
         await self._ask(do, lambda _durable, _error: None)
 
     async def flush(self, partition: Partition) -> int:
-        """Make a partition durable, whatever its ack level is; give the offset up to which it is.
+        """Make a partition durable, whatever its ack level is; return the offset up to which it is.
 
         Raises:
             StorageError: the disk refused.
@@ -132,7 +132,7 @@ class Commit:
         self._gone: set[Place] = set()
 
     def _target(self, place: Place) -> tuple[Topic, Partition] | None:
-        """Give topic and partition of a place, `None` when the topic was removed since the commit began."""
+        """Return topic and partition of a place, `None` when the topic was removed since the commit began."""
         name, number = place
         topic = self._topics.get(name)
         if topic is not None and number < len(topic.partitions):
@@ -146,7 +146,7 @@ class Commit:
         return sorted({place for part in self._parts for place in part.places})
 
     async def find_starts(self) -> dict[str, dict[int, int]]:
-        """Give an offset of each partition below which nothing of this commit can come to stand, also after a crash.
+        """Return an offset of each partition below which nothing of this commit can come to stand, also after a crash.
 
         Raises:
             StorageError: the disk refused.
@@ -212,7 +212,7 @@ class Commit:
             await self._settle_window()
 
     async def _settle_window(self) -> None:
-        """Wait until what was appended is durable, and see that a failed flush has not lost any of it."""
+        """Wait until what was appended is durable, and check that a failed flush has not lost any of it."""
         window, self._window = self._window, []
         if not window:
             return
@@ -233,7 +233,7 @@ class Commit:
                     )
 
     async def _find_stored(self, pending: Pending) -> dict[Place, dict[int, int]]:
-        """Give by place where batches of this commit stand in the log: first sequence -> offset."""
+        """Return by place where batches of this commit stand in the log: first sequence -> offset."""
         found: dict[Place, dict[int, int]] = {}
         for place in self._places():
             target = self._target(place)
@@ -252,14 +252,14 @@ class Commit:
 
 
 def _tail(batch: RecordBatch, start: int) -> RecordBatch:
-    """Give the records of a batch from number `start` on."""
+    """Return the records of a batch from number `start` on."""
     positions = np.asarray(batch.positions)[start:]
     at = int(positions[0]) if len(positions) else len(batch.data)
     return RecordBatch(memoryview(batch.data)[at:], positions - at, batch.timestamps[start:], 0)
 
 
 def find_batches(partition_log: PartitionLog, producer_id: int, first_sequence: int, start: int) -> dict[int, int]:
-    """Give the batches of a producer from a sequence number on that stand at or behind `start`: sequence -> offset.
+    """Return the batches of a producer from a sequence number on that stand at or behind `start`: sequence -> offset.
 
     The log itself is read, 4 MiB at a time, not its memory of producers, which is bounded; that is asked for what
     compaction may have removed.
@@ -322,7 +322,7 @@ def cut_lost_pages(files: FileSystem, partition: Partition, start: int) -> None:
 
 
 def _is_lost_page(files: FileSystem, path: str, position: int) -> bool:
-    """Say whether the record at a position has lost a page: all of it that lies in the page is zero."""
+    """Return whether the record at a position has lost a page: all of it that lies in the page is zero."""
     try:
         file = files.open(path, write=False)
         try:
@@ -345,7 +345,7 @@ def _is_lost_page(files: FileSystem, path: str, position: int) -> bool:
 
 
 def count_stored(partition_log: PartitionLog, base_offset: int, batch: RecordBatch) -> int:
-    """Give how many records of a batch whose first one stands at `base_offset` follow there; at least 1.
+    """Return how many records of a batch whose first one stands at `base_offset` follow there; at least 1.
 
     A crash, or a failed flush, may have left the beginning of a batch. Records are the same when their CRCs are; what
     compaction removed was there.

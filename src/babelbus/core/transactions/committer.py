@@ -98,7 +98,7 @@ class Committer:
                     log.error("a commit cannot go on: %s", error)
 
     def begin(self, one: Transaction, pending: Pending, owner: str) -> CommitReceipt:
-        """Begin a commit for `owner`; its parts are whole."""
+        """Start a commit for `owner`; its parts are whole."""
         one.state = msgspec.structs.replace(one.state, pending=pending)
         one.owner, one.marked, one.appended = owner, False, False
         return self.wait_for(one, pending)
@@ -168,7 +168,7 @@ class Committer:
         one.state = state
 
     async def _finish(self, one: Transaction, pending: Pending) -> None:
-        """Note the batch as committed, durably, answer, and drop its parts and those left over of earlier ones."""
+        """Record the batch as committed, durably, answer, and drop its parts and those left over of earlier ones."""
         now_ms = self._clock.now_ms()
         state = msgspec.structs.replace(
             one.state,

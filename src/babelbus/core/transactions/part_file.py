@@ -51,7 +51,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def frame_head(body_bytes: int, *body: bytes | bytearray | memoryview) -> bytes:
-    """Give what stands in front of a body that is given in pieces."""
+    """Return what stands in front of a body that is given in pieces."""
     length = body_bytes.to_bytes(4, "big")
     crc = zlib.crc32(length)
     for piece in body:
@@ -69,7 +69,7 @@ class PartReader:
         self._file = files.open(path, write=False)
 
     def next_body(self) -> bytes | None:
-        """Give the body of the next frame, `None` where no whole one follows.
+        """Return the body of the next frame, `None` where no whole one follows.
 
         Raises:
             OSError: the disk refused.
@@ -87,7 +87,7 @@ class PartReader:
         return body
 
     def read_head(self) -> PartHead | None:
-        """Give whose part it is, `None` when the file is none of ours or was never finished."""
+        """Return whose part it is, `None` when the file is none of ours or was never finished."""
         body = self.next_body()
         try:
             head = None if body is None else msgspec.json.decode(body, type=PartHead)
@@ -96,7 +96,7 @@ class PartReader:
         return head if head is not None and head.format == FORMAT else None
 
     def read_front(self) -> tuple[str, int, int, int] | None:
-        """Give topic, partition, first record and number of records of the next entry, `None` behind the last one."""
+        """Return topic, partition, first record and number of records of the next entry, `None` behind the last one."""
         body = self.next_body()
         if body is None or len(body) < ENTRY.size:
             return None
@@ -104,7 +104,7 @@ class PartReader:
         return body[ENTRY.size : ENTRY.size + topic_bytes].decode(), partition, first_record, count
 
     def read_entry(self) -> Entry:
-        """Give the next entry.
+        """Return the next entry.
 
         Raises:
             DiskError: it is not there as it was staged.
@@ -164,7 +164,7 @@ class StagedPart:
         self._waiting: deque[tuple[int, Receipt]] = deque()
 
     def create(self) -> None:
-        """Make the file, with its head.
+        """Build the file, with its head.
 
         Raises:
             DiskFullError, DiskError: there is none then.
@@ -277,7 +277,7 @@ class StagedPart:
         self.records += count
 
     def receipt(self, partition: int, first_record: int, count: int) -> Receipt:
-        """Give a receipt for records that were staged before, done when all of the part is durable."""
+        """Return a receipt for records that were staged before, done when all of the part is durable."""
         receipt = Receipt(partition, first_record, count)
         if self.failed is not None or self.durable:
             receipt.resolve(self.failed)
@@ -288,7 +288,7 @@ class StagedPart:
     # -- durability --------------------------------------------------------------------------------------------------
 
     def wants_flush(self) -> bool:
-        """Say whether the flusher has to be asked, and take it that it is."""
+        """Return whether the flusher has to be asked, and take it that it is."""
         if self._asked:
             return False
         self._asked = True
@@ -296,7 +296,7 @@ class StagedPart:
         return True
 
     def flush_log(self) -> int:
-        """Make it durable (in the flusher's thread); give the size that is."""
+        """Make it durable (in the flusher's thread); return the size that is."""
         self._asked = False  # what is appended from here on asks again
         size, file = self.size_bytes, self._file
         if self._removed or file is None:
@@ -312,7 +312,7 @@ class StagedPart:
         return size
 
     def flushed(self, durable_offset: int, error: StorageError | None) -> None:
-        """Take note of a flush: answer those whose records it covers."""
+        """Record a flush: answer those whose records it covers."""
         self._rounds -= 1
         waiting = self._waiting
         if error is not None or self._removed:
@@ -331,7 +331,7 @@ class StagedPart:
     # -- removal -----------------------------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Give it up; the caller deletes the file.
+        """Return it up; the caller deletes the file.
 
         That is not made durable: a part that comes back after a loss of power is nobody's, and expires.
         """

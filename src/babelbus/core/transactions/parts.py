@@ -61,15 +61,15 @@ class Parts:
     # -- what there is -----------------------------------------------------------------------------------------------
 
     def of(self, transaction_id: str) -> list[StagedPart]:
-        """Give the parts of a transaction."""
+        """Return the parts of a transaction."""
         return list(self._parts.get(transaction_id, {}).values())
 
     def find(self, transaction_id: str, batch_id: int, part: str) -> StagedPart | None:
-        """Give a part, `None` when it is not staged."""
+        """Return a part, `None` when it is not staged."""
         return self._parts.get(transaction_id, {}).get((batch_id, part))
 
     def bytes_of(self, transaction_id: str) -> int:
-        """Give the size of a transaction's parts."""
+        """Return the size of a transaction's parts."""
         return self._bytes.get(transaction_id, 0)
 
     # -- growing -----------------------------------------------------------------------------------------------------

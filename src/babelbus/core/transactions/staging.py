@@ -182,7 +182,7 @@ class Staging:
         )
 
     def places(self, transaction_id: str, batch_id: int) -> set[Place]:
-        """Give the topics and partitions that a batch has staged records for, of all its parts."""
+        """Return the topics and partitions that a batch has staged records for, of all its parts."""
         parts = self._parts.of(transaction_id)
         return set(chain.from_iterable(part.places for part in parts if part.head.batch_id == batch_id))
 
@@ -349,7 +349,7 @@ class Staging:
     # -- giving up ---------------------------------------------------------------------------------------------------
 
     def abort(self, transaction_id: str, batch_id: int, part: str | None = None) -> int:
-        """Drop a part, or all parts of a batch; give how many there were.
+        """Drop a part, or all parts of a batch; return how many there were.
 
         Raises:
             CommitPendingError: the batch is being committed; that cannot be taken back.
@@ -403,7 +403,7 @@ class Staging:
             self._transactions.pop(state.transaction_id, None)
 
     def expire(self) -> int:
-        """Drop parts that nobody commits, and forget transactions that nobody uses; give how many parts were dropped.
+        """Drop parts that nobody commits, and forget transactions that nobody uses; return how many parts were dropped.
 
         Called now and then, as retention is.
         """

@@ -57,12 +57,12 @@ class TransactionState(msgspec.Struct, frozen=True):
 
 
 def token_of(transaction_id: str) -> str:
-    """Give the name of a transaction's files: ids may have any characters and be long."""
+    """Return the name of a transaction's files: ids may have any characters and be long."""
     return hashlib.sha256(transaction_id.encode()).hexdigest()[:32]
 
 
 def producer_of(transaction_id: str) -> int:
-    """Give the producer id under which the records of a transaction stand in the log."""
+    """Return the producer id under which the records of a transaction stand in the log."""
     return int.from_bytes(hashlib.sha256(b"producer\0" + transaction_id.encode()).digest()[:8], "big") >> 1
 
 
@@ -80,7 +80,7 @@ def save(files: FileSystem, path: str, state: TransactionState) -> None:
 
 
 def load(files: FileSystem, path: str) -> TransactionState:
-    """Give the state that a file holds.
+    """Return the state that a file holds.
 
     Raises:
         TransactionDamagedError: it holds none.

@@ -49,7 +49,7 @@ _FRAME_BYTES: Final = [len(head) + size for size, head in enumerate(_HEADS)]
 
 
 def shared_key(secret_key: bytes, peer_public_key: bytes) -> bytes:
-    """Give the box key of a connection: HSalsa20 of the X25519 result (DECISION 6).
+    """Return the box key of a connection: HSalsa20 of the X25519 result (DECISION 6).
 
     Raises:
         RemoteProtocolError: the peer's key is not 32 bytes or makes the X25519 result all zeros, which anyone knows.
@@ -95,7 +95,7 @@ class _Scratch(threading.local):
         self._repeated: dict[int, tuple[Any, list[Any]]] = {}
 
     def count(self, nonce: int, count: int) -> Any:
-        """Give `count` nonces from `nonce` on, as an iterable of things to pass to libsodium."""
+        """Return `count` nonces from `nonce` on, as an iterable of things to pass to libsodium."""
         low, high = nonce % _LOW, nonce // _LOW
         if count < 4 or low + count > _LOW:  # few, or a carry into the high part
             return [((nonce + i) % _NONCES).to_bytes(NONCE_BYTES, "little") for i in range(count)]
@@ -104,7 +104,7 @@ class _Scratch(threading.local):
         return self.nonces
 
     def frames(self, content_bytes: int) -> tuple[Any, list[Any]]:
-        """Give memory full of frames whose heads are written, and a pointer to each frame's sealed content."""
+        """Return memory full of frames whose heads are written, and a pointer to each frame's sealed content."""
         found = self._repeated.get(content_bytes)
         if found is None:
             if len(self._repeated) >= 4:  # acks have two sizes; whoever uses more pays for it
@@ -162,7 +162,7 @@ class Sealer(_Direction):
         return frame
 
     def seal_many(self, contents: Sequence[Data]) -> bytearray:
-        """Seal messages and give their frames, one after the other.
+        """Seal messages and return their frames, one after the other.
 
         Raises:
             LocalProtocolError: as `seal_parts`; nothing is sealed then.
@@ -207,7 +207,7 @@ class Sealer(_Direction):
         return frames
 
     def seal_repeated(self, content: bytes, count: int) -> bytes:
-        """Seal the same small message `count` times and give the frames: the acks of a whole chunk of requests.
+        """Seal the same small message `count` times and return the frames: the acks of a whole chunk of requests.
 
         Raises:
             LocalProtocolError: as `seal_parts`; nothing is sealed then.
@@ -249,7 +249,7 @@ class Opener(_Direction):
         return bytes(self.open_in_place(content))
 
     def open_in_place(self, sealed: bytearray) -> memoryview:
-        """Open one sealed content where it stands and give the part of it that is the message, writable.
+        """Open one sealed content where it stands and return the part of it that is the message, writable.
 
         Raises:
             RemoteProtocolError: as `open`.

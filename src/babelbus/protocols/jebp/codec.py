@@ -197,7 +197,7 @@ def _read_subscribe(content: Data) -> Request:
 
 
 def encode_request(request: Request, *, bare_records: bool = False) -> bytes:
-    """Give the content of one request; for a `CreateRecords` of megabytes, `request_parts` saves the copy.
+    """Return the content of one request; for a `CreateRecords` of megabytes, `request_parts` saves the copy.
 
     Raises:
         LocalProtocolError: a name or number is one that the protocol cannot carry, or the request is a `Malformed`.
@@ -230,7 +230,7 @@ def encode_request(request: Request, *, bare_records: bool = False) -> bytes:
 
 
 def request_parts(request: CreateRecords) -> tuple[bytes, Data]:
-    """Give a batch request in two parts, for `Sealer.seal_parts`.
+    """Return a batch request in two parts, for `Sealer.seal_parts`.
 
     Raises:
         LocalProtocolError: as `encode_request`.
@@ -244,7 +244,7 @@ def request_parts(request: CreateRecords) -> tuple[bytes, Data]:
 
 
 def encode_response(response: Response) -> bytes:
-    """Give the content of one response."""
+    """Return the content of one response."""
     head = bytes((response.status, REPEAT_YES if response.repeat else REPEAT_NO))
     return head + response.content if response.content else head
 
@@ -265,12 +265,12 @@ def decode_response(content: bytes | memoryview) -> Response:
 
 
 def batch_head(topic: str, partition: int, size: int) -> bytes:
-    """Give what stands before `size` bytes of stored records in the answer to a fetch (DECISION 27)."""
+    """Return what stands before `size` bytes of stored records in the answer to a fetch (DECISION 27)."""
     return encode_name_field(topic) + _PLACE_FIELDS.pack(partition, size)
 
 
 def batches_parts(batches: Iterable[Batch]) -> list[Data]:
-    """Give the content of a successful fetch in parts, without a copy of the records; for `Sealer.seal_parts`."""
+    """Return the content of a successful fetch in parts, without a copy of the records; for `Sealer.seal_parts`."""
     parts: list[Data] = []
     for batch in batches:
         parts.append(batch_head(batch.topic, batch.partition, len(batch.records)))
@@ -301,7 +301,7 @@ def decode_batches(content: bytes | memoryview) -> list[Batch]:
 
 
 def encode_records_created(created: RecordsCreated) -> bytes:
-    """Give the content of a successful answer to `CreateRecords`, after the two status bytes."""
+    """Return the content of a successful answer to `CreateRecords`, after the two status bytes."""
     return _CREATED_FIELDS.pack(created.partition, created.base_offset)
 
 
@@ -320,7 +320,7 @@ def decode_records_created(content: bytes | memoryview) -> RecordsCreated:
 
 
 def encode_missing_topics(topics: Iterable[str]) -> bytes:
-    """Give the content of `b1` to a subscribe: the topics that do not exist, in the order of the request."""
+    """Return the content of `b1` to a subscribe: the topics that do not exist, in the order of the request."""
     return b",".join(map(encode_name, topics))
 
 
@@ -338,7 +338,7 @@ def decode_missing_topics(content: bytes | memoryview) -> tuple[str, ...]:
 
 
 def encode_missing_offset(start: int) -> bytes:
-    """Give the content of `b1` to a fetch: the START of the request (DECISION 29)."""
+    """Return the content of `b1` to a fetch: the START of the request (DECISION 29)."""
     return _START.pack(start)
 
 

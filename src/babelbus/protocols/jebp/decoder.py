@@ -46,7 +46,7 @@ class _Decoder(ABC, Generic[M]):
             self._chunks.append(data if type(data) is bytes else bytes(data))
 
     def events(self) -> list[M]:
-        """Give the complete messages that have arrived, in order; incomplete ones wait for more data.
+        """Return the complete messages that have arrived, in order; incomplete ones wait for more data.
 
         Messages that were whole before the peer broke the protocol are given first, with `error` set; carry them out,
         then close.
@@ -137,7 +137,7 @@ class _Decoder(ABC, Generic[M]):
 
 
 def _take_run(data: bytes, position: int, length: int, small: list[bytes]) -> int:
-    """Take the frames from `position` on that are as long as the first one, and give where they end.
+    """Take the frames from `position` on that are as long as the first one, and return where they end.
 
     Heads at a fixed distance are compared by slices with a step, 4 times as fast as head by head.
     """

@@ -13,13 +13,13 @@ HANDSHAKE_BYTES_MAX_BARE: Final = 16_384  # with jebp_bare_certificates
 
 
 def encode_length(length: int) -> bytes:
-    """Give L and the length with the smallest L that holds it, at least 1 (DECISION 3)."""
+    """Return L and the length with the smallest L that holds it, at least 1 (DECISION 3)."""
     size = max(1, (length.bit_length() + 7) // 8)
     return bytes((size,)) + length.to_bytes(size, "big")
 
 
 def encode_frame(content: bytes) -> bytes:
-    """Give the frame of one content that is not sealed; the handshake's are small."""
+    """Return the frame of one content that is not sealed; the handshake's are small."""
     return b"\x01" + encode_length(len(content)) + content
 
 
@@ -63,7 +63,7 @@ class FrameReader:
         self._buffer += data
 
     def next_frame(self) -> bytes | None:
-        """Give the content of the next frame, or None until it is complete.
+        """Return the content of the next frame, or None until it is complete.
 
         Raises:
             RemoteProtocolError: as `read_head`.
@@ -77,7 +77,7 @@ class FrameReader:
         return content
 
     def take_rest(self) -> bytes:
-        """Give what arrived after the last frame that was taken, and forget it."""
+        """Return what arrived after the last frame that was taken, and forget it."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest

@@ -57,7 +57,7 @@ class Established(msgspec.Struct, frozen=True):
         certificate: what the peer showed; proven unless bare certificates are in use.
         minor: the server's minor version; from 1 on it knows command 13.
         sealer: for what this side says, at its place in the count.
-        opener: for what the peer says; give it to a `ServerDecoder` or `ClientDecoder`.
+        opener: for what the peer says; return it to a `ServerDecoder` or `ClientDecoder`.
         surplus: bytes that arrived behind the handshake; the first data of that decoder.
     """
 
@@ -102,11 +102,11 @@ class _Handshake(ABC):
         return self.established is not None
 
     def begin(self) -> bytes:
-        """Give the bytes to send when the connection is there: the server speaks first, the client's are empty."""
+        """Return the bytes to send when the connection is there: the server speaks first, the client's are empty."""
         return self._take_out()
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Take bytes of the peer, cut anywhere, and give the bytes to send, perhaps none.
+        """Take bytes of the peer, cut anywhere, and return the bytes to send, perhaps none.
 
         Raises:
             RemoteProtocolError: the peer broke the protocol; send nothing and close (section 6).
@@ -152,7 +152,7 @@ class _Handshake(ABC):
         return Sealer(key, self._nonce, frame_bytes_max=self._frame_bytes_max), Opener(key, peer_nonce)
 
     def _own_certificate(self, signer: bytes) -> bytes:
-        """Give the content of message 8 or 9."""
+        """Return the content of message 8 or 9."""
         if self._bare:
             return self._identity.certificate
         return self._identity.certificate + self._identity.sign(signer + self._digest.digest())
@@ -288,7 +288,7 @@ class ClientHandshake(_Handshake):
 
 
 def _read_version(content: bytes) -> int:
-    """Give the minor number of message 1 (DECISION 5).
+    """Return the minor number of message 1 (DECISION 5).
 
     Raises:
         RemoteProtocolError: it is not jebp, or not of our major number.

@@ -32,7 +32,7 @@ class IdentityError(BabelbusError):
 
 
 def fingerprint(certificate: bytes) -> str:
-    """Give the SHA-256 of a certificate as 64 lower-case hex digits (DECISION 11)."""
+    """Return the SHA-256 of a certificate as 64 lower-case hex digits (DECISION 11)."""
     return hashlib.sha256(certificate).hexdigest()
 
 
@@ -59,7 +59,7 @@ class Identity:
 
     @classmethod
     def generate(cls) -> "Identity":
-        """Make a new key from the operating system's randomness."""
+        """Build a new key from the operating system's randomness."""
         return cls(secrets.token_bytes(SEED_BYTES))
 
     @classmethod
@@ -104,7 +104,7 @@ class Identity:
             raise IdentityError(f"cannot write the key file {path}: {error.strerror}") from error
 
     def sign(self, message: bytes) -> bytes:
-        """Give the signature of `message`, 64 bytes; Ed25519 gives the same one each time."""
+        """Return the signature of `message`, 64 bytes; Ed25519 gives the same one each time."""
         return self._key.sign(message).signature
 
     def __repr__(self) -> str:

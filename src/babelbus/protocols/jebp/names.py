@@ -32,7 +32,7 @@ def read_name(encoded: Data) -> str | None:
 
 
 def encode_name(topic: str) -> bytes:
-    """Give the bytes of a topic name.
+    """Return the bytes of a topic name.
 
     Raises:
         LocalProtocolError: the name is not one that jebp can carry.
@@ -50,7 +50,7 @@ def encode_name(topic: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def encode_name_field(topic: str) -> bytes:
-    """Give a topic name with its length in front.
+    """Return a topic name with its length in front.
 
     Raises:
         LocalProtocolError: as `encode_name`.

@@ -120,7 +120,7 @@ _READERS: Final[dict[int, Callable[[Data], PartitionRequest | None]]] = {
 
 
 def _why_not(request: FetchPartition) -> str | None:
-    """Say which number of a fetch is impossible."""
+    """Return which number of a fetch is impossible."""
     if request.start_type not in (FROM_TIMESTAMP, FROM_OFFSET) or request.start < 0:
         return f"a fetch cannot start at {request.start}"
     if request.partition < 0 or request.end < NO_OFFSET:
@@ -131,7 +131,7 @@ def _why_not(request: FetchPartition) -> str | None:
 
 
 def encode_partition_request(request: PartitionRequest) -> bytes:
-    """Give the content of one request.
+    """Return the content of one request.
 
     Raises:
         LocalProtocolError: a name or number is one that the protocol cannot carry.
@@ -175,7 +175,7 @@ def encode_partition_request(request: PartitionRequest) -> bytes:
 
 
 def encode_topic_positions(topic: TopicPositions) -> bytes:
-    """Give one topic of the answer to `TellPositions`."""
+    """Return one topic of the answer to `TellPositions`."""
     parts = [encode_name_field(topic.topic), _text(topic.id), _text(topic.engine), _COUNT.pack(len(topic.partitions))]
     parts += [
         _POSITIONS.pack(one.first_offset, one.high_watermark, one.size_bytes, one.time_offset)
@@ -191,7 +191,7 @@ def _text(text: str) -> bytes:
 
 
 def positions_head(*, more: bool) -> bytes:
-    """Give what stands before the topics in the content of a successful answer to `TellPositions`."""
+    """Return what stands before the topics in the content of a successful answer to `TellPositions`."""
     return bytes((more,))
 
 
@@ -244,7 +244,7 @@ def _checked(topic: str, row: tuple[int, ...]) -> PartitionPositions:
 
 
 def fetched_head(next_offset: int, first_offset: int, high_watermark: int) -> bytes:
-    """Give what stands before the records in the content of a successful answer to `FetchPartition`."""
+    """Return what stands before the records in the content of a successful answer to `FetchPartition`."""
     return _FETCHED.pack(next_offset, first_offset, high_watermark)
 
 
@@ -263,7 +263,7 @@ def decode_partition_fetched(content: bytes | memoryview) -> PartitionFetched:
 
 
 def encode_offset_bounds(bounds: OffsetBounds) -> bytes:
-    """Give the content of `b2` to `FetchPartition`."""
+    """Return the content of `b2` to `FetchPartition`."""
     return _BOUNDS.pack(bounds.first_offset, bounds.high_watermark)
 
 

@@ -50,7 +50,7 @@ def _may_read(client: Identity, topics: Topics, name: str) -> bool:
 
 
 def tell_positions(request: TellPositions, topics: Topics, client: Identity, bytes_max: int) -> Said:
-    """Say where the partitions of topics begin and end, in the order of their names, in `bytes_max` at the most."""
+    """Return where the partitions of topics begin and end, in the order of their names, in `bytes_max` at the most."""
     missing = [name for name in request.topics if not _may_read(client, topics, name)]
     if missing:
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics(missing)]
@@ -97,7 +97,7 @@ def _bounds(partition: Partition) -> tuple[int, int]:
 
 
 def awaited(request: FetchPartition, topics: Topics, client: Identity) -> tuple[Partition, int] | None:
-    """Give the partition and the offset that a fetch has to wait for; `None` when it can be answered now."""
+    """Return the partition and the offset that a fetch has to wait for; `None` when it can be answered now."""
     if not request.wait_ms or not _may_read(client, topics, request.topic):
         return None
     topic = topics[request.topic]
@@ -142,7 +142,7 @@ def fetch_partition(
 
 
 def _damage(error: CorruptRecordError) -> str:
-    """Say what is damaged, with the file as it is called below the data folder: where that is concerns no client."""
+    """Return what is damaged, with the file as it is called below the data folder: where that is concerns no client."""
     where = f"offset {error.offset}"
     if error.path.endswith(".log"):  # otherwise it stands in a database
         where += f", byte {error.position} of {'/'.join(error.path.split('/')[-FILE_PARTS:])}"

@@ -175,7 +175,7 @@ def _may_publish(client: Client | None, topic: str) -> bool:
 
 
 def _batch_outcome(error: BabelbusError) -> Outcome:
-    """Say whether sending a batch again may help."""
+    """Return whether sending a batch again may help."""
     if isinstance(error, ChecksumError | SequenceGapError):
         return Outcome.CREATE_RECORDS_REPEAT
     if isinstance(error, InvalidRecordError | SequenceTooOldError | UnknownPartitionError):

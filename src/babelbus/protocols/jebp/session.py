@@ -131,7 +131,7 @@ class Session:
             raise decoder.error
 
     def _shake(self, data: bytes) -> ServerDecoder | None:
-        """Go on with the handshake; give the decoder of what follows once it is done."""
+        """Go on with the handshake; return the decoder of what follows once it is done."""
         reply = self._handshake.receive_data(data)
         if reply:
             self._outbox.answer(lambda: reply)
@@ -244,7 +244,7 @@ class Session:
         self._outbox.answer(lambda: self._sealer.seal_many([answer]))
 
     def _refuse(self, request: Malformed) -> Outcome:
-        """Say what is wrong; who may not do it at all is told that first (section 4.2)."""
+        """Return what is wrong; who may not do it at all is told that first (section 4.2)."""
         if request.command == CREATE_TOPIC and not self._may(Action.ADMIN, ""):
             return Outcome.CREATE_TOPIC_NO_RIGHTS
         if request.command == REMOVE_TOPIC and not self._may(Action.ADMIN, ""):
@@ -302,7 +302,9 @@ class Session:
         self._outbox.answer(lambda: self._sealer.seal_parts(content), sum(map(len, content)))
 
     def _wait(self, partition: Partition, offset: int, seconds: float) -> Receipt:
-        """Give what is done when a record can be read, its topic goes away, the time is over or the client is gone."""
+        """Return what is done when a record can be read, its topic goes away, the time is over or the client is
+        gone.
+        """
         receipt = Receipt(partition.number, offset, 0)
         self._waits.add(receipt)
         cancel = partition.watch(offset, receipt.resolve)

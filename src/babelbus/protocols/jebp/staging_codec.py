@@ -97,12 +97,12 @@ class _Fields:
         return int(value)
 
     def end(self) -> None:
-        """See that nothing follows."""
+        """Check that nothing follows."""
         if self.position != len(self._content):
             raise _MalformedError
 
     def rest(self) -> memoryview:
-        """Give what follows, at least a byte, in memory that may be written to."""
+        """Return what follows, at least a byte, in memory that may be written to."""
         if self.position >= len(self._content):
             raise _MalformedError
         if isinstance(self._content, bytes):
@@ -150,7 +150,7 @@ def _read_commit(transaction: str, fields: _Fields) -> CommitBatch:
 
 
 def encode_staging(request: StagingRequest) -> bytes:
-    """Give the content of one request.
+    """Return the content of one request.
 
     Raises:
         LocalProtocolError: an id, a name or a number is one that the protocol cannot carry.
@@ -196,22 +196,22 @@ def _number(value: int) -> bytes:
 
 
 def encode_staged(staged: RecordsStaged) -> bytes:
-    """Give the content of a successful answer to `StageRecords`."""
+    """Return the content of a successful answer to `StageRecords`."""
     return _STAGED.pack(staged.partition, staged.records)
 
 
 def encode_committed(committed: BatchCommitted) -> bytes:
-    """Give the content of a successful answer to `CommitBatch`."""
+    """Return the content of a successful answer to `CommitBatch`."""
     return _COMMITTED.pack(committed.records, committed.again)
 
 
 def encode_dropped(parts: int) -> bytes:
-    """Give the content of a successful answer to `AbortBatch`."""
+    """Return the content of a successful answer to `AbortBatch`."""
     return _INT32.pack(parts)
 
 
 def encode_told(told: TransactionTold) -> bytes:
-    """Give the content of the answer to `AskTransaction`."""
+    """Return the content of the answer to `AskTransaction`."""
     numbers = _TOLD.pack(told.last_batch_id, told.last_records, told.pending_batch_id, told.staged_bytes)
     return numbers + told.owner.encode()
 

@@ -118,7 +118,7 @@ def _tell(staging: Staging, transaction_id: str) -> bytes:
 
 
 def _refusal(error: BabelbusError, metrics: Metrics) -> Said:
-    """Give the answer to what could not be done: whether asking again may help, and why in words."""
+    """Return the answer to what could not be done: whether asking again may help, and why in words."""
     disk = isinstance(error, DiskError | DiskFullError)
     metrics.publish_errors_total.labels(PROTOCOL, "disk" if disk else "refused").inc()
     if disk:  # its text names files of the server

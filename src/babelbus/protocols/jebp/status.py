@@ -131,7 +131,7 @@ _TABLE: Answers = MappingProxyType({outcome: _answer(row[1], row[2]) for outcome
 
 
 def answers(reading: Reading = "command") -> Answers:
-    """Give the table of one reading of the document: outcome -> the two bytes that say it (DECISION 16)."""
+    """Return the table of one reading of the document: outcome -> the two bytes that say it (DECISION 16)."""
     return _COMMAND if reading == "command" else _TABLE
 
 

@@ -62,7 +62,7 @@ class Subscription:
             return Outcome.FETCH_DISK, []
 
     def _collect(self, request: Fetch, left: int) -> list[Data]:
-        """Give heads and records of all batches, as far as `left` bytes go."""
+        """Return heads and records of all batches, as far as `left` bytes go."""
         parts: list[Data] = []
         known = False
         for name, topic in self._subscribed.items():
@@ -101,7 +101,7 @@ class _NoOffsetError(BabelbusError):
 
 
 def _start_of(partition: Partition, request: Fetch) -> int | None:
-    """Give the offset at which a fetch begins in a partition, `None` when it has nothing to give.
+    """Return the offset at which a fetch begins in a partition, `None` when it has nothing to give.
 
     Raises:
         OffsetOutOfRangeError: the offset is none of this partition's.

@@ -51,7 +51,7 @@ def decode_head(head: bytes, tail: bytes = b"") -> Subscribe | Unsubscribe | Con
 
 
 def encode(message: Message) -> bytes:
-    """Give the packet that says `message`, byte for byte as libsbus makes it (section 18).
+    """Return the packet that says `message`, byte for byte as libsbus makes it (section 18).
 
     Raises:
         LocalProtocolError: a key has a NUL, or the packet would be too long.
@@ -74,5 +74,5 @@ def encode(message: Message) -> bytes:
 
 
 def encode_whoami(gid: int, uid: int, pid: int) -> bytes:
-    """Give the answer to `!/cred/whoami`: decimal, the group first, no NUL at the end."""
+    """Return the answer to `!/cred/whoami`: decimal, the group first, no NUL at the end."""
     return encode(Control(WHOAMI, b"!/cred/%d/%d/%d" % (gid, uid, pid)))

@@ -19,13 +19,13 @@ class Credentials(msgspec.Struct, frozen=True):
     pid: int
 
     def fit(self, wanted: tuple[bytes, ...]) -> bool:
-        """Say whether these are the numbers `wanted` (gid, uid, pid); an empty one is anybody's."""
+        """Return whether these are the numbers `wanted` (gid, uid, pid); an empty one is anybody's."""
         own = (b"%d" % self.gid, b"%d" % self.uid, b"%d" % self.pid)
         return all(not field or field == mine for field, mine in zip(wanted, own, strict=True))
 
 
 def secret_fields(key: bytes) -> tuple[bytes, ...] | None:
-    """Give the gid, uid and pid that a key is secret to, `None` if it is no secret key of the full form."""
+    """Return the gid, uid and pid that a key is secret to, `None` if it is no secret key of the full form."""
     if not key.startswith(SECRET):
         return None
     found = _FULL.match(key)
@@ -33,7 +33,7 @@ def secret_fields(key: bytes) -> tuple[bytes, ...] | None:
 
 
 def patterns_of(pattern: bytes, credentials: Credentials) -> tuple[bytes, ...]:
-    """Give the patterns that a subscription stands for: itself, and with its empty fields filled in (section 8.4).
+    """Return the patterns that a subscription stands for: itself, and with its empty fields filled in (section 8.4).
 
     Raises:
         RemoteProtocolError: the pattern is for other credentials, or a shortened form; the client is disconnected.

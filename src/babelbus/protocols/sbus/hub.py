@@ -88,7 +88,7 @@ class Hub:
         self._joined = 0
 
     def next_number(self) -> int:
-        """Give the number of a client that connects."""
+        """Return the number of a client that connects."""
         self._joined += 1
         return self._joined
 
@@ -103,7 +103,7 @@ class Hub:
     # -- from sbus ---------------------------------------------------------------------------------------------------
 
     def fan(self, head: bytes) -> Fan:
-        """Give where packets with this head (`MSG ` and the key) go."""
+        """Return where packets with this head (`MSG ` and the key) go."""
         fan = self.fans.get(head)
         if fan is not None and fan.route.valid:
             return fan
@@ -170,7 +170,7 @@ class Hub:
 
 
 def _is_internal(key: bytes) -> bool:
-    """Say whether a key stays on the bus.
+    """Return whether a key stays on the bus.
 
     Other protocols know nothing of credentials, so what is secret is not shown to them and not recorded. `$` begins the
     names of topics that the server keeps for itself.

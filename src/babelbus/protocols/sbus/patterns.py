@@ -7,12 +7,12 @@ middle of a letter.
 
 
 def subject_of(key: bytes) -> str:
-    """Give the subject of a key."""
+    """Return the subject of a key."""
     return key.decode("utf-8", "surrogateescape")
 
 
 def key_of(subject: str) -> bytes | None:
-    """Give the key of a subject, `None` if sbus cannot express it: a NUL, or a letter that no bytes stand for."""
+    """Return the key of a subject, `None` if sbus cannot express it: a NUL, or a letter that no bytes stand for."""
     try:
         key = subject.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -38,12 +38,12 @@ class SbusPattern:
         self.prefix = subject_of(self._prefix[: self._prefix.rfind(b"/") + 1])
 
     def matches(self, subject: str) -> bool:
-        """Say whether the key of a subject matches."""
+        """Return whether the key of a subject matches."""
         key = key_of(subject)
         return key is not None and self.matches_key(key)
 
     def matches_key(self, key: bytes) -> bool:
-        """Say whether a key matches."""
+        """Return whether a key matches."""
         if not key.startswith(self._prefix):
             return False
         wanted = self._elements
@@ -59,7 +59,7 @@ class SbusPattern:
 
 
 def _fits(wanted: bytes, given: bytes) -> bool:
-    """Say whether an element with a `/` behind it matches: there a `*` may take nothing (rules 2, 3 and 4)."""
+    """Return whether an element with a `/` behind it matches: there a `*` may take nothing (rules 2, 3 and 4)."""
     if wanted == given:
         return True
     left = _common_length(wanted, given)
@@ -68,7 +68,7 @@ def _fits(wanted: bytes, given: bytes) -> bool:
 
 
 def _fits_last(wanted: bytes, given: bytes) -> bool:
-    """Say whether the last element matches: at the end of the key a `*` takes at least one byte (rules 3 and 5)."""
+    """Return whether the last element matches: at the end of the key a `*` takes at least one byte (rules 3 and 5)."""
     if wanted == given:
         return True
     left = _common_length(wanted, given)
@@ -76,7 +76,7 @@ def _fits_last(wanted: bytes, given: bytes) -> bool:
 
 
 def _common_length(one: bytes, other: bytes) -> int:
-    """Give how many bytes both begin with; in a few comparisons, for keys of 400 kB come from strangers too."""
+    """Return how many bytes both begin with; in a few comparisons, for keys of 400 kB come from strangers too."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

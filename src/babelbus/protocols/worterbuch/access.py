@@ -24,7 +24,7 @@ class Access:
         return not self.locked and self._privileges is None
 
     def authorize(self, token: str) -> str | None:
-        """Take a client's JWT; give the name that it proves, `None` where nobody needs one.
+        """Take a client's JWT; return the name that it proves, `None` where nobody needs one.
 
         Raises:
             FinalRefusalError: it proves nothing, or is the second one.
@@ -59,7 +59,7 @@ class Access:
         self.locked = False
 
     def need(self, privilege: Privilege, pattern: str) -> None:
-        """See that the client may do this.
+        """Check that the client may do this.
 
         Raises:
             RefusedError: it may not.
@@ -69,7 +69,7 @@ class Access:
             raise RefusedError(ErrorCode.UNAUTHORIZED, f"no privilege to {privilege} '{pattern}'")
 
     def check_writable(self, key: str) -> None:
-        """See that a key or pattern is not the server's own (section 9.2).
+        """Check that a key or pattern is not the server's own (section 9.2).
 
         Raises:
             RefusedError: it is.

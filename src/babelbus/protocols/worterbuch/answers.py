@@ -21,7 +21,7 @@ class Framing(peer.Framing, Protocol):
     """How messages and answers stand on a connection."""
 
     def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Give the bytes that carry an `ack` for each of these."""
+        """Return the bytes that carry an `ack` for each of these."""
 
 
 class Answers:
@@ -62,7 +62,7 @@ class Answers:
             self.heavy_bytes += len(reply)
 
     def finish(self) -> Receipt:
-        """Log what was changed, and answer everything that was asked up to here; give when it is stored."""
+        """Log what was changed, and answer everything that was asked up to here; return when it is stored."""
         receipt = self._state.commit(self._client.source)
         requests, replies = self.requests, self.replies
         if not requests:
@@ -82,7 +82,7 @@ class Answers:
         return receipt
 
     def _settle(self, requests: list[m.ClientMessage], replies: list[bytes], receipt: Receipt) -> list[bytes]:
-        """Give the answers once it is known whether the changes are stored; if not, none of them was."""
+        """Return the answers once it is known whether the changes are stored; if not, none of them was."""
         if receipt.error is None:
             return replies
         text = str(receipt.error)

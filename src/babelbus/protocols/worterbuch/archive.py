@@ -42,7 +42,7 @@ _read_cas = msgspec.json.Decoder(_Cas).decode
 
 
 def pack(entries: Iterable[Entry], *, bytes_max: int) -> bytes:
-    """Give the file of these keys. Costs the compressed bytes and what sorting the keys takes.
+    """Return the file of these keys. Costs the compressed bytes and what sorting the keys takes.
 
     Raises:
         ArchiveError: its JSON has more than `bytes_max` bytes, so that it could not be read back.
@@ -72,7 +72,7 @@ def _compress(pieces: list[bytes], compressor: "zlib._Compress", packed: list[by
 
 
 def _document(entries: Iterable[Entry]) -> Iterator[bytes]:
-    """Give the JSON piece by piece: sorted by elements, each key follows its parents and its siblings' children."""
+    """Return the JSON piece by piece: sorted by elements, each key follows its parents and its siblings' children."""
     path: list[str] = []
     # What a node on the path, the root first, has so far: its value, then also children.
     parents: list[bool] = [False]
@@ -103,7 +103,7 @@ def _close(parents: list[bool], count: int) -> bytes:
 
 
 def unpack(data: bytes, *, bytes_max: int) -> list[Entry]:
-    """Give what a file holds, all of it checked.
+    """Return what a file holds, all of it checked.
 
     Raises:
         ArchiveError: it is no such file, its JSON has more than `bytes_max` bytes, or a key or value cannot be.

@@ -61,7 +61,7 @@ def decode_messages(texts: Sequence[bytes], messages: list[ClientMessage]) -> No
 
 
 def decode_sets(texts: Sequence[bytes]) -> SetRun | None:
-    """Give the WebSocket texts of one chunk if they are many and nothing but sets, else `None`."""
+    """Return the WebSocket texts of one chunk if they are many and nothing but sets, else `None`."""
     if len(texts) < _RUN_TEXTS_MIN or not texts[0].startswith(_SET) or not texts[-1].startswith(_SET):
         return None
     run = _read_sets(b"\n".join(texts) + b"\n")
@@ -69,7 +69,7 @@ def decode_sets(texts: Sequence[bytes]) -> SetRun | None:
 
 
 def _read_sets(lines: bytes) -> SetRun | None:
-    """Give the sets of complete lines if they are nothing else, in their usual spelling."""
+    """Return the sets of complete lines if they are nothing else, in their usual spelling."""
     try:
         if not lines.isascii():
             lines.decode()
@@ -116,7 +116,7 @@ def _malformed(text: bytes, error: Exception) -> MalformedMessageError:
 
 
 def _find_transaction_id(text: bytes) -> int | None:
-    """Give the transaction id of what is no message, if it is JSON enough to have one."""
+    """Return the transaction id of what is no message, if it is JSON enough to have one."""
     try:
         members = _decode_any(text)
     except READ_ERRORS:
@@ -163,7 +163,7 @@ class LineDecoder:
                 self._open_bytes += len(chunk)
 
     def sets(self) -> SetRun | None:
-        """Give the complete messages that have arrived if they are many and nothing but sets, else `None`.
+        """Return the complete messages that have arrived if they are many and nothing but sets, else `None`.
 
         Ask before `messages`, which then has the rest.
         """
@@ -183,7 +183,7 @@ class LineDecoder:
         return run
 
     def messages(self) -> list[ClientMessage]:
-        """Give the complete messages that have arrived, in order; an incomplete line waits for more data.
+        """Return the complete messages that have arrived, in order; an incomplete line waits for more data.
 
         Messages that were whole before the peer broke the protocol are given first, with `error` set; carry them out,
         then close.
@@ -231,7 +231,7 @@ class LineDecoder:
 
 
 def _read_run(lines: bytes) -> Sequence[ClientMessage]:
-    """Give the messages of complete lines if they all are the same one in its usual spelling, else none."""
+    """Return the messages of complete lines if they all are the same one in its usual spelling, else none."""
     read_lines = _RUN_STARTS.get(lines[: lines.find(b'"', 2) + 2])
     if read_lines is None:
         return ()
@@ -244,17 +244,17 @@ def _read_run(lines: bytes) -> Sequence[ClientMessage]:
 
 
 def encode_welcome(client_id: str, info: ServerInfo) -> bytes:
-    """Give the first message of the server, since 0.7; `Profile.info` makes `info`."""
+    """Return the first message of the server, since 0.7; `Profile.info` makes `info`."""
     return b'{"welcome":{"info":%b,"clientId":%b}}' % (encode_info(info), text_json(client_id))
 
 
 def encode_info(info: ServerInfo) -> bytes:
-    """Give what `welcome` and `/info` tell of the server."""
+    """Return what `welcome` and `/info` tell of the server."""
     return _encode_json(info)
 
 
 def encode_handshake(version: Version, separator: str = "/", wildcard: str = "?", multi_wildcard: str = "#") -> bytes:
-    """Give the answer to a handshake (0.3 to 0.6)."""
+    """Return the answer to a handshake (0.3 to 0.6)."""
     return (
         b'{"handshake":{"protocolVersion":{"major":%d,"minor":%d},"separator":%b,"wildcard":%b,"multiWildcard":%b}}'
         % (*version, text_json(separator), text_json(wildcard), text_json(multi_wildcard))
@@ -262,92 +262,92 @@ def encode_handshake(version: Version, separator: str = "/", wildcard: str = "?"
 
 
 def encode_authorized() -> bytes:
-    """Give the answer to a JWT that was accepted."""
+    """Return the answer to a JWT that was accepted."""
     return AUTHORIZED
 
 
 def encode_authenticated() -> bytes:
-    """Give the answer to a hash that was accepted (servers 0.42)."""
+    """Return the answer to a hash that was accepted (servers 0.42)."""
     return AUTHENTICATED
 
 
 def encode_ack(transaction_id: int) -> bytes:
-    """Give the answer to a request that is done."""
+    """Return the answer to a request that is done."""
     return b'{"ack":{"transactionId":%d}}' % transaction_id
 
 
 def encode_error(transaction_id: int, code: int, text: str) -> bytes:
-    """Give the answer to a request that is not done; the text becomes JSON in a JSON string (section 6)."""
+    """Return the answer to a request that is not done; the text becomes JSON in a JSON string (section 6)."""
     metadata = text_json(text_json(text).decode())
     return b'{"err":{"transactionId":%d,"errorCode":%d,"metadata":%b}}' % (transaction_id, code, metadata)
 
 
 def encode_state(transaction_id: int, value: bytes, key: str | None = None) -> bytes:
-    """Give a value; with its key in profiles where `state` carries the pair."""
+    """Return a value; with its key in profiles where `state` carries the pair."""
     return state_head(transaction_id) + state_tail(value, key)
 
 
 def encode_state_deleted(transaction_id: int, value: bytes, key: str | None = None) -> bytes:
-    """Give the value that a key had; with the key in profiles where `state` carries the pair."""
+    """Return the value that a key had; with the key in profiles where `state` carries the pair."""
     return state_head(transaction_id) + state_deleted_tail(value, key)
 
 
 def state_head(transaction_id: int) -> bytes:
-    """Give what stands before the tail of a `state`."""
+    """Return what stands before the tail of a `state`."""
     return b'{"state":{"transactionId":%d,' % transaction_id
 
 
 def state_tail(value: bytes, key: str | None = None) -> bytes:
-    """Give what the `state` messages of one value share; with its key in profiles that carry the pair."""
+    """Return what the `state` messages of one value share; with its key in profiles that carry the pair."""
     if key is None:
         return b'"value":%b}}' % value
     return b'"keyValue":{"key":%b,"value":%b}}}' % (text_json(key), value)
 
 
 def state_deleted_tail(value: bytes, key: str | None = None) -> bytes:
-    """Give what the `state` messages of one deletion share; with the key in profiles that carry the pair."""
+    """Return what the `state` messages of one deletion share; with the key in profiles that carry the pair."""
     if key is None:
         return b'"deleted":%b}}' % value
     return b'"deleted":{"key":%b,"value":%b}}}' % (text_json(key), value)
 
 
 def encode_cstate(transaction_id: int, value: bytes, version: int) -> bytes:
-    """Give a value and its version."""
+    """Return a value and its version."""
     return b'{"cState":{"transactionId":%d,"value":%b,"version":%d}}' % (transaction_id, value, version)
 
 
 def encode_pstate(transaction_id: int, pattern: str, pairs: Iterable[tuple[str, bytes]]) -> bytes:
-    """Give keys with their values; the pattern exactly as the client sent it."""
+    """Return keys with their values; the pattern exactly as the client sent it."""
     return b'%b"keyValuePairs":[%b]}}' % (pstate_head(transaction_id, pattern), _pairs(pairs))
 
 
 def encode_pstate_deleted(transaction_id: int, pattern: str, pairs: Iterable[tuple[str, bytes]]) -> bytes:
-    """Give keys with the values that they had."""
+    """Return keys with the values that they had."""
     return b'%b"deleted":[%b]}}' % (pstate_head(transaction_id, pattern), _pairs(pairs))
 
 
 def pstate_head(transaction_id: int, pattern: str) -> bytes:
-    """Give what stands before the tail of a `pState`."""
+    """Return what stands before the tail of a `pState`."""
     return b'{"pState":{"transactionId":%d,"requestPattern":%b,' % (transaction_id, text_json(pattern))
 
 
 def pstate_tail(key: str, value: bytes) -> bytes:
-    """Give what the `pState` messages of one event share."""
+    """Return what the `pState` messages of one event share."""
     return b'"keyValuePairs":[{"key":%b,"value":%b}]}}' % (text_json(key), value)
 
 
 def pstate_deleted_tail(key: str, value: bytes) -> bytes:
-    """Give what the `pState` messages of one deletion share."""
+    """Return what the `pState` messages of one deletion share."""
     return b'"deleted":[{"key":%b,"value":%b}]}}' % (text_json(key), value)
 
 
 def encode_pairs(pairs: Iterable[tuple[str, bytes]], *, deleted: bool = False) -> bytes:
-    """Give pairs as server-sent events have them: what a `pState` holds besides ids."""
+    """Return pairs as server-sent events have them: what a `pState` holds besides ids."""
     return b'{"deleted":[%b]}' % _pairs(pairs) if deleted else b'{"keyValuePairs":[%b]}' % _pairs(pairs)
 
 
 def encode_pair_list(pairs: Iterable[tuple[str, bytes]]) -> bytes:
-    """Give pairs as REST has them."""
+    """Return pairs as REST has them."""
     return b"[%b]" % _pairs(pairs)
 
 
@@ -356,5 +356,5 @@ def _pairs(pairs: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def encode_ls(transaction_id: int, children: Iterable[str]) -> bytes:
-    """Give the names below a key."""
+    """Return the names below a key."""
     return b'{"lsState":{"transactionId":%d,"children":[%b]}}' % (transaction_id, b",".join(map(text_json, children)))

@@ -213,7 +213,7 @@ class Hub:
             self._monitor(subscriber, -1)
 
     def _withdraw(self, subscriber: Subscriber) -> bool:
-        """Let a subscriber hear nothing more; say whether it did until now."""
+        """Let a subscriber hear nothing more; return whether it did until now."""
         subscriber.stop()
         subscription, subscriber.subscription = subscriber.subscription, None
         if subscription is None:
@@ -257,7 +257,7 @@ class Hub:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def _find(self, key: str) -> Subscribers:
-        """Give who subscribed to a key; a dictionary look-up as a rule."""
+        """Return who subscribed to a key; a dictionary look-up as a rule."""
         fan = self._fans.get(key)
         if fan is not None and fan.route.valid:
             return fan.subscribers
@@ -324,7 +324,7 @@ class Hub:
         self.flush()
 
     def _is_retained(self, key: str) -> bool:
-        """Say whether events under a subject change the state."""
+        """Return whether events under a subject change the state."""
         topic = self.broker.topic_of(key)
         return topic is not None and self.broker.topics[topic].settings.retain == "last"
 
@@ -359,7 +359,7 @@ class Hub:
             self._touched[session] = None
 
     def children(self, parent: str | None) -> list[str]:
-        """Give the names below a key, none if it does not exist."""
+        """Return the names below a key, none if it does not exist."""
         try:
             return self.state.children(parent)
         except NoSuchKeyError:
@@ -371,12 +371,12 @@ class Hub:
 
 
 def is_below_sys(key: str) -> bool:
-    """Say whether a key is `$SYS` or below it."""
+    """Return whether a key is `$SYS` or below it."""
     return key == SYS or key.startswith(f"{SYS}/")
 
 
 def foreign_value(event: Event) -> bytes:
-    """Give the payload of another protocol's event as a value: JSON that some client could not read is a text."""
+    """Return the payload of another protocol's event as a value: JSON that some client could not read is a text."""
     payload = event.payload
     if payload is None:
         return b"null"
@@ -389,7 +389,7 @@ def foreign_value(event: Event) -> bytes:
 
 
 def timestamp_text(now_ms: int) -> str:
-    """Give a time as ISO 8601 in UTC with nanoseconds, as section 9.1 shows it."""
+    """Return a time as ISO 8601 in UTC with nanoseconds, as section 9.1 shows it."""
     at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{now_ms % 1000:03d}000000+00:00"
 

@@ -17,14 +17,14 @@ class LineFraming:
     """Messages as lines in ASCII: some clients decode each piece that they read on its own."""
 
     def encode(self, texts: Sequence[bytes]) -> bytes:
-        """Give the lines of these messages."""
+        """Return the lines of these messages."""
         data = b"\n".join(texts) + b"\n"
         if data.isascii():
             return data
         return b"\n".join(map(ascii_json, texts)) + b"\n"
 
     def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Give the lines of an `ack` for each of these; one format for all takes a third of the time."""
+        """Return the lines of an `ack` for each of these; one format for all takes a third of the time."""
         return (ACK_LINE * len(transaction_ids)) % tuple(transaction_ids)
 
 

@@ -39,14 +39,14 @@ class Handshake(msgspec.Struct, frozen=True, gc=False):
 
 
 class Get(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Give the value of a key."""
+    """Return the value of a key."""
 
     transaction_id: TransactionId
     key: str
 
 
 class CGet(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Give the value of a key and its version."""
+    """Return the value of a key and its version."""
 
     transaction_id: TransactionId
     key: str
@@ -56,7 +56,7 @@ _PATTERN = {"transaction_id": "transactionId", "pattern": "requestPattern"}
 
 
 class PGet(msgspec.Struct, frozen=True, gc=False, rename=_PATTERN):
-    """Give all keys that match, with their values."""
+    """Return all keys that match, with their values."""
 
     transaction_id: TransactionId
     pattern: str
@@ -78,7 +78,7 @@ class SetRun(msgspec.Struct, frozen=True):
     values: list[bytes]
 
     def messages(self) -> list[Set]:
-        """Give them one by one."""
+        """Return them one by one."""
         return list(map(Set, self.transaction_ids, self.keys, self.values))
 
 

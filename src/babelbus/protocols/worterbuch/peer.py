@@ -16,7 +16,7 @@ class Framing(Protocol):
     """How messages stand on a connection. There is one object for each kind, compared by identity."""
 
     def encode(self, texts: Sequence[bytes]) -> bytes:
-        """Give the bytes that carry these messages."""
+        """Return the bytes that carry these messages."""
 
 
 class Peer(ABC):
@@ -58,15 +58,15 @@ class Peer(ABC):
 
     @abstractmethod
     def encode_run(self, subscriber: Subscriber, changes: Sequence[Change]) -> list[bytes]:
-        """Give the messages that a run of changes is for a subscriber of this client, one each."""
+        """Return the messages that a run of changes is for a subscriber of this client, one each."""
 
     @abstractmethod
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
-        """Give the one message that changes are which were collected: all are deletions, or none is."""
+        """Return the one message that changes are which were collected: all are deletions, or none is."""
 
     @abstractmethod
     def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:
-        """Give the message that tells an ls subscriber the names below its parent."""
+        """Return the message that tells an ls subscriber the names below its parent."""
 
     @abstractmethod
     def tick(self) -> None:

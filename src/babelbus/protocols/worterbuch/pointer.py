@@ -17,7 +17,7 @@ class InvalidPointerError(BabelbusError):
 
 
 def find_part(value: bytes, pointer: str) -> bytes | None:
-    """Give the JSON text of the part that a pointer names, exactly as it stands there; `None` if there is none.
+    """Return the JSON text of the part that a pointer names, exactly as it stands there; `None` if there is none.
 
     Raises:
         InvalidPointerError: it is no pointer.

@@ -61,7 +61,7 @@ class Privileges(msgspec.Struct, frozen=True):
     web_login: bool = False
 
     def may(self, privilege: Privilege, pattern: str) -> bool:
-        """Say whether this is granted for a key or a pattern."""
+        """Return whether this is granted for a key or a pattern."""
         granted = self.read if privilege == "read" else self.write if privilege == "write" else self.delete
         return any(covers(one, pattern) for one in granted)
 
@@ -98,7 +98,8 @@ class Verifier:
         self._signatures.register_algorithm(self.algorithm, algorithm)
 
     def verify(self, token: str, now_seconds: float) -> Privileges:
-        """Give what a token proves at this time (Unix); its end is checked here and not again, with a minute's leeway.
+        """Return what a token proves at this time (Unix); its end is checked here and not again, with a minute's
+        leeway.
 
         Raises:
             UnauthorizedError: it is not ours, has ended, or lacks a claim.
@@ -138,10 +139,10 @@ def _load(pem: str) -> EllipticCurvePublicKey | Ed25519PublicKey:
 
 
 def hashed_token(client_id: str, secret: str) -> str:
-    """Give what a client of server 0.42 sends instead of a JWT: the SHA-256 of id and secret in lower-case hex."""
+    """Return what a client of server 0.42 sends instead of a JWT: the SHA-256 of id and secret in lower-case hex."""
     return hashlib.sha256(f"{client_id}{secret}".encode()).hexdigest()
 
 
 def proves_secret(token: str, client_id: str, secret: str) -> bool:
-    """Say whether a client of server 0.42 knows the secret; takes the same time for every wrong answer."""
+    """Return whether a client of server 0.42 knows the secret; takes the same time for every wrong answer."""
     return hmac.compare_digest(token.encode("utf-8", "replace"), hashed_token(client_id, secret).encode())

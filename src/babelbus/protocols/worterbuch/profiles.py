@@ -70,7 +70,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return "{}.{}".format(*self.version)
 
     def refusal(self, message: m.ClientMessage) -> ErrorCode | None:
-        """Give the error that answers a message which this dialect does not have, `None` for one that it has.
+        """Return the error that answers a message which this dialect does not have, `None` for one that it has.
 
         `NOT_IMPLEMENTED` is followed by the end of the connection (section 4), `OTHER` (`export`, `import`) is not.
         """
@@ -81,7 +81,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return ErrorCode.NOT_IMPLEMENTED
 
     def error_code(self, code: int) -> int:
-        """Give the code that tells this client of an error: for one that it does not know 255, for 14 rather 10."""
+        """Return the code that tells this client of an error: for one that it does not know 255, for 14 rather 10."""
         if code <= self.error_code_max:
             return code
         if code == ErrorCode.UNAUTHORIZED and self.error_code_max >= ErrorCode.AUTHORIZATION_FAILED:
@@ -89,7 +89,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return ErrorCode.OTHER
 
     def info(self, server_version: str, *, authorization: bool) -> ServerInfo:
-        """Give what `welcome` tells of the server; `authorization`: whether a token is needed."""
+        """Return what `welcome` tells of the server; `authorization`: whether a token is needed."""
         form = self.info_form
         hashed = form in (InfoForm.HASHED, InfoForm.EITHER)
         return ServerInfo(
@@ -205,11 +205,11 @@ PROFILES = {
 
 
 def choose_handshake(versions: Iterable[Version]) -> Profile | None:
-    """Give the highest of 0.3 to 0.6 that a handshake offers, `None` if it offers none."""
+    """Return the highest of 0.3 to 0.6 that a handshake offers, `None` if it offers none."""
     offered = set(versions)
     return next((one for one in HANDSHAKES if one.version in offered), None)
 
 
 def for_major(version: int) -> Profile | None:
-    """Give what a main endpoint speaks after a switch to a major version, `None` if it has none."""
+    """Return what a main endpoint speaks after a switch to a major version, `None` if it has none."""
     return {0: MAJOR_0, 1: MAIN}.get(version)

@@ -212,7 +212,7 @@ _MAY_FOLLOW_A_BRACE[[*b"}]\n"]] = True
 
 
 def _line_decoder(name: str, kind: type[Any]) -> Callable[[bytes], Sequence[Any]]:
-    """Make the decoder of many lines that all hold the message `name`: in one call of C, into objects with `inner`.
+    """Build the decoder of many lines that all hold the message `name`: in one call of C, into objects with `inner`.
 
     It raises one of `READ_ERRORS` if the lines, all of them complete, are not one message each.
     """

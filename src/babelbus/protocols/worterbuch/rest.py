@@ -54,7 +54,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def error_reply(error: RequestRefusedError) -> Reply:
-    """Give the plain text that tells why a request was refused."""
+    """Return the plain text that tells why a request was refused."""
     return Reply(f"{error}\n".encode(), error.status, (TEXT_HEADER, *error.headers))
 
 
@@ -66,7 +66,7 @@ class Rest:
         self._state = hub.state
 
     def identify(self, request: Request) -> Privileges | None:
-        """Give what the token of a request grants, `None` where no key is configured and everybody may do all.
+        """Return what the token of a request grants, `None` where no key is configured and everybody may do all.
 
         Raises:
             RequestRefusedError: there is no token, or it proves nothing.
@@ -87,7 +87,7 @@ class Rest:
             raise RequestRefusedError(403, str(error)) from error
 
     def need(self, call: Call, privileges: Privileges | None) -> None:
-        """See that a call names what it may name, and that its client may do it.
+        """Check that a call names what it may name, and that its client may do it.
 
         Raises:
             RequestRefusedError: not so.
@@ -124,7 +124,7 @@ class Rest:
             raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, f"no privilege to {privilege} '{pattern}'")
 
     def carry_out(self, call: Call, privileges: Privileges | None) -> Reply:
-        """Do what a call asks for, and give the answer of a success.
+        """Do what a call asks for, and return the answer of a success.
 
         Raises:
             RequestRefusedError: it cannot be done; nothing was changed.
@@ -242,7 +242,7 @@ def _value(text: bytes) -> bytes:
 
 
 def _bearer(request: Request) -> str | None:
-    """Give the token of the `Authorization` header, `None` if there is none or it is of another kind."""
+    """Return the token of the `Authorization` header, `None` if there is none or it is of another kind."""
     match = _BEARER.fullmatch(request.headers.get("authorization", ""))
     return match[1] if match is not None else None
 

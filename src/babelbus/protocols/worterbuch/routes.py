@@ -90,7 +90,7 @@ class Call(msgspec.Struct, frozen=True):
     query: dict[str, str] = {}
 
     def flag(self, name: str) -> bool:
-        """Say whether the query has a name, with any value but `false`."""
+        """Return whether the query has a name, with any value but `false`."""
         return self.query.get(name, "false").lower() != "false"
 
     @property
@@ -100,12 +100,12 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def is_route(path: str) -> bool:
-    """Say whether a path belongs to the API, and so to no file."""
+    """Return whether a path belongs to the API, and so to no file."""
     return path == INFO_PATH or path == "/api" or path.startswith(OLD_PREFIX)
 
 
 def read_call(request: Request) -> Call:
-    """Give what a request to the API asks for.
+    """Return what a request to the API asks for.
 
     Raises:
         RequestRefusedError: no such path, or another method.
@@ -153,7 +153,7 @@ _OLD_STATUS = dict.fromkeys((0, 1, 2, 5, 9), 400) | {11: 401, 14: 403}
 
 
 def refusal(dialect: Dialect, code: ErrorCode, text: str) -> RequestRefusedError:
-    """Give what answers a request that ended with an error of the protocol (section 12.1)."""
+    """Return what answers a request that ended with an error of the protocol (section 12.1)."""
     status = (_STATUS if dialect is Dialect.NEW else _OLD_STATUS).get(code, 500)
     # RFC 9110, section 15.5.6: 405 says what is allowed. Nothing may be done to what the server writes.
     headers = (("allow", "OPTIONS"),) if status == 405 else ()

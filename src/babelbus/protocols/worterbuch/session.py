@@ -158,15 +158,15 @@ class Session(Peer):
         return f"{id(self.framing)} {self._translator.form}"
 
     def encode_run(self, subscriber: Subscriber, changes: Sequence[Change]) -> list[bytes]:
-        """Give the messages that a run of changes is for a subscriber, one each."""
+        """Return the messages that a run of changes is for a subscriber, one each."""
         return self._translator.encode_run(subscriber, changes)
 
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
-        """Give the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
+        """Return the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
         return self._translator.encode_collected(subscriber, changes)
 
     def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:
-        """Give the message that tells an ls subscriber the names below its parent."""
+        """Return the message that tells an ls subscriber the names below its parent."""
         return encode_ls(subscriber.transaction_id, names)
 
     def send_granted(self, waits: Sequence[int]) -> None:
@@ -177,7 +177,7 @@ class Session(Peer):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def receive(self, messages: Sequence[m.ClientMessage]) -> int:
-        """Do what the messages of one chunk ask for; give how many were done.
+        """Do what the messages of one chunk ask for; return how many were done.
 
         The rest is for later: a few requests may ask for more than the client takes in time.
 
@@ -236,7 +236,7 @@ class Session(Peer):
         return len(messages)
 
     def receive_sets(self, run: m.SetRun) -> bool:
-        """Do a chunk of nothing but sets, as who loads or feeds the tree sends them; say whether it was done.
+        """Do a chunk of nothing but sets, as who loads or feeds the tree sends them; return whether it was done.
 
         About half of what one by one costs: one look for wildcards in all keys, one format for all answers. When a
         key needs a look of its own nothing was done.

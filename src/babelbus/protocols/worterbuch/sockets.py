@@ -34,11 +34,11 @@ class TextFraming:
     """Messages as text frames; never a ping among them, which ends the connection of clients in Rust."""
 
     def encode(self, texts: Sequence[bytes]) -> bytes:
-        """Give the frames of these messages."""
+        """Return the frames of these messages."""
         return encode_texts(texts)
 
     def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Give the frames of an `ack` for each of these: in one format if all have the same length."""
+        """Return the frames of an `ack` for each of these: in one format if all have the same length."""
         digits = len(str(transaction_ids[0]))
         low, high = 10 ** (digits - 1), 10**digits
         if low <= min(transaction_ids) and max(transaction_ids) < high:
@@ -54,11 +54,11 @@ class LateFraming:
     """Messages that `DeflatingOutbox` compresses: each behind its length."""
 
     def encode(self, texts: Sequence[bytes]) -> bytes:
-        """Give these messages with their lengths."""
+        """Return these messages with their lengths."""
         return b"".join([b"%b%b" % (len(text).to_bytes(_LENGTH_BYTES, "big"), text) for text in texts])
 
     def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Give an `ack` for each of these, with their lengths."""
+        """Return an `ack` for each of these, with their lengths."""
         return self.encode(list(map(encode_ack, transaction_ids)))
 
 
@@ -155,7 +155,7 @@ class SocketSession:
             self._end(self._last_word)
 
     def _work(self) -> bool:
-        """Do what waits; say whether all of it is done.
+        """Do what waits; return whether all of it is done.
 
         Raises:
             RemoteProtocolError: a request may not be made in this place; it was answered.

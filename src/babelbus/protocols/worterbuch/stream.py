@@ -31,7 +31,7 @@ class EventFraming:
         self._double = double
 
     def encode(self, texts: Sequence[bytes]) -> bytes:
-        """Give the events of these texts, as one chunk where the response has chunks."""
+        """Return the events of these texts, as one chunk where the response has chunks."""
         if self._double:
             texts = [msgspec.json.encode(text.decode()) for text in texts]
         events = b"".join([b"data: %b\n\n" % one_line(text) for text in texts])
@@ -104,18 +104,18 @@ class EventStream(Peer):
         self._hub.commit()
 
     def encode_run(self, subscriber: Subscriber, changes: Sequence[Change]) -> list[bytes]:
-        """Give the texts that a run of changes is for a subscriber, one each."""
+        """Return the texts that a run of changes is for a subscriber, one each."""
         if subscriber.pattern is None:
             return [b"null" if change[0] is DELETED else change[2] for change in changes]
         return [self.encode_collected(subscriber, (change,)) for change in changes]
 
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
-        """Give the text that changes of one kind are for a subscriber of a pattern."""
+        """Return the text that changes of one kind are for a subscriber of a pattern."""
         pairs = [(key or "", value) for _, key, value, _, _ in changes]
         return encode_pairs(pairs, deleted=changes[0][0] is DELETED)
 
     def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:
-        """Give the text that tells an ls subscriber the names below its parent."""
+        """Return the text that tells an ls subscriber the names below its parent."""
         return b"[%b]" % b",".join(map(text_json, names))
 
     def tick(self) -> None:

@@ -102,7 +102,9 @@ class Subscriber:
 
 
 def is_news(change: Change) -> bool:
-    """Say whether a subscriber that asked for `unique` wants a change: deletions and publishes always (section 7.2)."""
+    """Return whether a subscriber that asked for `unique` wants a change: deletions and publishes always (section
+    7.2).
+    """
     kind, _, value, before, _ = change
     if kind is not Kind.SET or before is None:
         return True

@@ -78,7 +78,7 @@ class SubscriptionRequests:
         unique: bool,
         aggregate_ms: int | None = None,
     ) -> tuple[Receipt, Subscriber]:
-        """Answer everything up to a subscription; give also when that is stored."""
+        """Answer everything up to a subscription; return also when that is stored."""
         transaction_id = message.transaction_id
         self._answers.add(message, encode_ack(transaction_id))
         receipt = self._answers.finish()

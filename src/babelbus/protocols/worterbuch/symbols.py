@@ -31,11 +31,11 @@ class Symbols(msgspec.Struct, frozen=True):
         return self == USUAL
 
     def read(self, text: str) -> str | None:
-        """Give a client's key or pattern in our characters, `None` if an element would read as something else."""
+        """Return a client's key or pattern in our characters, `None` if an element would read as something else."""
         return _translate(text, self, USUAL)
 
     def write(self, key: str) -> str | None:
-        """Give one of our keys or patterns in the client's characters, `None` if they cannot express it."""
+        """Return one of our keys or patterns in the client's characters, `None` if they cannot express it."""
         return _translate(key, USUAL, self)
 
 

@@ -23,7 +23,7 @@ EVERYTHING = KeyPattern((), rest=True)
 
 
 async def export_tree(hub: Hub, name: str, source: str, *, as_text: bool) -> Reply:
-    """Give all that is stored as a file, `name` without its ending; with `as_text` in base64.
+    """Return all that is stored as a file, `name` without its ending; with `as_text` in base64.
 
     Raises:
         RequestRefusedError: it is too large, or changes that it shows could not be stored.
@@ -71,7 +71,7 @@ async def import_tree(hub: Hub, body: bytes, source: str, *, as_text: bool) -> R
 
 
 async def read_file(files: Files, path: str) -> Reply:
-    """Give what the operator serves at a path.
+    """Return what the operator serves at a path.
 
     Raises:
         RequestRefusedError: there is nothing, or it cannot be read.

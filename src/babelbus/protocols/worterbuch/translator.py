@@ -68,7 +68,7 @@ class Translator:
     # -- what the client says ----------------------------------------------------------------------------------------
 
     def read(self, message: m.ClientMessage) -> m.ClientMessage:
-        """Give a request with its keys and patterns in our characters.
+        """Return a request with its keys and patterns in our characters.
 
         Raises:
             RefusedError: one of them would mean something else here.
@@ -90,7 +90,7 @@ class Translator:
         return read
 
     def check_key(self, key: str) -> None:
-        """See that a key is one.
+        """Check that a key is one.
 
         Raises:
             RefusedError: it has a wildcard, or is too long.
@@ -103,7 +103,7 @@ class Translator:
             raise RefusedError(code, f"'{key}' has a wildcard where a key is needed")
 
     def check_elements(self, text: str | None) -> None:
-        """See that a key or pattern of which nothing else is asked is not too long.
+        """Check that a key or pattern of which nothing else is asked is not too long.
 
         Raises:
             RefusedError: it is.
@@ -112,7 +112,7 @@ class Translator:
             raise _too_long(text)
 
     def read_pattern(self, text: str) -> KeyPattern:
-        """Give what the store is asked for a pattern.
+        """Return what the store is asked for a pattern.
 
         Raises:
             RefusedError: it is none.
@@ -124,7 +124,7 @@ class Translator:
         return store_pattern(text)
 
     def read_parent_pattern(self, text: str) -> KeyPattern:
-        """Give what the store is asked for a pattern of parents.
+        """Return what the store is asked for a pattern of parents.
 
         Raises:
             RefusedError: it is none.
@@ -138,25 +138,25 @@ class Translator:
     # -- what the client is told -------------------------------------------------------------------------------------
 
     def write_pattern(self, pattern: str) -> str:
-        """Give back what `read` made of a pattern: exactly what the client sent."""
+        """Return back what `read` made of a pattern: exactly what the client sent."""
         return self.symbols.write(pattern) or pattern
 
     def write_pair_key(self, key: str) -> str | None:
-        """Give what stands beside the value in `state`, in the profiles that have it."""
+        """Return what stands beside the value in `state`, in the profiles that have it."""
         return self.symbols.write(key) if self.profile.pairs else None
 
     def write_pairs(self, pairs: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        """Give pairs with their keys in the client's characters, without those that these cannot express."""
+        """Return pairs with their keys in the client's characters, without those that these cannot express."""
         if self.usual:
             return pairs
         return [(written, value) for key, value in pairs if (written := self.symbols.write(key)) is not None]
 
     def encode_error(self, transaction_id: int, code: ErrorCode, text: str) -> bytes:
-        """Give the error that answers a request, with a code that the client knows."""
+        """Return the error that answers a request, with a code that the client knows."""
         return encode_error(transaction_id, self.profile.error_code(code), text)
 
     def encode_run(self, subscriber: Subscriber, changes: Sequence[Change]) -> list[bytes]:
-        """Give the messages that a run of changes is for a subscriber, one each."""
+        """Return the messages that a run of changes is for a subscriber, one each."""
         profile = self.profile
         if not profile.deletions:
             changes = [change for change in changes if change[0] is not DELETED]
@@ -182,7 +182,7 @@ class Translator:
         ]
 
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
-        """Give the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
+        """Return the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
         assert subscriber.pattern is not None
         deleted = changes[0][0] is DELETED
         encode = encode_pstate_deleted if deleted else encode_pstate

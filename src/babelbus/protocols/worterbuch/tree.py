@@ -40,20 +40,20 @@ class TreeRequests:
     # -- values ------------------------------------------------------------------------------------------------------
 
     def get(self, message: m.Get) -> bytes:
-        """Give the value of a key."""
+        """Return the value of a key."""
         key = message.key
         self._translator.check_key(key)
         self._access.need("read", key)
         return encode_state(message.transaction_id, self._state.get(key), self._translator.write_pair_key(key))
 
     def cget(self, message: m.CGet) -> bytes:
-        """Give the value of a key, and its version."""
+        """Return the value of a key, and its version."""
         self._translator.check_key(message.key)
         self._access.need("read", message.key)
         return encode_cstate(message.transaction_id, *self._state.get_version(message.key))
 
     def pget(self, message: m.PGet) -> bytes:
-        """Give all values whose keys match."""
+        """Return all values whose keys match."""
         translator, text = self._translator, message.pattern
         pattern = translator.read_pattern(text)
         self._access.need("read", text)
@@ -83,13 +83,13 @@ class TreeRequests:
         return encode_ack(message.transaction_id)
 
     def _need(self, privilege: Privilege, key: str) -> None:
-        """See that the client may change a key so."""
+        """Check that the client may change a key so."""
         self._translator.check_key(key)
         self._access.check_writable(key)
         self._access.need(privilege, key)
 
     def delete(self, message: m.Delete) -> bytes:
-        """Delete a key, and give the value that it had."""
+        """Delete a key, and return the value that it had."""
         key = message.key
         self._need("delete", key)
         value = self._state.delete(key)
@@ -97,7 +97,7 @@ class TreeRequests:
         return encode_state_deleted(message.transaction_id, value, self._translator.write_pair_key(key))
 
     def pdelete(self, message: m.PDelete) -> bytes:
-        """Delete all keys that match, and give the values that they had."""
+        """Delete all keys that match, and return the values that they had."""
         translator, text = self._translator, message.pattern
         pattern = translator.read_pattern(text)
         self._access.check_writable(text)
@@ -141,13 +141,13 @@ class TreeRequests:
     # -- names -------------------------------------------------------------------------------------------------------
 
     def ls(self, message: m.Ls) -> bytes:
-        """Give the names below a key."""
+        """Return the names below a key."""
         self._translator.check_elements(message.parent)
         self._access.need("read", children_pattern(message.parent))
         return encode_ls(message.transaction_id, self._state.children(message.parent))
 
     def pls(self, message: m.PLs) -> bytes:
-        """Give the names below all keys that match."""
+        """Return the names below all keys that match."""
         parent = message.parent_pattern
         if parent is None:
             return self.ls(m.Ls(message.transaction_id))

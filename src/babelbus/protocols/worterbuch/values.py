@@ -30,7 +30,7 @@ _MANY_DIGITS = b"0" * 309  # with fewer and no exponent, no number is beyond all
 
 
 def nesting(text: bytes) -> int:
-    """Give how deep arrays and objects are nested in a JSON text; of what is no JSON, some number."""
+    """Return how deep arrays and objects are nested in a JSON text; of what is no JSON, some number."""
     text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     steps = _STRINGS.sub(b"", text).translate(_STEPS, _NO_BRACKETS)
     if not steps:
@@ -39,12 +39,12 @@ def nesting(text: bytes) -> int:
 
 
 def may_nest_deeper(text: bytes, levels: int) -> bool:
-    """Say whether a text has brackets enough to be nested deeper than this; cheap, and right for most values."""
+    """Return whether a text has brackets enough to be nested deeper than this; cheap, and right for most values."""
     return len(text) > 2 * levels and text.count(b"[") + text.count(b"{") > levels
 
 
 def check_value(value: bytes) -> None:
-    """See that a text, known to be JSON but for its numbers and the depth, is a value that every client can read.
+    """Check that a text, known to be JSON but for its numbers and the depth, is a value that every client can read.
 
     Raises:
         ValueError: a number is beyond all floats, or it is nested deeper than `NESTING_MAX`.
@@ -60,7 +60,7 @@ def check_value(value: bytes) -> None:
 
 
 def parse_value(text: bytes) -> bytes:
-    """Give the value that a text of unknown origin is, without blanks around it.
+    """Return the value that a text of unknown origin is, without blanks around it.
 
     Raises:
         ValueError: it is none: no JSON, invalid UTF-8, a lone surrogate, a number beyond all floats, or too deep.
@@ -79,12 +79,12 @@ def parse_value(text: bytes) -> bytes:
 
 
 def one_line(text: bytes) -> bytes:
-    """Give a JSON text without raw line ends: one that has any loses all blanks between its tokens."""
+    """Return a JSON text without raw line ends: one that has any loses all blanks between its tokens."""
     return msgspec.json.format(text, indent=-1) if b"\n" in text or b"\r" in text else text
 
 
 def text_json(text: str) -> bytes:
-    """Give a text as a JSON string in ASCII: right for every transport.
+    """Return a text as a JSON string in ASCII: right for every transport.
 
     Raises:
         LocalProtocolError: it has a lone surrogate (a subject that came as bytes), which JSON clients cannot read.
@@ -98,7 +98,7 @@ def text_json(text: str) -> bytes:
 
 
 def ascii_json(value: bytes) -> bytes:
-    r"""Give a JSON text as TCP and unix clients need it (section 3): ASCII, and without raw line ends.
+    r"""Return a JSON text as TCP and unix clients need it (section 3): ASCII, and without raw line ends.
 
     Anything beyond ASCII stands in a string, and becomes `\uXXXX`; a text with a line end loses all its blanks.
     """
@@ -109,7 +109,7 @@ def ascii_json(value: bytes) -> bytes:
 
 
 def same_value(one: bytes, other: bytes) -> bool:
-    """Say whether two values are equal by JSON types (section 2.3): `1`, `1.0`, `true` and `"1"` are four values.
+    """Return whether two values are equal by JSON types (section 2.3): `1`, `1.0`, `true` and `"1"` are four values.
 
     Integers that do not fit into 64 bits are floats, as they are upstream. Values of other protocols may be nested too
     deep to be compared; those differ unless they are spelled the same.

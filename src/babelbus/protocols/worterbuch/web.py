@@ -213,7 +213,7 @@ class WebSession:
             self._socket.receive_data(unread)
 
     def _options_of(self, request: Request) -> Reply:
-        """Say what may be asked of a path; for browsers also who may ask."""
+        """Return what may be asked of a path; for browsers also who may ask."""
         allowed = read_call(request).action.allowed if is_route(request.path) else "GET, HEAD, OPTIONS"
         headers = [("allow", allowed)]
         if self._is_listed(request):
@@ -357,7 +357,7 @@ class WebSession:
         )
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
-        """Give what stands in every answer."""
+        """Return what stands in every answer."""
         # What clients stored is shown as it is: no browser may take it for anything else than what we say.
         headers = [("x-content-type-options", "nosniff")]
         if self._options.cors_origins:

@@ -64,11 +64,11 @@ class Book:
         self._entries = {mq: entry for mq, entry in held if entry is not None}
 
     def get(self, mq: str) -> Entry:
-        """Give what is known of an MQ."""
+        """Return what is known of an MQ."""
         return self._entries.get(mq, UNKNOWN)
 
     def entries(self) -> list[tuple[str, Entry]]:
-        """Give all of them, by MQ."""
+        """Return all of them, by MQ."""
         return list(self._entries.items())
 
     def put(self, mq: str, entry: Entry) -> None:

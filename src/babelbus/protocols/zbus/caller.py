@@ -64,7 +64,7 @@ class Caller(Generic[Asked]):
         self._hub.published(topic, 1, len(event.payload or b""))
 
     def take_reply(self, message: Message) -> bool:
-        """Give a call the answer of a service; `False`: nobody waits for it."""
+        """Return a call the answer of a service; `False`: nobody waits for it."""
         for call in self._calls.get(message.headers.get("id", ""), ()):
             if call.reply is None:
                 call.answer(message)

@@ -26,7 +26,7 @@ class Call:
         self.reply: Message | None = None
 
     def answer(self, reply: Message) -> None:
-        """Give the caller its answer, the first one that comes."""
+        """Return the caller its answer, the first one that comes."""
         if self.reply is None:
             self.reply = reply
             self.done.resolve()
@@ -45,7 +45,7 @@ class Calls:
         self._given_up: dict[str, OrderedDict[tuple[str, str], None]] = {}
 
     def begin(self, mq: str, source: str, request_id: str) -> Call:
-        """Make a call, which is answered with 504 when its time is over."""
+        """Build a call, which is answered with 504 when its time is over."""
         call = Call(mq, source, request_id, self._clock.monotonic() + self._seconds)
         self._waiting.append(call)
         self._arm()
@@ -71,7 +71,7 @@ class Calls:
             given_up.popitem(last=False)
 
     def given_up(self, mq: str) -> OrderedDict[tuple[str, str], None] | None:
-        """Give source and id of the calls to an MQ that nobody waits for, `None` if there are none."""
+        """Return source and id of the calls to an MQ that nobody waits for, `None` if there are none."""
         return self._given_up.get(mq)
 
     def forget(self, mq: str) -> None:

@@ -142,7 +142,7 @@ def _headers(members: dict[str, msgspec.Raw]) -> dict[str, str]:
 
 
 def _scalar(name: str, raw: msgspec.Raw) -> str | None:
-    """Give a value as text, `None` for null; a number as its sender wrote it. R3 sends repeated headers as a list."""
+    """Return a value as text, `None` for null; a number as its sender wrote it. R3 sends repeated headers as a list."""
     token = bytes(raw)
     if token == b"null":
         return None
@@ -164,12 +164,14 @@ def _status(text: str) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Say what is wrong without what was sent: a text of the decoder, or that it is nested too deep."""
+    """Return what is wrong without what was sent: a text of the decoder, or that it is nested too deep."""
     return "nested too deep" if isinstance(error, RecursionError) else f"no JSON object of UTF-8 ({error})"[:200]
 
 
 def encode_message(message: Message) -> bytes:
-    """Give the frame that says `message`. Header values are JSON strings: with a number the JS client stalls (2.1)."""
+    """Return the frame that says `message`. Header values are JSON strings: with a number the JS client stalls
+    (2.1).
+    """
     body, kind = message.body, message.body_kind
     headers = message.headers
     if body is None:
@@ -182,7 +184,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def base64_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Give the headers of a message whose body is bytes: base64 in JSON, and they say so.
+    """Return the headers of a message whose body is bytes: base64 in JSON, and they say so.
 
     See: docs/design/design.md, section 5.
     """
@@ -195,13 +197,13 @@ def _string(body: bytes, kind: BodyKind) -> str:
 
 
 def body_json(message: Message) -> bytes:
-    """Give the JSON text of a body that is there."""
+    """Return the JSON text of a body that is there."""
     assert message.body is not None
     return message.body if message.body_kind == "json" else _encode(_string(message.body, message.body_kind))
 
 
 def delivery_head(message: Message, mq: str, offset: int) -> bytes:
-    """Give what the deliveries of a message have in common: made once, however many channels and consumers there are.
+    """Return what the deliveries of a message have in common: made once, however many channels and consumers there are.
 
     It is a JSON object, still open inside of its headers; `encode_deliveries` closes it. Status is left out (4.3).
     """
@@ -221,12 +223,12 @@ def delivery_head(message: Message, mq: str, offset: int) -> bytes:
 
 
 def delivery_tail(channel: str) -> bytes:
-    """Give what the deliveries to a subscription have in common: made once for each subscription."""
+    """Return what the deliveries to a subscription have in common: made once for each subscription."""
     return b',"channel":%b' % _encode(channel)
 
 
 def encode_deliveries(heads: Sequence[bytes], tail: bytes, window: int | None) -> list[bytes]:
-    """Give the frames of deliveries to one subscription; `window` is what is left of it behind the last of them.
+    """Return the frames of deliveries to one subscription; `window` is what is left of it behind the last of them.
 
     `None` when it is unlimited. It goes down with each delivery, and each says what was left then.
     """
@@ -249,5 +251,5 @@ _WINDOWS: Final = [_window(left) for left in range(WINDOWS_KEPT)]
 
 
 def taken(heads: list[bytes]) -> bytes:
-    """Give the body of an answer to `take`: the list of messages whose `delivery_head` these are (4.4)."""
+    """Return the body of an answer to `take`: the list of messages whose `delivery_head` these are (4.4)."""
     return b"[%b}}]" % b"}},".join(heads) if heads else b"[]"

@@ -49,7 +49,7 @@ _parse: Final = lru_cache(maxsize=1024)(parse_parameters)
 
 
 def _quoted(text: str) -> tuple[str, str]:
-    """Give a quoted value and what follows its end."""
+    """Return a quoted value and what follows its end."""
     value: list[str] = []
     letters = iter(range(len(text)))
     for at in letters:
@@ -70,7 +70,7 @@ def is_json(content_type: str) -> bool:
 
 
 def body_kind_of(content_type: str) -> tuple[BodyKind, str]:
-    """Give the kind that a stored body of this type has, and the type that it has once it is UTF-8."""
+    """Return the kind that a stored body of this type has, and the type that it has once it is UTF-8."""
     return _kind_of(content_type) if len(content_type) <= TYPE_LENGTH_MAX else ("bytes", content_type)
 
 
@@ -96,13 +96,13 @@ CHARSETS: Final = frozenset(
 
 
 def charset_of(content_type: str) -> str | None:
-    """Give the charset of a text, UTF-8 if none is named, `None` if it is not in `CHARSETS`."""
+    """Return the charset of a text, UTF-8 if none is named, `None` if it is not in `CHARSETS`."""
     name = parse_content_type(content_type).parameters.get("charset", "utf-8").lower()
     return name if name in CHARSETS else None
 
 
 def json_body(raw: bytes) -> tuple[bytes | None, BodyKind]:
-    """Give the body that a JSON text is, empty or null for none; its syntax was looked at already.
+    """Return the body that a JSON text is, empty or null for none; its syntax was looked at already.
 
     Raises:
         ValueError: it is no UTF-8, which the JSON decoder does not see where it makes no string.
@@ -115,7 +115,7 @@ def json_body(raw: bytes) -> tuple[bytes | None, BodyKind]:
 
 
 def parse_json(text: bytes) -> tuple[bytes | None, BodyKind] | None:
-    """Give the body that a text is as JSON; `None`: it is no JSON."""
+    """Return the body that a text is as JSON; `None`: it is no JSON."""
     try:
         _validate(text)
         return json_body(text.strip(b" \t\r\n"))

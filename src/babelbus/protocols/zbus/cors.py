@@ -24,12 +24,12 @@ class Cors(msgspec.Struct, frozen=True):
     """Names of those that they may read; `*` for any."""
 
     def is_preflight(self, request: Request) -> bool:
-        """Say whether a browser asks if it may ask; it proves nothing, for it cannot."""
+        """Return whether a browser asks if it may ask; it proves nothing, for it cannot."""
         headers = request.headers
         return request.method == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
 
     def preflight_headers(self, request: Request) -> list[tuple[str, str]]:
-        """Give the headers of the answer to a preflight, which has no body."""
+        """Return the headers of the answer to a preflight, which has no body."""
         allowed = self._allowed(request)
         if not allowed:
             return self._vary()
@@ -48,7 +48,7 @@ class Cors(msgspec.Struct, frozen=True):
         ]
 
     def answer_headers(self, request: Request) -> list[tuple[str, str]]:
-        """Give what is added to any other answer."""
+        """Return what is added to any other answer."""
         allowed = self._allowed(request)
         if allowed and self.exposed:
             allowed.append(("access-control-expose-headers", self.exposed))

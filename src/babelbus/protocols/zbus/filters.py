@@ -17,7 +17,7 @@ Matches = Callable[[str | None], bool]
 
 @lru_cache(maxsize=1024)
 def compile_filter(text: str) -> Matches:
-    """Give the function that says whether a tag passes. Cached: a refill of a window names its filter again.
+    """Return the function that says whether a tag passes. Cached: a refill of a window names its filter again.
 
     Raises:
         MalformedMessageError: it is longer than `FILTER_LENGTH_MAX`.
@@ -43,7 +43,7 @@ def _is_pattern(group: str) -> bool:
 
 
 def _expression(group: str) -> str:
-    """Give the regular expression of one group. It does not backtrack: each part ends at its own dot."""
+    """Return the regular expression of one group. It does not backtrack: each part ends at its own dot."""
     expression = ""
     for number, part in enumerate(group.split(".")):
         if part == "#":  # what stands behind it is never looked at

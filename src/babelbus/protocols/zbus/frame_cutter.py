@@ -44,7 +44,7 @@ class FrameCutter:
         self._id_first = False
 
     def learn(self, text: bytes, message: Message) -> None:
-        """Take note of a frame and of what it says but for id and body; one that is not simple is not known by heart.
+        """Record a frame and of what it says but for id and body; one that is not simple is not known by heart.
 
         The frame is a publication, valid UTF-8, and its body a string.
         """
@@ -71,7 +71,7 @@ class FrameCutter:
         self._id_first = bool(ids) and ids[0].start() < bodies[0].start()
 
     def cut(self, texts: Sequence[bytes]) -> Columns | None:
-        """Give the columns of frames, if all of them are like the one that is known; at least one.
+        """Return the columns of frames, if all of them are like the one that is known; at least one.
 
         Costs about 1 us for a frame of 160 bytes, a third of what decoding it costs.
         """
@@ -97,7 +97,7 @@ class FrameCutter:
         return (self._message, first, second) if self._id_first else (self._message, second, first)
 
     def _rebuild(self, values: list[bytes], count: int) -> bytes:
-        """Give the frames that have these values, as `cut` joins them."""
+        """Return the frames that have these values, as `cut` joins them."""
         front, *middle, back = self._parts
         pieces = [b"%b\n%b" % (back, front), b"", *(part for one in middle for part in (one, b""))] * count
         pieces[0] = front
@@ -107,12 +107,12 @@ class FrameCutter:
 
 
 def _is_plain(data: bytes, lines: int) -> bool:
-    """Say whether all is ASCII, and none of it a control character but so many ends of lines."""
+    """Return whether all is ASCII, and none of it a control character but so many ends of lines."""
     return data.isascii() and np.count_nonzero(np.frombuffer(data, np.uint8) < _BLANK) == lines
 
 
 def _stand_alone(text: bytes, marked: bytes, *, has_id: bool) -> bool:
-    """Say whether the marks are the body and, with `has_id`, the header `id`, and all else is as it was."""
+    """Return whether the marks are the body and, with `has_id`, the header `id`, and all else is as it was."""
     sent, seen = _decode(text), _decode(marked)
     mark = _MARK.decode()
     sent["body"] = mark

@@ -14,7 +14,7 @@ _ID = b"ce_id"
 
 
 def without(messages: Sequence[Delivery], given_up: Collection[SourceAndId]) -> Sequence[Delivery]:
-    """Give the messages for whose answer somebody may still wait."""
+    """Return the messages for whose answer somebody may still wait."""
     if not isinstance(messages, Run):
         return [one for one in messages if _caller(one.headers) not in given_up]
     callers = messages.rows.made(_callers)
@@ -23,7 +23,7 @@ def without(messages: Sequence[Delivery], given_up: Collection[SourceAndId]) -> 
 
 
 def _callers(rows: Rows) -> list[SourceAndId]:
-    """Give source and id of each message of a chunk; headers behind the id are read once for all that share them."""
+    """Return source and id of each message of a chunk; headers behind the id are read once for all that share them."""
     found = rows.leading(_ID)
     rests = found.rests()
     known = {rest: read_headers(rest) for rest in set(rests)}

@@ -62,7 +62,7 @@ class Heads:
         return len(self._shapes)
 
     def of(self, messages: Sequence[Record]) -> list[bytes]:
-        """Give the head of each."""
+        """Return the head of each."""
         if not isinstance(messages, Run):
             return [self._slowly(one, one.partition if isinstance(one, Delivery) else 0) for one in messages]
         rows, numbers = messages.rows, messages.numbers
@@ -84,7 +84,7 @@ class Heads:
     # -- a chunk at once ---------------------------------------------------------------------------------------------
 
     def _encode(self, rows: Rows) -> list[bytes | None]:
-        """Give the heads of a chunk, `None` for those that take the long way: made when somebody asks for them."""
+        """Return the heads of a chunk, `None` for those that take the long way: made when somebody asks for them."""
         heads: list[bytes | None] = [None] * rows.count
         found = rows.leading(_ID)
         if not len(found.numbers):
@@ -122,7 +122,7 @@ class Heads:
             shapes[rest] = self._shape(rest)
 
     def _shape(self, rest: bytes) -> _Shape | None:
-        """Give what stored headers behind an id become, `None` if they take the long way.
+        """Return what stored headers behind an id become, `None` if they take the long way.
 
         A message with marks is written the long way, and cut at the marks.
         """
@@ -154,7 +154,7 @@ class Heads:
 def _fill(
     text: bool, shapes: Sequence[_Shape | None], bodies: list[bytes], ids: list[bytes], offsets: list[int]
 ) -> list[bytes | None]:
-    """Give the heads of messages of one kind, each from its shape's template; `None` where it is not what it says."""
+    """Return the heads of messages of one kind, each from its shape's template; `None` where it is not what it says."""
     if _is_plain(ids) and (_is_plain(bodies) if text else all(map(_is_value, bodies))):
         templates = [shape.plain for shape in shapes]  # type: ignore[union-attr]  # each has one
         return list(map(mod, templates, zip(bodies, ids, offsets, strict=True)))
@@ -170,7 +170,7 @@ def _fill(
 
 
 def _is_plain(texts: list[bytes]) -> bool:
-    """Say whether all are texts that stand in JSON as they are."""
+    """Return whether all are texts that stand in JSON as they are."""
     joined = b"\n".join(texts)  # so that no two make a character together
     if not joined.isascii():
         try:
@@ -181,7 +181,7 @@ def _is_plain(texts: list[bytes]) -> bool:
 
 
 def _is_value(body: bytes) -> bool:
-    """Say whether it is the text of a JSON value, but for strings and null, which have another form."""
+    """Return whether it is the text of a JSON value, but for strings and null, which have another form."""
     if not body or body[0] not in _VALUES:
         return False
     try:

@@ -75,7 +75,7 @@ def decode_request(request: Request) -> Message:
 
 
 def target_of(request: Request) -> str:
-    """Give the target for `routing.route`: path and query with their escapes; other bytes are UTF-8."""
+    """Return the target for `routing.route`: path and query with their escapes; other bytes are UTF-8."""
     path, query = split_target(request.target)
     target = f"{path}?{query}" if query else path
     return target if target.isascii() else target.encode("latin-1").decode("utf-8", "replace")
@@ -92,7 +92,7 @@ def _url(target: str) -> str:
 
 
 def _utf8(value: str) -> str:
-    """Give the text of a header value, whose letters are bytes: UTF-8 if it can be, else Latin-1."""
+    """Return the text of a header value, whose letters are bytes: UTF-8 if it can be, else Latin-1."""
     try:
         return value.encode("latin-1").decode()
     except UnicodeDecodeError:
@@ -100,7 +100,7 @@ def _utf8(value: str) -> str:
 
 
 def _body(body: bytes, content_type: str | None) -> tuple[bytes, BodyKind]:
-    """Give the body that a request has, by the table of section 2.4. JSON text is a string: services parse it."""
+    """Return the body that a request has, by the table of section 2.4. JSON text is a string: services parse it."""
     if content_type is None:
         return body, "bytes"
     parsed = parse_content_type(content_type)
@@ -114,7 +114,7 @@ def _body(body: bytes, content_type: str | None) -> tuple[bytes, BodyKind]:
 
 
 def run_kind(content_type: str | None, bodies: Sequence[bytes]) -> BodyKind | None:
-    """Give the kind that bodies of one content type have that are taken as they are, `None`: look at each of them."""
+    """Return the kind that bodies of one content type have that are taken as they are, `None`: look at each of them."""
     if content_type is None:
         return "bytes"
     parsed = parse_content_type(content_type)
@@ -139,7 +139,7 @@ def _text(body: bytes, content_type: str) -> bytes:
 
 
 def encode_response(message: Message) -> Response:
-    """Give the response that says a message; one without status is a 200 (6.3, DECISION).
+    """Return the response that says a message; one without status is a 200 (6.3, DECISION).
 
     Raises:
         UnsendableMessageError: a header or the status would end the response early, or begin another one.
@@ -164,14 +164,14 @@ def encode_response(message: Message) -> Response:
 
 
 def _carried(value: str) -> str:
-    """Give a header value as HTTP says it: UTF-8, whose bytes are the letters here."""
+    """Return a header value as HTTP says it: UTF-8, whose bytes are the letters here."""
     if _FORBIDDEN.search(value) is not None:
         raise UnsendableMessageError("a header has a value that HTTP cannot carry")
     return value.encode().decode("latin-1")
 
 
 def _response_body(message: Message, status: int, content_type: str | None) -> bytes:
-    """Give the body by the second part of section 2.4: JSON for JSON, otherwise texts and bytes as they are."""
+    """Return the body by the second part of section 2.4: JSON for JSON, otherwise texts and bytes as they are."""
     if status in _BODILESS:
         return b""
     if message.body is None:

@@ -68,7 +68,7 @@ class Peer(Protocol):
     """A session, as others of the server know it."""
 
     def take_reply(self, message: Message) -> bool:
-        """Send what `route` brought; give whether somebody waits for it."""
+        """Send what `route` brought; return whether somebody waits for it."""
 
     def hold(self) -> None:
         """Take no more deliveries."""
@@ -143,7 +143,7 @@ class Hub:
         self._book.open(self._current)
 
     def admit(self, message: Message) -> None:
-        """See that a message whose signature holds is not one that was seen before; those with an id alone (7.1).
+        """Check that a message whose signature holds is not one that was seen before; those with an id alone (7.1).
 
         Raises:
             AuthenticationError: it is.
@@ -154,16 +154,16 @@ class Hub:
     # -- MQs ---------------------------------------------------------------------------------------------------------
 
     def exists(self, mq: str) -> bool:
-        """Say whether there is an MQ of this name; the server's own topics are none."""
+        """Return whether there is an MQ of this name; the server's own topics are none."""
         return self.find_topic(mq) is not None
 
     def find_topic(self, mq: str) -> Topic | None:
-        """Give the topic that an MQ is, `None` if there is none."""
+        """Return the topic that an MQ is, `None` if there is none."""
         topic = self.broker.topics.get(mq)
         return None if topic is None or topic.reserved else topic
 
     def topic(self, mq: str) -> Topic:
-        """Give the topic that an MQ is.
+        """Return the topic that an MQ is.
 
         Raises:
             NotFoundError: there is none.
@@ -174,7 +174,7 @@ class Hub:
         return topic
 
     def ensure_mq(self, mq: str, mq_type: str | None, mask: int | None, creator: str) -> Topic:
-        """Give an MQ; make it if there is none (4.1). Its type never changes, its mask does.
+        """Return an MQ; make it if there is none (4.1). Its type never changes, its mask does.
 
         Raises:
             RequestError: there is no such type.
@@ -204,12 +204,12 @@ class Hub:
         return topic
 
     def _entry(self, topic: Topic) -> Entry:
-        """Give what is known of an MQ; what was said of another topic of its name is nothing."""
+        """Return what is known of an MQ; what was said of another topic of its name is nothing."""
         entry = self._book.get(topic.name)
         return entry if entry.topic_id in ("", topic.id) else UNKNOWN
 
     def _current(self, mq: str, entry: Entry) -> Entry | None:
-        """Give what holds of an entry of the last run; topics in memory have another id in each."""
+        """Return what holds of an entry of the last run; topics in memory have another id in each."""
         topic = self.find_topic(mq)
         if topic is None:
             return None
@@ -231,12 +231,12 @@ class Hub:
         self.calls.forget(mq)
 
     def mask_of(self, mq: str) -> int:
-        """Give the mask of an MQ."""
+        """Return the mask of an MQ."""
         topic = self.find_topic(mq)
         return 0 if topic is None else self._entry(topic).mask
 
     def published(self, topic: Topic, count: int, size_bytes: int) -> None:
-        """Take note of messages that were appended."""
+        """Record messages that were appended."""
         mq = topic.name
         self.metrics.topic_published(PROTOCOL, mq).inc(count, size_bytes)
         self._activity_of(mq).published_ms = self.clock.now_ms()
@@ -244,7 +244,7 @@ class Hub:
             ring.trim(topic, self.groups.on_topic(mq))
 
     def heads(self, mq: str) -> Heads:
-        """Give what writes the messages of an MQ for those who get them."""
+        """Return what writes the messages of an MQ for those who get them."""
         topic = self.broker.topics.get(mq)
         topic_id = "" if topic is None else topic.id
         found = self._heads.get(mq)
@@ -261,7 +261,7 @@ class Hub:
     # -- channels ----------------------------------------------------------------------------------------------------
 
     def channel(self, mq: str, channel: str) -> Group:
-        """Give the group that a channel is, at a message that is still kept.
+        """Return the group that a channel is, at a message that is still kept.
 
         Raises:
             NotFoundError: there is no such MQ or channel.
@@ -329,7 +329,7 @@ class Hub:
             activity.subscribed_ms.pop(channel, None)
 
     def _id_at(self, topic: Topic, offset: int) -> str | None:
-        """Give the id of the message at an offset, `None` if there is no message there."""
+        """Return the id of the message at an offset, `None` if there is no message there."""
         partition = topic.partitions[0]
         if not partition.log.first_offset <= offset < partition.high_watermark:
             return None
@@ -348,18 +348,18 @@ class Hub:
         return stored_id(topic.name, topic.id, 0, offset) if given is None else given
 
     def channel_mask(self, group: Group) -> int:
-        """Give the mask of a channel."""
+        """Return the mask of a channel."""
         text = group.settings.labels.get(MASK_LABEL, "0")
         return int(text) if text.lstrip("-").isdecimal() else 0
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def subscribed(self, subscriber: Subscriber) -> None:
-        """Take note of a subscription."""
+        """Record a subscription."""
         self.subscribers.setdefault((subscriber.mq, subscriber.channel), {})[subscriber] = None
 
     def touched(self, mq: str, channel: str) -> None:
-        """Take note of when somebody last subscribed."""
+        """Record when somebody last subscribed."""
         self._activity_of(mq).subscribed_ms[channel] = self.clock.now_ms()
 
     def unsubscribed(self, subscriber: Subscriber) -> None:
@@ -383,11 +383,11 @@ class Hub:
     # -- what is told of them ----------------------------------------------------------------------------------------
 
     def describe_all(self) -> list[dict[str, Any]]:
-        """Give what `query` tells of all MQs."""
+        """Return what `query` tells of all MQs."""
         return [self.describe(topic) for name, topic in sorted(self.broker.topics.items()) if not topic.reserved]
 
     def describe(self, topic: Topic) -> dict[str, Any]:
-        """Give what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
+        """Return what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
         mq = topic.name
         entry, activity = self._entry(topic), self._activity_of(mq)
         groups = self.groups.on_topic(mq)
@@ -412,7 +412,7 @@ class Hub:
         }
 
     def describe_channel(self, group: Group) -> dict[str, Any]:
-        """Give what `query` tells of a channel."""
+        """Return what `query` tells of a channel."""
         mq, channel = group.topic.name, group.name
         position = group.stored()[0].committed
         if self._entry(group.topic).ring:

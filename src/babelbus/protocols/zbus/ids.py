@@ -27,13 +27,13 @@ class IdMaker:
         self._made: list[bytes] = []
 
     def make(self) -> str:
-        """Give a new one."""
+        """Return a new one."""
         if not self._made:
             self._refill()
         return self._made.pop().decode()
 
     def fill(self, ids: Sequence[bytes | None]) -> list[bytes]:
-        """Give ids with the texts of new ones, as bytes, where there is none."""
+        """Return ids with the texts of new ones, as bytes, where there is none."""
         missing = ids.count(None)
         while len(self._made) < missing:
             self._refill()
@@ -55,7 +55,7 @@ class IdMaker:
 
 
 def stored_id(topic: str, topic_id: str, partition: int, offset: int) -> str:
-    """Give the id of a stored message that its publisher, of another protocol, has given none (section 4.3).
+    """Return the id of a stored message that its publisher, of another protocol, has given none (section 4.3).
 
     A UUID of version 5, from where the message is: every channel and every replay sees the same. `topic_id` is another
     one when the topic was removed and made again, and for a topic in memory when the server has started.

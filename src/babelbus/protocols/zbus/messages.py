@@ -54,7 +54,7 @@ _INTEGER: Final = re.compile("[+-]?[0-9]{1,19}")
 
 
 def canonical_name(name: str) -> str:
-    """Give a header name in the spelling of `HEADER_NAMES` if it is one of them in any case, else as it is."""
+    """Return a header name in the spelling of `HEADER_NAMES` if it is one of them in any case, else as it is."""
     return name if name in _EXACT else _BY_LOWER.get(name.lower(), name)
 
 
@@ -63,7 +63,7 @@ is_canonical: Final = _EXACT.issuperset
 
 
 def canonical_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Give headers with the protocol's own ones in their spelling; of several that become one, the last stays."""
+    """Return headers with the protocol's own ones in their spelling; of several that become one, the last stays."""
     if is_canonical(headers):
         return headers
     return {canonical_name(name): value for name, value in headers.items()}
@@ -191,7 +191,7 @@ def bound(mq: str) -> str:
 
 
 def text_reply(request_id: str | None, status: int, text: str) -> Message:
-    """Give the answer that is a text; plain text, because it may name what a client chose (section 3, DECISION)."""
+    """Return the answer that is a text; plain text, because it may name what a client chose (section 3, DECISION)."""
     headers = {"content-type": TEXT_TYPE}
     if request_id is not None:
         headers["id"] = request_id
@@ -199,7 +199,7 @@ def text_reply(request_id: str | None, status: int, text: str) -> Message:
 
 
 def json_reply(request_id: str | None, status: int, body: bytes, **headers: str) -> Message:
-    """Give the answer that is a JSON value; `body` is its text, `headers` are those of `take`: `mq` and `channel`."""
+    """Return the answer that is a JSON value; `body` is its text, `headers` are those of `take`: `mq` and `channel`."""
     headers["content-type"] = JSON_TYPE
     if request_id is not None:
         headers["id"] = request_id

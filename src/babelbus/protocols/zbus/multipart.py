@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_urlencoded(body: bytes) -> bytes:
-    """Give the JSON text of an urlencoded form.
+    """Return the JSON text of an urlencoded form.
 
     Raises:
         MalformedMessageError: it is no UTF-8, or has more than `PARTS_MAX` fields.
@@ -52,7 +52,7 @@ def read_urlencoded(body: bytes) -> bytes:
 
 
 def read_multipart(body: bytes, boundary: str) -> bytes:
-    """Give the JSON text of a form in parts.
+    """Return the JSON text of a form in parts.
 
     Raises:
         MalformedMessageError: it is no such form, or has more than `PARTS_MAX` parts.

@@ -21,7 +21,7 @@ class OpenUrls:
         return bool(self._paths or self._prefixes)
 
     def has(self, message: Message, target: str | None = None) -> bool:
-        """Say whether a message needs no proof: it only asks for a url, and this one is open.
+        """Return whether a message needs no proof: it only asks for a url, and this one is open.
 
         A command never is, wherever it stands: in a header, or in the query of `/`. `target` as for `routing.route`.
 

@@ -16,7 +16,7 @@ _STYLE = "body{font-family:sans-serif;margin:2em}td,th{padding:.2em 1em;text-ali
 
 
 def _make_icon() -> bytes:
-    """Give an icon of 16 by 16 pixels, of one colour: ICO file := directory, bitmap (32 bits a pixel), mask."""
+    """Return an icon of 16 by 16 pixels, of one colour: ICO file := directory, bitmap (32 bits a pixel), mask."""
     side = 16
     bitmap = struct.pack("<IiiHHIIiiII", 40, side, 2 * side, 1, 32, 0, 0, 0, 0, 0, 0)
     bitmap += b"\xb0\x60\x20\xff" * (side * side) + bytes(4 * side)
@@ -27,12 +27,12 @@ ICON = _make_icon()
 
 
 def icon(request_id: str | None) -> Message:
-    """Give the icon that browsers ask for."""
+    """Return the icon that browsers ask for."""
     return _reply(request_id, "image/x-icon", ICON)
 
 
 def welcome(request_id: str | None, version: str) -> Message:
-    """Give what stands at `/`."""
+    """Return what stands at `/`."""
     page = (
         f"<!DOCTYPE html><html><head><title>Babelbus</title><style>{_STYLE}</style></head><body>"
         f"<h1>Babelbus {html.escape(version)}</h1><p>A message queue that speaks zbus. "
@@ -43,7 +43,7 @@ def welcome(request_id: str | None, version: str) -> Message:
 
 
 def monitor(request_id: str | None, queues: Sequence[dict[str, Any]]) -> Message:
-    """Give the page of the monitor."""
+    """Return the page of the monitor."""
     rows = "".join(
         f"<tr><td>{html.escape(queue['name'])}</td><td>{html.escape(queue['type'])}</td><td>{queue['messageDepth']}</td>"
         f"<td>{queue['consumerCount']}</td><td>{_channels(queue['channels'])}</td></tr>"

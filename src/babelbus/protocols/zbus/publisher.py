@@ -32,14 +32,14 @@ class Framing(Protocol[AskedOf]):
     """How the connection says what it answers."""
 
     def reply(self, message: Message, asked: AskedOf) -> bytes:
-        """Give the answer that says a message.
+        """Return the answer that says a message.
 
         Raises:
             UnsendableMessageError: it cannot be said here.
         """
 
     def published(self, mq: str, ids: Sequence[bytes], asked: AskedOf) -> bytes:
-        """Give the answers to `pub`, which is most of what is asked, one behind the other; `ids` are UTF-8."""
+        """Return the answers to `pub`, which is most of what is asked, one behind the other; `ids` are UTF-8."""
 
 
 class _Publication:
@@ -138,7 +138,7 @@ class Publisher(Generic[Asked]):
         return (self._mq, self._mould) if self._known is not None and self._acked else None
 
     def event(self, mq: str, message: Message) -> Event:
-        """Give the event of a message, stamped with who sent it (section 3)."""
+        """Return the event of a message, stamped with who sent it (section 3)."""
         stamped = msgspec.structs.replace(message, headers={**message.headers, **self._stamp})
         payload, key, headers = to_record(stamped, ORIGIN_PREFIX)
         return Event(mq, payload, key, headers)

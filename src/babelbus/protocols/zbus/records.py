@@ -56,7 +56,7 @@ _UNTYPED: Final[dict[BodyKind, Headers]] = {
 
 
 def origin(identity: str) -> str:
-    """Give what `to_record` needs to know of a session: who it is. An identity may not contain `#`."""
+    """Return what `to_record` needs to know of a session: who it is. An identity may not contain `#`."""
     assert "#" not in identity
     return ORIGIN_PREFIX + identity
 
@@ -75,7 +75,7 @@ _short_record_name: Final = lru_cache(maxsize=4096)(_make_record_name)
 
 
 def to_record(message: Message, sender: str = ORIGIN_PREFIX) -> Stored:
-    """Give payload, key and record headers of a message; `sender` is an `origin`.
+    """Return payload, key and record headers of a message; `sender` is an `origin`.
 
     The key is the header `key`, else the tag. A message without a body has an empty payload.
 
@@ -123,7 +123,7 @@ def to_record(message: Message, sender: str = ORIGIN_PREFIX) -> Stored:
 
 
 def _typed(content_type: str, body: bytes | None, kind: BodyKind) -> list[tuple[bytes, bytes | None]]:
-    """Give the record headers for the content type that a message has."""
+    """Return the record headers for the content type that a message has."""
     sent = content_type.encode()
     if body is None:
         return [(b"content-type", sent), NO_BODY]
@@ -138,7 +138,7 @@ def _typed(content_type: str, body: bytes | None, kind: BodyKind) -> list[tuple[
 
 
 def from_record(payload: bytes | None, key: bytes | None, headers: Headers, mq: str | None = None) -> Message:
-    """Give the message of a record, whoever published it: a zbus message as it was sent, a foreign event as one.
+    """Return the message of a record, whoever published it: a zbus message as it was sent, a foreign event as one.
 
     `mq` becomes the header of that name. A foreign payload is JSON if its content type says so and it is valid, else
     text if it is UTF-8, else bytes. A value that is no UTF-8 has escapes (`\\xff`) where it is none.
@@ -209,7 +209,7 @@ def _from_record(
 
 
 def _own_body(payload: bytes | None, kind: str | None) -> tuple[bytes | None, BodyKind]:
-    """Give the body that a record says it has. It is looked at again: who may write records may write any.
+    """Return the body that a record says it has. It is looked at again: who may write records may write any.
 
     A text that is none would end the connection of its consumer, and JSON that is none could say anything there.
     """
@@ -223,7 +223,7 @@ def _own_body(payload: bytes | None, kind: str | None) -> tuple[bytes | None, Bo
 
 
 def _message_name(record_name: bytes) -> str | None:
-    """Give the header name of a record header, `None` for one that zbus gives another meaning."""
+    """Return the header name of a record header, `None` for one that zbus gives another meaning."""
     return _short_message_name(record_name) if len(record_name) <= NAME_LENGTH_MAX else _make_message_name(record_name)
 
 
@@ -244,7 +244,7 @@ def _text(data: bytes) -> str:
 
 
 def foreign_body(payload: bytes | None, content_type: str | None) -> tuple[bytes | None, BodyKind]:
-    """Give the body of what another protocol published (docs/design/design.md, section 5)."""
+    """Return the body of what another protocol published (docs/design/design.md, section 5)."""
     if payload is None:
         return None, "json"
     if content_type is not None and is_json(content_type):

@@ -38,7 +38,7 @@ class Repeat:
         """How the last one began, if its head has no id, and how long it was with its body."""
 
     def takes(self, body: bytes) -> bool:
-        """Say whether a body is one of this kind as it stands."""
+        """Return whether a body is one of this kind as it stands."""
         return bool(body) and (self.kind == "bytes" or body.isascii())
 
     def remember(self, data: bytes, body: bytes) -> None:
@@ -47,7 +47,7 @@ class Repeat:
         self.size = len(data)
 
     def reply(self, request_id: bytes, error: BabelbusError | None) -> bytes:
-        """Give the answer to one of them."""
+        """Return the answer to one of them."""
         if error is not None:
             return self._refuse(request_id, error, self.request)
         return b"%b%b%b" % (self._before, request_id, self._after)

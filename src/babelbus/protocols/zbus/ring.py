@@ -16,7 +16,7 @@ SLACK_BYTES = 64 * 2**20
 
 
 def oldest(topic: Topic) -> int:
-    """Give the offset of the oldest message that is kept."""
+    """Return the offset of the oldest message that is kept."""
     partition = topic.partitions[0]
     return max(partition.log.first_offset, partition.high_watermark - SIZE)
 
@@ -29,7 +29,7 @@ def catch_up(group: Group) -> None:
 
 
 def trim(topic: Topic, groups: list[Group]) -> None:
-    """Give back the memory of messages that nobody can get any more."""
+    """Return back the memory of messages that nobody can get any more."""
     log = topic.partitions[0].log
     if log.segment_count == 1 or not isinstance(log, Log):
         return

@@ -27,7 +27,7 @@ _decode_entries = msgspec.json.Decoder(list[UrlEntry]).decode
 
 
 def read_bindings(message: Message) -> list[UrlEntry]:
-    """Give the entries that a `bind` brings, as a JSON list or the text of one (HTTP).
+    """Return the entries that a `bind` brings, as a JSON list or the text of one (HTTP).
 
     Raises:
         MalformedMessageError: there is no body, it is no such list, or one is of another MQ than the header's.
@@ -70,7 +70,7 @@ class BindTable:
         self._cache.clear()
 
     def find(self, url: str) -> str | None:
-        """Give the MQ of the longest prefix. A plain string prefix: `/plus` catches `/plusX` too (6.1, DECISION)."""
+        """Return the MQ of the longest prefix. A plain string prefix: `/plus` catches `/plusX` too (6.1, DECISION)."""
         if not self._by_url:
             return None
         try:
@@ -113,7 +113,7 @@ Route = Command | Publish | Welcome | Nowhere
 
 
 def route(message: Message, bindings: BindTable, exists: Callable[[str], bool], target: str | None = None) -> Route:
-    """Say what is meant by a message without `cmd`; the first rule of section 6.1 that fits decides.
+    """Return what is meant by a message without `cmd`; the first rule of section 6.1 that fits decides.
 
     `exists` knows the names of MQs. `target` is what stood in the HTTP request line: a query is cut at its `&` before
     it is decoded, and `message.url` is decoded as a whole. Without one the url is taken as it is written (WebSocket).
@@ -139,7 +139,7 @@ def route(message: Message, bindings: BindTable, exists: Callable[[str], bool], 
 
 
 def _mq_of_path(path: str, exists: Callable[[str], bool]) -> str | None:
-    """Give the MQ whose name is the longest prefix of a path by segments, else the one named by the first segment."""
+    """Return the MQ whose name is the longest prefix of a path by segments, else the one named by the first segment."""
     if path.startswith("/"):
         end = len(path)
         if end > NAME_LENGTH_MAX:
@@ -153,7 +153,7 @@ def _mq_of_path(path: str, exists: Callable[[str], bool]) -> str | None:
 
 
 def command_of_query(message: Message, target: str) -> Message | None:
-    """Give the command that `/?cmd=...` says, `None` if the target is none (6.2).
+    """Return the command that `/?cmd=...` says, `None` if the target is none (6.2).
 
     Each parameter is a header and `body` the body; without one the body stays. The url keeps its path alone: the rest
     is said by the headers, and may hold a key.

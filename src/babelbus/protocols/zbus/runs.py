@@ -36,7 +36,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     bodies: list[bytes]
 
     def messages(self) -> Iterable[Message]:
-        """Give them one by one."""
+        """Return them one by one."""
         one = self.message
         for request_id, body in zip(self.ids, self.bodies, strict=True):
             headers = dict(one.headers) if request_id is None else {**one.headers, "id": request_id.decode()}
@@ -68,7 +68,7 @@ class FrameReader:
         self._cutter = FrameCutter()
 
     def read(self, texts: Sequence[bytes]) -> list[Item]:
-        """Give what they say, in order; in the place of one that is no message, what is wrong with it."""
+        """Return what they say, in order; in the place of one that is no message, what is wrong with it."""
         if len(texts) >= FRAMES_MIN:
             columns = self._cutter.cut(texts)
             if columns is not None:
@@ -100,7 +100,7 @@ class FrameReader:
         return items
 
     def _run(self, headers: dict[str, str], ids: list[str | None], raws: list[bytes]) -> Run | None:
-        """Give the run that these frames are, `None` if they are none."""
+        """Return the run that these frames are, `None` if they are none."""
         read = _read_bodies(raws)
         if read is None or headers.get("cmd") != PUBLISH or len(headers) >= HEADERS_MAX:
             return None
@@ -127,7 +127,7 @@ def _read_one(text: bytes) -> Message | RequestError:
 
 
 def _read_bodies(raws: list[bytes]) -> tuple[list[bytes], BodyKind] | None:
-    """Give the bodies whose JSON texts these are, if they are all strings, or all something else that is a body."""
+    """Return the bodies whose JSON texts these are, if they are all strings, or all something else that is a body."""
     firsts = {raw[:1] for raw in raws}
     joined = b"".join(raws)
     if not joined.isascii():
@@ -158,7 +158,7 @@ class RequestReader:
         """The same for other bodies."""
 
     def read(self, run: RequestRun) -> Run | None:
-        """Give the run of publications that a run of requests is, `None` if it is none."""
+        """Return the run of publications that a run of requests is, `None` if it is none."""
         if run.request is not self._request:
             self._request, self._message, self._others = run.request, _common(run.request), {}
         message = self._message
@@ -180,7 +180,7 @@ class RequestReader:
 
 
 def _common(request: Request) -> Message | None:
-    """Give what publications have in common that come with such requests, `None` if these are something else."""
+    """Return what publications have in common that come with such requests, `None` if these are something else."""
     try:
         message = decode_request(request)
     except RequestError:

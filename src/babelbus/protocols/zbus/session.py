@@ -153,7 +153,7 @@ class Session(Generic[Asked]):
             self._caller.call(message, mq, request_id, asked)
 
     def take_reply(self, message: Message) -> bool:
-        """Send what a service answers; give whether somebody waits for it."""
+        """Send what a service answers; return whether somebody waits for it."""
         if self._receiver is not None:
             return self._receiver.push(message)
         return self._caller.take_reply(message)
@@ -161,7 +161,7 @@ class Session(Generic[Asked]):
     # -- urls (section 6) --------------------------------------------------------------------------------------------
 
     def _route_url(self, message: Message, target: str | None) -> Message:
-        """Give the command that a message without one means, or the answer to it, which has a status."""
+        """Return the command that a message without one means, or the answer to it, which has a status."""
         hub = self._hub
         request_id = message.headers["id"]
         if message.status is not None:  # it would be an answer, and there is no question

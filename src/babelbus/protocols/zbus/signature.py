@@ -95,7 +95,7 @@ def _name_of(token: bytes) -> str:
 
 
 def _parse(text: bytes) -> _Node:
-    """Give the tree of a JSON text with every string and number as received. Iterative: depth costs no stack."""
+    """Return the tree of a JSON text with every string and number as received. Iterative: depth costs no stack."""
     top = _Array()
     open_nodes: list[_Object | _Array] = [top]
     for token in _tokens(text):
@@ -111,7 +111,7 @@ def _parse(text: bytes) -> _Node:
 
 
 def _write(node: _Node, *, nulls: bool) -> bytes:
-    """Give the canonical text of a tree, without null members if `nulls` is false."""
+    """Return the canonical text of a tree, without null members if `nulls` is false."""
     if isinstance(node, bytes):
         return node
     written: list[bytes] = []
@@ -129,7 +129,7 @@ def _write(node: _Node, *, nulls: bool) -> bytes:
 
 
 def _selected(root: _Node, fields: "_Fields | None") -> _Object:
-    """Give what is signed of a message: all but the signature, or what the header `signFields` names."""
+    """Return what is signed of a message: all but the signature, or what the header `signFields` names."""
     assert isinstance(root, _Object)
     chosen = _Object()
     for token, node in root.members:
@@ -171,12 +171,12 @@ class _Fields:
 
 
 def digest(secret: str, canonical: bytes) -> str:
-    """Give the signature of a canonical text: lower-case hex, as every client has it."""
+    """Return the signature of a canonical text: lower-case hex, as every client has it."""
     return hmac.digest(secret.encode(), canonical, "sha256").hex()
 
 
 def canonical_text(text: bytes, *, sign_fields: str | None = None, nulls: bool = True) -> bytes:
-    """Give what is signed of a frame (7.1; with `sign_fields` 7.2).
+    """Return what is signed of a frame (7.1; with `sign_fields` 7.2).
 
     Raises:
         AuthenticationError: an object has a name twice, so that readers may understand different things.
@@ -189,7 +189,7 @@ def canonical_text(text: bytes, *, sign_fields: str | None = None, nulls: bool =
 
 
 def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = False) -> str:
-    """See who sent a WebSocket frame, and give the apiKey. `message` is what `decode_message(text)` gave.
+    """See who sent a WebSocket frame, and return the apiKey. `message` is what `decode_message(text)` gave.
 
     `partial` accepts lists of signed fields that leave what matters unsigned (7.2).
 
@@ -205,7 +205,7 @@ def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = F
 
 
 def verify_request(message: Message, keys: Keys, *, partial: bool = False) -> str:
-    """See who sent an HTTP request, and give the apiKey. Only the scheme with `signFields` can work there (7.1).
+    """See who sent an HTTP request, and return the apiKey. Only the scheme with `signFields` can work there (7.1).
 
     Raises:
         AuthenticationError: it is not proved.
@@ -220,7 +220,7 @@ def verify_request(message: Message, keys: Keys, *, partial: bool = False) -> st
 
 
 def _credentials(message: Message, keys: Keys) -> tuple[str, str, str]:
-    """Give apiKey, signature and secret, in the order of section 7."""
+    """Return apiKey, signature and secret, in the order of section 7."""
     api_key, signature = message.headers.get("apiKey"), message.headers.get("signature")
     if api_key is None:
         raise AuthenticationError(messages.MISSING_API_KEY)
@@ -248,7 +248,7 @@ def _check(secret: str, signature: str, canonical: Callable[[bool], bytes]) -> N
 
 
 def request_text(message: Message, sign_fields: str, *, escape: bool = False) -> bytes:
-    """Give what is signed of an HTTP request (7.2): a body that is JSON text counts as its value.
+    """Return what is signed of an HTTP request (7.2): a body that is JSON text counts as its value.
 
     There are no JSON tokens on the wire; `escape` writes what is not ASCII as the Python client does.
     """
@@ -293,14 +293,14 @@ def _escaped(found: "re.Match[str]") -> str:
 
 
 def sign_frame(message: Message, api_key: str, secret: str, sign_fields: str | None = None) -> Message:
-    """Give a message with its proof, to be sent as `encode_message` has it."""
+    """Return a message with its proof, to be sent as `encode_message` has it."""
     message = _with_key(message, api_key, sign_fields)
     canonical = canonical_text(encode_message(message), sign_fields=sign_fields)
     return _with(message, "signature", digest(secret, canonical))
 
 
 def sign_request(message: Message, api_key: str, secret: str, sign_fields: str) -> Message:
-    """Give a message with its proof, to be sent as an HTTP request with just these headers, url, method and body."""
+    """Return a message with its proof, to be sent as an HTTP request with just these headers, url, method and body."""
     message = _with_key(message, api_key, sign_fields)
     return _with(message, "signature", digest(secret, request_text(message, sign_fields)))
 

@@ -38,7 +38,7 @@ _PLACE = "\x00"
 
 @lru_cache(maxsize=1024)
 def _published(mq: str) -> tuple[bytes, bytes]:
-    """Give what stands in front of the id, a JSON string, in the answer to `pub`, and what behind it."""
+    """Return what stands in front of the id, a JSON string, in the answer to `pub`, and what behind it."""
     text = encode_message(m.text_reply(_PLACE, m.OK, m.published(mq)))
     before, _, after = text.partition(_encode(_PLACE))
     return before, after
@@ -48,11 +48,11 @@ class FrameFraming:
     """Answers as frames."""
 
     def reply(self, message: Message, _asked: None) -> bytes:
-        """Give the frame of an answer."""
+        """Return the frame of an answer."""
         return encode_texts([encode_message(message)])
 
     def published(self, mq: str, ids: Sequence[bytes], _asked: None) -> bytes:
-        """Give the frames of answers to `pub`."""
+        """Return the frames of answers to `pub`."""
         before, after = _published(mq)
         if b"".join(ids).replace(b"-", b"").isalnum():
             first = b'%b"%b"%b' % (before, ids[0], after)
@@ -156,7 +156,7 @@ class SocketSession:
             raise self._decoder.error
 
     def _work(self) -> bool:
-        """Do what waits, as far as the outbox has room; say whether all of it is done."""
+        """Do what waits, as far as the outbox has room; return whether all of it is done."""
         waiting = self._waiting
         if waiting and self._outbox.full:
             return False
@@ -196,7 +196,7 @@ class SocketSession:
         return self.session.handle(message, None)
 
     def _admit(self, text: bytes) -> Message | None:
-        """Give the message of a frame that proves who sent it, or needs not; `None` if it is refused."""
+        """Return the message of a frame that proves who sent it, or needs not; `None` if it is refused."""
         request_id = None
         try:
             message = decode_message(text)

@@ -21,7 +21,7 @@ class StaticFiles:
         self._caching = f"max-age={cache_seconds}" if cache_seconds else "no-cache"
 
     def read(self, request: Request) -> Response | None:
-        """Give the response with the file that a request asks for, `None` if there is none. Waits for the disk."""
+        """Return the response with the file that a request asks for, `None` if there is none. Waits for the disk."""
         try:
             path = percent_decode(request.path)
         except HttpError:
@@ -43,7 +43,7 @@ class StaticFiles:
         return Response(m.OK, (("content-type", found.content_type), *headers), found.data)
 
     def begin(self, request: Request) -> "Reading":
-        """Begin to read in another thread: the event loop goes on meanwhile."""
+        """Start to read in another thread: the event loop goes on meanwhile."""
         return Reading(self, request)
 
 

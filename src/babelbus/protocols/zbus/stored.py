@@ -34,7 +34,7 @@ class Mould(msgspec.Struct, frozen=True, gc=False):
     after_id: bytes
 
     def bodies(self, ids: Sequence[bytes], payloads: Sequence[bytes], timestamp: int) -> list[bytes]:
-        """Give the bodies of records, which is what their CRCs cover."""
+        """Return the bodies of records, which is what their CRCs cover."""
         lengths, join = LENGTHS, b"".join
         front = _pack_front(0, timestamp) + self.key
         before, after = self.before_id, self.after_id
@@ -47,7 +47,7 @@ class Mould(msgspec.Struct, frozen=True, gc=False):
 def mixed_bodies(
     moulds: Sequence[Mould], ids: Sequence[bytes], payloads: Sequence[bytes], timestamp: int
 ) -> list[bytes]:
-    """Give the bodies of records that have a mould each, as `Mould.bodies` does."""
+    """Return the bodies of records that have a mould each, as `Mould.bodies` does."""
     lengths, join = LENGTHS, b"".join
     front = _pack_front(0, timestamp)
     return [
@@ -70,7 +70,7 @@ class Recorder:
         self._stamped_count = 1 + len(stamped)
 
     def encode(self, message: Message, timestamp: int) -> bytes:
-        """Give the body of the record of one message, which has an id.
+        """Return the body of the record of one message, which has an id.
 
         Raises:
             MalformedMessageError: a header is no UTF-8.
@@ -80,7 +80,7 @@ class Recorder:
         return mould.bodies([encode_id(message.headers["id"])], [payload or b""], timestamp)[0]
 
     def mould(self, message: Message, *, has_body: bool) -> Mould:
-        """Give what the records of messages have in common that differ from this one in id and body alone.
+        """Return what the records of messages have in common that differ from this one in id and body alone.
 
         Raises:
             MalformedMessageError: a header is no UTF-8.
@@ -139,7 +139,7 @@ class Recorder:
 
 
 def encode_id(request_id: str) -> bytes:
-    """Give an id as it is stored.
+    """Return an id as it is stored.
 
     Raises:
         MalformedMessageError: it is no UTF-8.
@@ -162,7 +162,7 @@ def _encode_headers(headers: Headers) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _typed(content_type: str | None, has_body: bool, kind: BodyKind) -> tuple[bytes, int]:
-    """Give the record headers that describe the body, and how many they are."""
+    """Return the record headers that describe the body, and how many they are."""
     headers = {} if content_type is None else {"content-type": content_type}
     body = b"" if has_body else None
     stored = tuple(one for one in to_record(Message(headers, body=body, body_kind=kind))[2] if one[0] != b"ce_source")

@@ -14,18 +14,18 @@ class TagFilter(RowsFilter):
         self._matches = matches
 
     def __call__(self, record: Record) -> bool:
-        """Say whether a message is wanted."""
+        """Return whether a message is wanted."""
         return self._matches(_tag_of(record.headers))
 
     def choose(self, rows: Rows) -> list[bool]:
-        """Say which messages of a chunk are wanted: each tag is looked at once."""
+        """Return which messages of a chunk are wanted: each tag is looked at once."""
         tags = rows.made(_tags_of)
         wanted = {tag: self._matches(tag) for tag in set(tags)}
         return [wanted[tag] for tag in tags]
 
 
 def record_filter(text: str) -> RecordFilter:
-    """Give the filter of a channel for records, by their tag.
+    """Return the filter of a channel for records, by their tag.
 
     Raises:
         InvalidSettingError: it is none.
@@ -37,7 +37,7 @@ def record_filter(text: str) -> RecordFilter:
 
 
 def _tag_of(headers: Headers) -> str | None:
-    """Give the tag of a message as it is stored, whoever published it."""
+    """Return the tag of a message as it is stored, whoever published it."""
     for name, value in headers:
         if (name == b"zbus_tag" or name == b"tag") and value is not None:
             return value.decode("utf-8", "backslashreplace")
@@ -45,7 +45,7 @@ def _tag_of(headers: Headers) -> str | None:
 
 
 def _tags_of(rows: Rows) -> list[str | None]:
-    """Give the tag of each message of a chunk; headers behind the id are read once for all that share them."""
+    """Return the tag of each message of a chunk; headers behind the id are read once for all that share them."""
     found = rows.leading(b"ce_id")
     rests = found.rests()
     known = {rest: _tag_of(read_headers(rest)) for rest in set(rests)}

@@ -44,7 +44,7 @@ ID = "id"
 
 @lru_cache(maxsize=1024)
 def _published(mq: str, version: str) -> tuple[bytes, bytes]:
-    """Give what stands in front of the id in the answer to `pub` over a connection that stays, and what behind it."""
+    """Return what stands in front of the id in the answer to `pub` over a connection that stays, and what behind it."""
     response = map_response(text_reply("@", m.OK, m.published(mq)))
     encoded = encode_response(response.status, response.headers, response.body, version=version)
     before, _, after = encoded.partition(b"id: @\r\n")
@@ -58,7 +58,7 @@ class HttpFraming:
         self._cors = cors
 
     def reply(self, message: Message, request: Request) -> bytes:
-        """Give the response that says a message.
+        """Return the response that says a message.
 
         Raises:
             UnsendableMessageError: HTTP cannot say it.
@@ -66,7 +66,7 @@ class HttpFraming:
         return self.encode(map_response(message), request)
 
     def encode(self, response: Response, request: Request) -> bytes:
-        """Give the bytes of a response.
+        """Return the bytes of a response.
 
         Raises:
             UnsendableMessageError: HTTP cannot say it.
@@ -87,7 +87,7 @@ class HttpFraming:
             raise UnsendableMessageError("a header has a value that HTTP cannot carry") from error
 
     def published(self, mq: str, ids: Sequence[bytes], request: Request) -> bytes:
-        """Give the responses to `pub`."""
+        """Return the responses to `pub`."""
         joined = b"".join(ids)
         plain = joined.isascii() and joined.decode().isprintable()
         if plain and self.is_plain(request):
@@ -96,17 +96,17 @@ class HttpFraming:
         return b"".join([self._published(mq, one.decode(), request) for one in ids])
 
     def is_plain(self, request: Request) -> bool:
-        """Say whether the answer has no more headers than usual."""
+        """Return whether the answer has no more headers than usual."""
         if self._cors is not None and "origin" in request.headers:
             return False
         return request.keep_alive and request.method != HEAD
 
     def around_id(self, mq: str, request: Request) -> tuple[bytes, bytes]:
-        """Give what stands before and behind the id in the answer to `pub`, where `is_plain` holds."""
+        """Return what stands before and behind the id in the answer to `pub`, where `is_plain` holds."""
         return _published(mq, request.version)
 
     def refused(self, request_id: bytes, error: BabelbusError, request: Request) -> bytes:
-        """Give the response to a `pub` that was not stored."""
+        """Return the response to a `pub` that was not stored."""
         return self.reply(text_reply(request_id.decode(), m.FAILED, str(error)), request)
 
     def _published(self, mq: str, request_id: str, request: Request) -> bytes:
@@ -254,7 +254,7 @@ class WebSession:
         return self._socket is not None or self._last_word is not None
 
     def _answer_waiting(self) -> bool:
-        """Answer what waits, as far as the outbox has room; say whether all of it is."""
+        """Answer what waits, as far as the outbox has room; return whether all of it is."""
         waiting = self._waiting
         if waiting and self._outbox.full:
             return False
@@ -325,7 +325,7 @@ class WebSession:
         return done
 
     def _admit(self, request: Request) -> Message | None:
-        """Give the message of a request that proves who sent it; `None` if it is answered already."""
+        """Return the message of a request that proves who sent it; `None` if it is answered already."""
         session = self.session
         request_id = request.headers.get("id")
         try:
@@ -354,7 +354,7 @@ class WebSession:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def _leads_nowhere(self, message: Message, target: str) -> bool:
-        """Say whether no service and no command has this url."""
+        """Return whether no service and no command has this url."""
         try:
             found = routing.route(message, self._hub.bindings, self._hub.exists, target)
         except RequestError:  # the session says so
@@ -381,7 +381,7 @@ class WebSession:
         return True
 
     def _without_file(self, message: Message) -> Message:
-        """Give what is said where there is no file."""
+        """Return what is said where there is no file."""
         request_id = message.headers.get(ID) or self._hub.new_id()
         path = (message.url or "").partition("?")[0]
         if path in ("", "/"):
@@ -414,7 +414,7 @@ class WebSession:
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def take_reply(self, message: Message) -> bool:
-        """Send what a service answers; give whether somebody waits for it."""
+        """Send what a service answers; return whether somebody waits for it."""
         if self.session.take_reply(message):
             return True
         return self._socket is not None and self._socket.session.take_reply(message)

@@ -43,7 +43,7 @@ class _Segment:
                 insort(self._sized, one)
 
     def next(self, order: Order) -> _Run:
-        """Give what goes first; a part of it may be taken."""
+        """Return what goes first; a part of it may be taken."""
         if order == "random":
             if self._sized is None:
                 self._sized = sorted(one for run in self._runs for one in _single(run))
@@ -103,7 +103,7 @@ class Backlog:
         self.size_bytes += sum(packets.sizes[first:last])
 
     def next(self, order: Order) -> tuple[Packets, int, int]:
-        """Give what goes out first: packets, first, last. There must be something."""
+        """Return what goes out first: packets, first, last. There must be something."""
         segment = self._segments[0]
         run = segment.next("queue" if segment.control else order)
         return run.packets, run.first, run.last
@@ -119,7 +119,7 @@ class Backlog:
             self._segments.popleft()
 
     def exceeds(self, bound: Bound) -> bool:
-        """Say whether more waits than `bound` allows."""
+        """Return whether more waits than `bound` allows."""
         return self.size_bytes > bound.size_bytes or self.count > bound.count
 
     def clear(self) -> None:

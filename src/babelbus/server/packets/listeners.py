@@ -49,7 +49,7 @@ class OpenDoor:
         self._file = _identity(path) if path is not None else None
 
     def lets_in(self, credentials: Credentials) -> bool:
-        """Say whether this user is served; root is not exempt."""
+        """Return whether this user is served; root is not exempt."""
         return self.users is None or credentials.uid in self.users
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ def open_door(door: Door, *, replace: bool = False, replace_stale: bool = False,
 
 
 def credentials_of(connection: socket.socket) -> Credentials:
-    """Give who connected, as the kernel noted it at that moment."""
+    """Return who connected, as the kernel noted it at that moment."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return Credentials(gid=gid, uid=uid, pid=pid)
@@ -122,7 +122,7 @@ def _uid_of(user: str) -> int:
 
 
 def _abstract_name(address: str) -> bytes | None:
-    """Give the name of an abstract address: all 108 bytes, as its clients have to give it too."""
+    """Return the name of an abstract address: all 108 bytes, as its clients have to give it too."""
     if address == ABSTRACT:
         return b"\0" + secrets.token_bytes(NAME_BYTES - 1)
     digits = address.removeprefix(f"{ABSTRACT}/")
@@ -183,7 +183,7 @@ def _bind_path(path: str, mode: int, any_length: bool) -> socket.socket:
 
 
 def _is_stale(path: str) -> bool:
-    """Say whether a socket is left of a server that was killed."""
+    """Return whether a socket is left of a server that was killed."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return False
@@ -201,7 +201,7 @@ def _is_stale(path: str) -> bool:
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:
-    """Say which file this is; with its birth, for numbers of removed files are given again."""
+    """Return which file this is; with its birth, for numbers of removed files are given again."""
     try:
         found = os.stat(path)
     except OSError:

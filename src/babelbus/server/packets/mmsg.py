@@ -96,7 +96,7 @@ class Exchange:
         self._sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
 
     def receive(self, descriptor: int) -> int:
-        """Read what is there, at most `BATCH` packets, into `packets`; give how many.
+        """Read what is there, at most `BATCH` packets, into `packets`; return how many.
 
         A packet of size 0 is an empty one or the end. One that is longer than allowed shows one byte too many.
 
@@ -111,7 +111,7 @@ class Exchange:
         return count
 
     def send(self, connection: socket.socket, packets: Packets, first: int, last: int) -> tuple[int, int]:
-        """Send packets `first` to `last`; give how many the kernel took, and the error number that ended it or 0."""
+        """Send packets `first` to `last`; return how many the kernel took, and the error number that ended it or 0."""
         if last - first <= PLAIN_MAX:
             return _send_plain(connection, packets, first, last)
         if packets is self.packets:

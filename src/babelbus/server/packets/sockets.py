@@ -136,7 +136,7 @@ class PacketServer:
         self._count_accepted.inc()
 
     def forget(self, connection: "PacketConnection") -> None:
-        """Note that a connection has closed."""
+        """Record that a connection has closed."""
         self.connections.discard(connection)
         self._count_open.dec()
         if not self.connections:
@@ -195,7 +195,7 @@ class PacketConnection:
             self._read()
 
     def _read(self) -> bool:
-        """Do what one batch asks for; give whether there may be more."""
+        """Do what one batch asks for; return whether there may be more."""
         try:
             count = self._exchange.receive(self._descriptor)
         except (BlockingIOError, InterruptedError):
@@ -331,7 +331,7 @@ class PacketConnection:
                 self._loop.add_writer(self._descriptor, self._writable)
 
     def _push(self, packets: Packets, first: int, last: int) -> int:
-        """Give to the kernel what it takes; give where it stopped, and `last` if the client is gone."""
+        """Return to the kernel what it takes; return where it stopped, and `last` if the client is gone."""
         while first < last:
             sent, error = self._exchange.send(self._socket, packets, first, last)
             first += sent

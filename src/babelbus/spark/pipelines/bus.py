@@ -28,7 +28,7 @@ class Bus(msgspec.Struct, frozen=True):
         return bool(self.url or self.path)
 
     def options(self, own: dict[str, str], *, writing: bool = False) -> dict[str, str]:
-        """Give the options of a source or sink that has `own` ones. Nothing is written through a data folder."""
+        """Return the options of a source or sink that has `own` ones. Nothing is written through a data folder."""
         if WAYS & {name.lower() for name in own}:
             return own
         by_server = writing or not self.path or (self.url and _OF_SERVERS & {name.lower() for name in own})

@@ -81,12 +81,12 @@ def check(spark: SparkSession, loaded: Loaded, bus: Bus, settings: Mapping[str, 
 
 
 def columns(frame: DataFrame) -> str:
-    """Give the columns of a frame as DDL would name them."""
+    """Return the columns of a frame as DDL would name them."""
     return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema.fields)
 
 
 def _source(spark: SparkSession, loaded: Loaded, bus: Bus, name: str, source: Source) -> Finding:
-    """See that a source is there."""
+    """Check that a source is there."""
     field = f"sources.{name}"
     try:
         if not source.is_bus:
@@ -117,7 +117,7 @@ def _reach(options: SourceOptions) -> str:
 
 
 def _sink(spark: SparkSession, frame: DataFrame | None, target: Target, folder: str) -> list[Finding]:
-    """See that a sink is there and takes the columns, and Spark the mode."""
+    """Check that a sink is there and takes the columns, and Spark the mode."""
     field = f"sinks.{target.name}"
     found: list[Finding] = []
     with _noted(found, field):
@@ -136,7 +136,7 @@ def _sink(spark: SparkSession, frame: DataFrame | None, target: Target, folder: 
 
 @contextmanager
 def _noted(found: list[Finding], field: str) -> Iterator[None]:
-    """Note a fault once, and go on."""
+    """Record a fault once, and go on."""
     try:
         yield
         return
@@ -173,7 +173,7 @@ def _sink_place(spark: SparkSession, target: Target) -> None:
 
 
 def _unknown_format(spark: SparkSession, format_: str) -> str | None:
-    """Give what Spark says of a format that it does not know; to read from one without options reaches nobody."""
+    """Return what Spark says of a format that it does not know; to read from one without options reaches nobody."""
     try:
         spark.readStream.format(format_).load()
     except REFUSALS as error:
@@ -182,7 +182,7 @@ def _unknown_format(spark: SparkSession, format_: str) -> str | None:
 
 
 def _sink_rows(frame: DataFrame, shaped: DataFrame, target: Target) -> None:
-    """See that a sink takes the columns in its mode.
+    """Check that a sink takes the columns in its mode.
 
     Raises:
         BabelbusError: it does not.
@@ -240,7 +240,7 @@ def _start_empty(shaped: DataFrame, target: Target, path: str) -> None:
 
 
 def _files(sink: Sink) -> str | None:
-    """Give the format of a sink that writes files through Spark."""
+    """Return the format of a sink that writes files through Spark."""
     format_ = "parquet" if sink.parquet is not None else (sink.format or "").lower()
     return format_ if format_ in FILE_FORMATS else None
 
@@ -254,7 +254,7 @@ def _is_bus(sink: Sink) -> bool:
 
 
 def _writing(target: Target) -> dict[str, str]:
-    """Give the options of a sink on the bus, with a server that nobody asks where none is known."""
+    """Return the options of a sink on the bus, with a server that nobody asks where none is known."""
     sink = target.sink
     options = text_options(sink.options) if sink.format is not None else bus_options(target)
     here = sink.format is None and target.bus.url
@@ -263,7 +263,7 @@ def _writing(target: Target) -> dict[str, str]:
 
 @contextmanager
 def _own_session(spark: SparkSession, settings: Mapping[str, Scalar]) -> Iterator[SparkSession]:
-    """Give a session that shares no view, function or setting with others, and is the one that steps find active."""
+    """Return a session that shares no view, function or setting with others, and is the one that steps find active."""
     own = spark.newSession()
     for name, text in text_options(dict(settings)).items():
         if own.conf.isModifiable(name):  # over Spark Connect a new session has none of those of the first
@@ -276,7 +276,7 @@ def _own_session(spark: SparkSession, settings: Mapping[str, Scalar]) -> Iterato
 
 
 def _set(spark: SparkSession, name: str, value: Scalar, beaten_by: Mapping[str, Scalar]) -> Finding:
-    """Give the session a setting of the file, or see that Spark would take it at its start."""
+    """Return the session a setting of the file, or see that Spark would take it at its start."""
     field = f"spark.{name}"
     if name in beaten_by:
         return Finding(field, True, f"{beaten_by[name]}, of the command line")
@@ -297,7 +297,7 @@ def _set(spark: SparkSession, name: str, value: Scalar, beaten_by: Mapping[str, 
 
 
 def _setting(spark: SparkSession, name: str) -> Any:
-    """Give what Spark knows of a setting that only counts when a session is built."""
+    """Return what Spark knows of a setting that only counts when a session is built."""
     jvm: Any = spark._jvm
     return jvm.org.apache.spark.internal.config.ConfigEntry.findEntry(name)
 

@@ -19,7 +19,7 @@ class DeltaMissingError(SparkError):
 
 
 def need_delta() -> None:
-    """See that the package is installed.
+    """Check that the package is installed.
 
     Raises:
         DeltaMissingError: it is not.

@@ -26,7 +26,7 @@ def build(
     opener: Opener | None = None,
     faults: dict[str, PipelineError] | None = None,
 ) -> dict[str, DataFrame]:
-    """Give all frames of a pipeline by name; each is a temporary view of the session too, for the SQL that follows.
+    """Return all frames of a pipeline by name; each is a temporary view of the session too, for the SQL that follows.
 
     Nothing runs yet. `opener` opens sources in its own way (`check` gives empty ones). With `faults` what Spark refuses
     is put there by its field instead of being raised; what needs it is left out, and all the rest is made.
@@ -59,7 +59,7 @@ def build(
 def _step(
     spark: SparkSession, loaded: Loaded, name: str, frames: dict[str, DataFrame], missing: frozenset[str]
 ) -> DataFrame | None:
-    """Make the frame of a step; `None` where its function needs one that is missing."""
+    """Build the frame of a step; `None` where its function needs one that is missing."""
     step, field = loaded.pipeline.steps[name], f"steps.{name}"
     if step.sql is not None:
         return spark.sql(step.sql)
@@ -102,7 +102,7 @@ def open_source(spark: SparkSession, source: Source, bus: Bus) -> DataFrame:
 
 
 def where(source: Source) -> dict[str, str]:
-    """Give the options that say what of the bus is read."""
+    """Return the options that say what of the bus is read."""
     if source.state:
         return {"table": "state"}
     if source.pattern is not None:
@@ -114,7 +114,7 @@ def where(source: Source) -> dict[str, str]:
 
 
 def text_options(options: dict[str, Scalar]) -> dict[str, str]:
-    """Give options as Spark takes them."""
+    """Return options as Spark takes them."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
@@ -130,7 +130,7 @@ def _prepared(loaded: Loaded, name: str, source: Source, frame: DataFrame) -> Da
 
 @contextmanager
 def _naming(loaded: Loaded, field: str, missing: frozenset[str] = frozenset()) -> Iterator[None]:
-    """Say which part of the file Spark refused; that a table is `missing` is the fault of another part."""
+    """Return which part of the file Spark refused; that a table is `missing` is the fault of another part."""
     try:
         yield
     except REFUSALS as error:
@@ -139,7 +139,7 @@ def _naming(loaded: Loaded, field: str, missing: frozenset[str] = frozenset()) -
 
 
 def _absent(error: BaseException) -> str | None:
-    """Give the name of the table that Spark did not find."""
+    """Return the name of the table that Spark did not find."""
     if not isinstance(error, PySparkException) or error.getCondition() != _NO_TABLE:
         return None
     return (error.getMessageParameters() or {}).get("relationName", "").strip("`")

@@ -135,7 +135,7 @@ def _fill(given: Any, settings: Mapping[str, str]) -> Any:
 
 
 def _like(name: str, default: Scalar, text: str) -> Scalar:
-    """Give what the user wrote with the type of the default."""
+    """Return what the user wrote with the type of the default."""
     if isinstance(default, str):
         return text
     try:
@@ -147,7 +147,7 @@ def _like(name: str, default: Scalar, text: str) -> Scalar:
 
 
 def _own_steps(module: ModuleType, file: str) -> dict[str, Any]:
-    """Give the functions of a Python file whose first parameter is `spark`: each is a step of its name."""
+    """Return the functions of a Python file whose first parameter is `spark`: each is a step of its name."""
     steps: dict[str, Any] = {}
     for name, value in vars(module).items():
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
@@ -179,7 +179,7 @@ def _function(file: str, field: str, step: Step) -> Function:
 
 
 def _check_inputs(pipeline: Pipeline, functions: Mapping[str, Function]) -> None:
-    """See that all that is asked for stands above who asks.
+    """Check that all that is asked for stands above who asks.
 
     Raises:
         Wrong: it does not.

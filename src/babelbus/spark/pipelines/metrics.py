@@ -38,7 +38,7 @@ class PipelineMetrics:
         )
 
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
-        """Serve `/metrics` in a thread until `close`; give the port (the system chooses for 0)."""
+        """Serve `/metrics` in a thread until `close`; return the port (the system chooses for 0)."""
         server, _ = start_http_server(port, host, self.registry)
         self._server = server
         return int(server.server_port)
@@ -51,7 +51,7 @@ class PipelineMetrics:
             self._server = None
 
     def started(self, sink: str) -> None:
-        """Note that a query runs."""
+        """Record that a query runs."""
         self._running.labels(self._pipeline, sink).set(1)
 
     def batch(self, batch: Batch) -> None:

@@ -52,7 +52,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_bus(self) -> bool:
-        """Say whether it is read from the bus."""
+        """Return whether it is read from the bus."""
         return self.topic is not None or self.pattern is not None or self.state
 
 
@@ -89,7 +89,7 @@ class Sink(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"inp
 
     @property
     def kind(self) -> str:
-        """Give the one of its fields that says where rows go."""
+        """Return the one of its fields that says where rows go."""
         return next(name for name in SINK_KINDS if getattr(self, name))
 
 
@@ -113,7 +113,7 @@ _PARTS: dict[str, type[msgspec.Struct]] = {"sources": Source, "steps": Step, "si
 
 
 def read(given: Any) -> Pipeline:
-    """Check the fields of a pipeline and give it.
+    """Check the fields of a pipeline and return it.
 
     Raises:
         Wrong: a field is missing, unknown, of the wrong type, or does not go with another.
@@ -171,7 +171,7 @@ def fill(value: Any, parameters: dict[str, Scalar], field: str = "") -> Any:
 
 
 def read_trigger(field: str, text: str) -> float | None:
-    """Give the seconds between two batches, 0 for at once, `None` for `once`: what there is now, then the end.
+    """Return the seconds between two batches, 0 for at once, `None` for `once`: what there is now, then the end.
 
     Raises:
         Wrong: it is none of these.
@@ -248,7 +248,7 @@ def _check_options(field: str, kind: str, options: dict[str, Scalar], taken: tup
 
 
 def _check_assigned(field: str, source: Source) -> None:
-    """See that partitions are assigned of the topics that are named, and of each of them."""
+    """Check that partitions are assigned of the topics that are named, and of each of them."""
     name = next((name for name in source.options if name.lower() == "assign"), None)
     if source.topic is None or name is None:
         return

@@ -74,7 +74,7 @@ class ParquetFolder:
 
 
 def merge(folder: str, batch: int, files_max: int) -> bool:
-    """Merge the files of one folder, if `files_max` of batches before `batch` are there; say whether.
+    """Merge the files of one folder, if `files_max` of batches before `batch` are there; return whether.
 
     What was merged before is left alone until `files_max` of such files are there too, so that a row is rewritten a few
     times and not with every merge. Rows keep their order. A reader that has listed the folder before may find a file
@@ -137,7 +137,7 @@ def finish_merge(folder: str) -> None:
 
 
 def _mergeable(folder: str, batch: int, files_max: int) -> list[str]:
-    """Give the files to merge, in the order of their batches: the small ones, or all when many were merged before."""
+    """Return the files to merge, in the order of their batches: the small ones, or all when many were merged before."""
     found = []
     for name in os.listdir(folder):
         match = _FILE.fullmatch(name)

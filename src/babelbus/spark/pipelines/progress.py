@@ -88,7 +88,7 @@ def read(text: str, pipeline: str, sink: str) -> Batch | None:
 
 
 def _counted(observed: Any) -> int | None:
-    """Give the rows that were counted; a progress from Spark Connect has the values beside their schema."""
+    """Return the rows that were counted; a progress from Spark Connect has the values beside their schema."""
     if not isinstance(observed, dict):
         return None
     if "schema" in observed:
@@ -99,7 +99,7 @@ def _counted(observed: Any) -> int | None:
 
 
 def lag(end: Any, latest: Any) -> int | None:
-    """Give how many offsets lie between two positions of our source, `{"topic": {"0": 42}}`; `None` for others'."""
+    """Return how many offsets lie between two positions of our source, `{"topic": {"0": 42}}`; `None` for others'."""
     ends, tips = _flat(end), _flat(latest)
     if ends is None or tips is None:
         return None
@@ -107,7 +107,7 @@ def lag(end: Any, latest: Any) -> int | None:
 
 
 def lost(start: Any, end: Any) -> int:
-    """Give how many offsets were lost between two positions of our source; 0 for others'."""
+    """Return how many offsets were lost between two positions of our source; 0 for others'."""
     before, after = ((_parsed(one) or {}).get(LOST, 0) for one in (start, end))
     return max(0, after - before) if isinstance(before, int) and isinstance(after, int) else 0
 

@@ -50,16 +50,16 @@ class Watcher(Protocol):
     """Who is told what happens."""
 
     def started(self, sink: str) -> None:
-        """Hear that a query runs."""
+        """Record that a query runs."""
 
     def batch(self, batch: Batch) -> None:
         """Hear of a batch that is done."""
 
     def skipped(self, sink: str, reason: str) -> None:
-        """Hear that nothing is done, for it was before."""
+        """Record that nothing is done, for it was before."""
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
-        """Hear that a query failed, and when it is started again (`None`: it is not)."""
+        """Record that a query failed, and when it is started again (`None`: it is not)."""
 
 
 class Runner:
@@ -213,7 +213,7 @@ class Runner:
 
 
 def _last_batch(query: StreamingQuery) -> int:
-    """Give the number of the last batch that a query has done, -1 if it is none."""
+    """Return the number of the last batch that a query has done, -1 if it is none."""
     last = query.lastProgress
     return -1 if last is None else last.batchId
 
@@ -230,7 +230,7 @@ class _Job:
         self._last = -1
 
     def news(self, pipeline: str) -> list[Batch]:
-        """Give the batches that were done since the last call (the last 100 of them: Spark keeps no more)."""
+        """Return the batches that were done since the last call (the last 100 of them: Spark keeps no more)."""
         assert self.query is not None
         last = self.query.lastProgress
         if last is None or last.batchId == self._last:

@@ -21,7 +21,7 @@ class _Noted(msgspec.Struct, frozen=True):
 
 
 def identity(pipeline: Pipeline, sink: str) -> str:
-    """Give what a save is known by: it changes with a parameter, a source, a step and the sink.
+    """Return what a save is known by: it changes with a parameter, a source, a step and the sink.
 
     What Python steps do is not looked at, nor what there is to read.
     """
@@ -44,7 +44,7 @@ class Save:
         self._files = LocalFiles()
 
     def begin(self) -> str | None:
-        """Give the transaction id to save under; `None`: it was done before.
+        """Return the transaction id to save under; `None`: it was done before.
 
         Raises:
             NoteDamagedError: the note cannot be read.
@@ -63,7 +63,7 @@ class Save:
         return None if noted.done else noted.transaction
 
     def end(self) -> None:
-        """Note that it is done."""
+        """Record that it is done."""
         if self._in_reach:
             done = msgspec.structs.replace(self._noted, done=True)
             self._files.replace_file(self._path, msgspec.json.encode(done))

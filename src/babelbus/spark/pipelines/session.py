@@ -95,7 +95,7 @@ class Place(msgspec.Struct, frozen=True):
 def session(
     name: str, place: Place, settings: Mapping[str, Scalar], *, checkpoint: str, log_level: str = "OFF"
 ) -> Iterator[SparkSession]:
-    """Give a session, for a `with`; at its end it is stopped.
+    """Return a session, for a `with`; at its end it is stopped.
 
     Raises:
         JavaMissingError: there is no Java here; a remote session needs none.
@@ -198,7 +198,7 @@ def _held_signals() -> Iterator[None]:
 
 
 def need_connect() -> None:
-    """See that PySpark can speak to a Connect server.
+    """Check that PySpark can speak to a Connect server.
 
     Raises:
         ConnectMissingError: it cannot.
@@ -216,12 +216,12 @@ def _is_there(module: str) -> bool:
 
 
 def is_local(path: str) -> bool:
-    """Say whether a path is of this machine's file system."""
+    """Return whether a path is of this machine's file system."""
     return "://" not in path
 
 
 def _first_line(text: str) -> str:
-    """Give what an error of Spark's says, without the traces of two languages that follow."""
+    """Return what an error of Spark's says, without the traces of two languages that follow."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
@@ -229,7 +229,7 @@ _OURS = re.compile(r"(?:babelbus|pyspark)[\w.]*(?:Error|Exception): (.+)|^(\w*(?
 
 
 def cause(error: BaseException) -> str:
-    """Give the reason of a failure that Spark passed on: what Python raised in a worker, else what Spark says."""
+    """Return the reason of a failure that Spark passed on: what Python raised in a worker, else what Spark says."""
     text = str(error)
     # What the JVM says by way of py4j begins with whom was called.
     text = text.partition("\n: ")[2] if text.startswith("An error occurred while calling") else text
@@ -243,7 +243,7 @@ _LATE = "Python worker failed to connect back"
 
 
 def refused(file: str, field: str, error: BaseException) -> PipelineError:
-    """Give what to raise where Spark refused a part of a pipeline."""
+    """Return what to raise where Spark refused a part of a pipeline."""
     # Spark waits 10 s for some of its Python processes, which no setting changes; that is no fault of the pipeline.
     kind = WorkerLateError if _LATE in str(error) else PipelineError
     return kind(file, field, cause(error))
@@ -254,7 +254,7 @@ def _text(value: Scalar) -> str:
 
 
 def _log_settings(folder: str, level: str) -> str:
-    """Write what Spark's logger reads when the JVM starts, and give the path."""
+    """Write what Spark's logger reads when the JVM starts, and return the path."""
     path = os.path.join(folder, "log4j2.properties")
     with open(path, "w", encoding="utf-8") as file:
         file.write(_LOG_SETTINGS.format(level=level.lower()))
@@ -262,7 +262,7 @@ def _log_settings(folder: str, level: str) -> str:
 
 
 def _pack(folder: str) -> str:
-    """Put our package into a zip, and give its path."""
+    """Put our package into a zip, and return its path."""
     path = os.path.join(folder, "babelbus.zip")
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -64,7 +64,7 @@ def start(frame: DataFrame, target: Target) -> StreamingQuery:
 
 
 def save(frame: DataFrame, target: Target) -> int | None:
-    """Fill a sink from a frame that is no stream, once; give the number of rows, `None` when it was done before.
+    """Fill a sink from a frame that is no stream, once; return the number of rows, `None` when it was done before.
 
     Topics, the state and Delta get them once for a checkpoint and an identity; files are added each time.
 
@@ -100,7 +100,7 @@ def save(frame: DataFrame, target: Target) -> int | None:
 
 
 def check_save(target: Target) -> None:
-    """See that a sink can be filled from what is no stream.
+    """Check that a sink can be filled from what is no stream.
 
     Raises:
         PipelineError: it asks for what only streams have.
@@ -113,7 +113,7 @@ def check_save(target: Target) -> None:
 
 
 def shape(frame: DataFrame, target: Target) -> DataFrame:
-    """Give the columns that the bus takes; other sinks get the frame as it is.
+    """Return the columns that the bus takes; other sinks get the frame as it is.
 
     A frame without a column `value` becomes JSON: an object for each row, with `null` where there is none.
 
@@ -151,7 +151,7 @@ def shape(frame: DataFrame, target: Target) -> DataFrame:
 
 
 def _ending(writer: Any, target: Target) -> Any:
-    """Say where the rows go."""
+    """Return where the rows go."""
     sink = target.sink
     options = text_options(sink.options)
     if sink.topic or sink.state:
@@ -173,7 +173,7 @@ def _ending(writer: Any, target: Target) -> Any:
 
 
 def bus_options(target: Target) -> dict[str, str]:
-    """Give the options of a sink on the bus."""
+    """Return the options of a sink on the bus."""
     sink = target.sink
     options = target.bus.options(text_options(sink.options), writing=True)
     if sink.state:
@@ -186,7 +186,7 @@ def bus_options(target: Target) -> dict[str, str]:
 
 
 def transaction(target: Target) -> str:
-    """Give the transaction id of a stream that is published by saves: the same while its checkpoint is the same."""
+    """Return the transaction id of a stream that is published by saves: the same while its checkpoint is the same."""
     folder = os.path.join(target.checkpoint, target.name)
     if is_local(folder):
         folder = os.path.abspath(folder)

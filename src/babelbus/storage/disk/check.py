@@ -72,7 +72,7 @@ class PartitionReport(msgspec.Struct, frozen=True):
 
     @property
     def all_problems(self) -> list[Problem]:
-        """Give what is wrong with the partition and its segments."""
+        """Return what is wrong with the partition and its segments."""
         return [*self.problems, *(problem for segment in self.segments for problem in segment.problems)]
 
 
@@ -90,7 +90,7 @@ class Report(msgspec.Struct):
 
     @property
     def all_problems(self) -> list[Problem]:
-        """Give everything that is wrong."""
+        """Return everything that is wrong."""
         return [*self.problems, *(problem for part in self.partitions for problem in part.all_problems)]
 
     @property
@@ -133,7 +133,7 @@ class Meter:
 def check_folder(
     files: FileSystem, data_folder: str, *, progress: Progress | None = None, live: bool = False
 ) -> Report:
-    """Read all that a data folder stores and say what is wrong with it. About 0.5 s for 100 MiB of small records.
+    """Read all that a data folder stores and return what is wrong with it. About 0.5 s for 100 MiB of small records.
 
     `live` says that a server runs on it: files that look like leftovers may be its own work then.
 
@@ -152,7 +152,7 @@ def check_folder(
 
 
 def make_meter(files: FileSystem, places: list[tuple[str, int, str]], progress: Progress | None) -> Meter:
-    """Give a meter that knows how many bytes of records there are."""
+    """Return a meter that knows how many bytes of records there are."""
     total = 0
     if progress is not None:
         for _, _, folder in places:
@@ -161,7 +161,7 @@ def make_meter(files: FileSystem, places: list[tuple[str, int, str]], progress: 
 
 
 def find_partitions(files: FileSystem, data_folder: str) -> tuple[list[tuple[str, int, str]], list[Problem]]:
-    """Give topic, number and folder of each partition, and what is wrong with the names (DECISION 30 and 42).
+    """Return topic, number and folder of each partition, and what is wrong with the names (DECISION 30 and 42).
 
     Raises:
         StorageError: there is no folder of topics.
@@ -203,7 +203,7 @@ def look_twice(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> t
 
 
 def report_partition(topic: str, partition: int, looks: list[Look], problems: list[Problem]) -> PartitionReport:
-    """Give the report on a partition that was looked at."""
+    """Return the report on a partition that was looked at."""
     segments = [
         SegmentReport(
             f"{each.path}.log",
@@ -219,7 +219,7 @@ def report_partition(topic: str, partition: int, looks: list[Look], problems: li
 
 
 def look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
-    """Read the segments of a partition once; give them, and what is wrong with the partition as a whole."""
+    """Read the segments of a partition once; return them, and what is wrong with the partition as a whole."""
     # In this order: what a running server adds meanwhile is behind the sizes, and the checkpoint in front of them.
     known = checkpoints.load(files, folder)
     problems = _leftovers(files, folder) if not live else []
@@ -248,7 +248,7 @@ def look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[l
 
 
 def never_used(before: Look, last_size: int | None, known: Checkpoint | None) -> bool:
-    """Say whether the last segment, of `last_size` bytes, is one that a start removes: see recovery.py."""
+    """Return whether the last segment, of `last_size` bytes, is one that a start removes: see recovery.py."""
     if before.found is None or before.following is None or last_size != 0:
         return False
     amiss = before.found.overlap or before.found.next_offset < before.following
@@ -361,7 +361,7 @@ def _look_at_derived(files: FileSystem, each: Look, known: Checkpoint | None) ->
 
 
 def wrong_sums(files: FileSystem, each: Look) -> list[tuple[int, int]]:
-    """Give the blocks of a segment with gaps whose sums alone are not what `.blocks` says, and what it says.
+    """Return the blocks of a segment with gaps whose sums alone are not what `.blocks` says, and what it says.
 
     Where offsets only rise, nothing else tells that one of them is wrong. In a segment without gaps, or when more than
     the sum differs, it is the derived file that is wrong.

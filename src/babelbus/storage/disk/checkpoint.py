@@ -44,7 +44,7 @@ def save(files: FileSystem, folder: str, checkpoint: Checkpoint) -> None:
 
 
 def load(files: FileSystem, folder: str) -> Checkpoint | None:
-    """Give the checkpoint of a partition, or `None` when there is none that can be trusted."""
+    """Return the checkpoint of a partition, or `None` when there is none that can be trusted."""
     try:
         content = files.read_file(f"{folder}/{NAME}")
     except FileNotFoundError:

@@ -27,7 +27,7 @@ COMPACTING_SUFFIX = ".compacting"
 
 
 def clean(partition: "Log", settings: LogSettings, now_ms: int) -> int:
-    """Do what retention and compaction ask for; give how many bytes became free.
+    """Do what retention and compaction ask for; return how many bytes became free.
 
     Raises:
         DiskError: the disk refused; what was done is whole, the rest is done the next time.
@@ -102,7 +102,7 @@ def _compact(partition: "Log", settings: LogSettings, now_ms: int) -> None:
 
 
 def _chunks(partition: "Log", segment: "Segment", end: int) -> "list[Columns]":
-    """Give the columns of a segment, of its records below the offset `end`.
+    """Return the columns of a segment, of its records below the offset `end`.
 
     Raises:
         CorruptRecordError: it is damaged.
@@ -121,7 +121,7 @@ def _chunks(partition: "Log", segment: "Segment", end: int) -> "list[Columns]":
 
 
 def _keys(columns: Columns) -> dict[bytes, int]:
-    """Give the offset of the last record of each key in a chunk."""
+    """Return the offset of the last record of each key in a chunk."""
     data = columns.data
     rows = zip(columns.offsets.tolist(), columns.key_positions.tolist(), columns.key_lengths.tolist(), strict=True)
     return {bytes(data[at : at + size]): offset for offset, at, size in rows if size >= 0}

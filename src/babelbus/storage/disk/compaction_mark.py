@@ -24,7 +24,7 @@ class _Compacted(msgspec.Struct, frozen=True):
 
 
 def save(files: FileSystem, folder: str, until: int) -> None:
-    """Note the offset in the place of the last one, durably.
+    """Record the offset in the place of the last one, durably.
 
     Raises:
         OSError: the disk refused; the last one still stands.
@@ -34,7 +34,7 @@ def save(files: FileSystem, folder: str, until: int) -> None:
 
 
 def load(files: FileSystem, folder: str) -> int | None:
-    """Give the offset, or `None` when there is none that can be trusted."""
+    """Return the offset, or `None` when there is none that can be trusted."""
     try:
         content = files.read_file(f"{folder}/{NAME}")
     except FileNotFoundError:

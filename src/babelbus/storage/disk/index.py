@@ -43,7 +43,7 @@ class SparseIndex:
         """Records in the last block."""
 
     def copy(self) -> "SparseIndex":
-        """Give another index that knows the same."""
+        """Return another index that knows the same."""
         other = SparseIndex()
         other.positions, other.timestamps = self.positions[:], self.timestamps[:]
         other.greatest, other.sums = self.greatest[:], self.sums[:]
@@ -69,7 +69,7 @@ class SparseIndex:
         return max(self.greatest, default=-1)
 
     def add(self, batch: RecordBatch, position: int) -> None:
-        """Note the records of `batch`, which were written at `position`, the end of what is noted."""
+        """Record the records of `batch`, which were written at `position`, the end of what is noted."""
         first, count, data = 0, batch.count, batch.data
         positions, timestamps = batch.positions, batch.timestamps
         view = memoryview(data)
@@ -97,7 +97,7 @@ class SparseIndex:
         self.last_count = 0
 
     def distrust_last(self) -> None:
-        """Note that the last block holds bytes that are no good record."""
+        """Record that the last block holds bytes that are no good record."""
         if self.sums:
             self.sums[-1] = UNKNOWN_SUM
 
@@ -108,11 +108,11 @@ class SparseIndex:
         self.last_count = BLOCK_RECORDS if self.positions else 0
 
     def block_at(self, position: int) -> int:
-        """Give the number of the block that the byte `position` of the log falls in; -1 when there is none."""
+        """Return the number of the block that the byte `position` of the log falls in; -1 when there is none."""
         return int(np.searchsorted(np.frombuffer(self.positions, np.int64), position, side="right")) - 1
 
     def encode(self, start: int, end: int, blocks_start: int, blocks_end: int) -> tuple[bytes, bytes, bytes]:
-        """Give the bytes of entries `start` to `end` of `.index` and `.timeindex`, and of some of `.blocks`."""
+        """Return the bytes of entries `start` to `end` of `.index` and `.timeindex`, and of some of `.blocks`."""
         positions = np.array(self.positions[start:end], ">i8").tobytes()
         timestamps = np.array(self.timestamps[start:end], ">i8").tobytes()
         blocks = b"".join(map(self._block_entry, range(blocks_start, blocks_end)))
@@ -127,12 +127,12 @@ class SparseIndex:
 
 
 def _check(block: int, position: int, timestamp: int, total: int, greatest: int) -> int:
-    """Give the CRC that ties a block's entries in all three files together, so that one wrong one is noticed."""
+    """Return the CRC that ties a block's entries in all three files together, so that one wrong one is noticed."""
     return zlib.crc32(_CHECKED.pack(block, position, timestamp, total, greatest))
 
 
 def decode(index: bytes, timeindex: bytes, blocks: bytes, log_bytes: int) -> SparseIndex | None:
-    """Give the full blocks that the three files tell of, or `None` when they do not fit each other or the log.
+    """Return the full blocks that the three files tell of, or `None` when they do not fit each other or the log.
 
     Every block must have its entry in all three; `last_count` is given as if all were full.
     """

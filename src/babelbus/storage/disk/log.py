@@ -156,7 +156,7 @@ class Log:
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: RecordBatch) -> int:
-        """Write a batch whose base offset is `next_offset`; give the base offset. Durable only after `flush`.
+        """Write a batch whose base offset is `next_offset`; return the base offset. Durable only after `flush`.
 
         Costs one `pwrite`, and now and then the files of a new segment. If the rescue after a failed flush moved
         `next_offset` since the batch was made, its offsets are made anew.
@@ -198,7 +198,7 @@ class Log:
             raise disk_error(error, f"new segment in {self._folder}") from error
 
     def roll(self) -> None:
-        """Begin a new segment if the open one has records, so that the cleaner may take that one."""
+        """Start a new segment if the open one has records, so that the cleaner may take that one."""
         with self._lock:
             if self._segments.active.size_bytes:
                 self._roll()
@@ -206,7 +206,7 @@ class Log:
     # -- durability --------------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Make everything appended so far durable; give the offset up to which it is. Blocks for the disk.
+        """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
 
         Raises:
             DiskError: what is durable is unknown; `recover_flush` must follow before the next append.
@@ -289,7 +289,7 @@ class Log:
                 self._flush(checkpoint=True)
 
     def _mark(self) -> _Mark:
-        """Note how far the log goes, at the beginning of its last block, to be saved when all of that is durable."""
+        """Record how far the log goes, at the beginning of its last block, to be saved when all of that is durable."""
         active = self._segments.active
         blocks = active.index.full_blocks
         if blocks == len(active.index):
@@ -319,7 +319,7 @@ class Log:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Give stored records from the first one at or after `offset` on, as many as fit `bytes_max`, all checked.
+        """Return stored records from the first one at or after `offset` on, as many as fit `bytes_max`, all checked.
 
         Costs one `pread`, a checksum of what it brought, and at most one more block when nobody read up to `offset`.
 
@@ -331,7 +331,7 @@ class Log:
             return self._segments.read(offset, bytes_max, end_offset)
 
     def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
-        """Give the same records as numpy columns; the index helps to find them all at once."""
+        """Return the same records as numpy columns; the index helps to find them all at once."""
         with self._lock:
             chunk = self.read(offset, bytes_max, end_offset)
             if not chunk.data:
@@ -341,7 +341,7 @@ class Log:
         return decode_columns(chunk.data, positions)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Give the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
         with self._lock:
             return self._segments.find_time(timestamp)
 
@@ -370,16 +370,16 @@ class Log:
             self._try_checkpoint(self._mark())
 
     def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for; give how many bytes became free. May take long."""
+        """Do what retention and compaction ask for; return how many bytes became free. May take long."""
         return clean(self, self._settings, now_ms)
 
     def sealed_segments(self) -> list[Segment]:
-        """Give the segments that nobody appends to any more (for the cleaner)."""
+        """Return the segments that nobody appends to any more (for the cleaner)."""
         with self._lock:
             return self._segments.all[:-1]
 
     def open_segment(self) -> Segment:
-        """Give the segment that is appended to (for the cleaner)."""
+        """Return the segment that is appended to (for the cleaner)."""
         return self._segments.active
 
     def drop_first(self, segment: Segment) -> None:
@@ -412,7 +412,7 @@ class Log:
             self._segments.swap(segment, source)
 
     def close(self) -> None:
-        """Flush, checkpoint and give the files back.
+        """Flush, checkpoint and return the files back.
 
         Raises:
             DiskError: what was not flushed may be lost with the power; the files are given back all the same.

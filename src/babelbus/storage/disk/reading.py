@@ -61,7 +61,7 @@ class SegmentReader:
     # -- finding -----------------------------------------------------------------------------------------------------
 
     def find(self, offset: int) -> tuple[int, int] | None:
-        """Give position and offset of the first record at or after `offset`, or `None` when it cannot be told.
+        """Return position and offset of the first record at or after `offset`, or `None` when it cannot be told.
 
         Raises:
             CorruptRecordError: what stands there has another offset.
@@ -121,7 +121,7 @@ class SegmentReader:
         return None
 
     def offsets_hold(self, data: bytes, block: int) -> bool:
-        """Say whether the offsets of a whole block can be as they were written, as far as its sum can tell."""
+        """Return whether the offsets of a whole block can be as they were written, as far as its sum can tell."""
         total = self.index.sums[block]
         if total == UNKNOWN_SUM or crc32c(data) == total:
             return True
@@ -150,7 +150,7 @@ class SegmentReader:
         return max(int(np.searchsorted(self._entries(), offset, side="right")) - 1, 0)
 
     def _entries(self) -> I64:
-        """Give the offset that each block of a segment with gaps begins with (DECISION 43)."""
+        """Return the offset that each block of a segment with gaps begins with (DECISION 43)."""
         if self._entry_offsets is None:
             inner = [self.offset_at(at) for at in self.index.positions[1:]]
             self._entry_offsets = np.array([self.base_offset, *inner], np.int64)
@@ -161,12 +161,12 @@ class SegmentReader:
         return positions[block], positions[block + 1] if block + 1 < len(positions) else self.size_bytes
 
     def offset_at(self, position: int) -> int:
-        """Give the eight bytes at `position` as an offset, -1 when they are not there."""
+        """Return the eight bytes at `position` as an offset, -1 when they are not there."""
         head = self.pread(8, position)
         return int(INT64.unpack(head)[0]) if len(head) == 8 else -1
 
     def find_time(self, timestamp: int) -> int | None:
-        """Give the offset of the first record, in offset order, at or after `timestamp` (DECISION 39).
+        """Return the offset of the first record, in offset order, at or after `timestamp` (DECISION 39).
 
         When a damaged one stands in front of it, that one's: reading on from there says so.
         """
@@ -194,7 +194,7 @@ class SegmentReader:
         return self.base_offset + block * BLOCK_RECORDS if self.dense else int(self._entries()[block])
 
     def hints(self, begin: int, end: int) -> I64:
-        """Give where the blocks begin that lie between two bytes of the log, counted from `begin`."""
+        """Return where the blocks begin that lie between two bytes of the log, counted from `begin`."""
         positions = np.array(self.index.positions, np.int64)
         first, after = np.searchsorted(positions, (begin, end))
         inner = positions[first:after] - begin
@@ -203,7 +203,7 @@ class SegmentReader:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, position: int, offset: int, bytes_max: int, end: int) -> Chunk:
-        """Give the whole records from `position` on that fit `bytes_max` and end before the byte `end`, all checked.
+        """Return the whole records from `position` on that fit `bytes_max` and end before the byte `end`, all checked.
 
         The first record at or after `offset` must stand at `position`. If it is larger than `bytes_max` the chunk is
         empty. Costs a read and a checksum of the bytes, and up to 1,023 record CRCs at either end.
@@ -308,7 +308,7 @@ class SegmentReader:
         raise CorruptRecordError(position, reason, path=f"{self.path}.log", offset=offset)
 
     def corrupt(self, offset: int) -> CorruptRecordError:
-        """Give the error for a record that is not found; it names the byte where its block begins."""
+        """Return the error for a record that is not found; it names the byte where its block begins."""
         position = self._bounds(self._block_of(offset))[0] if len(self.index) else 0
         return CorruptRecordError(
             position, "it is missing or damaged, in the block that begins here", path=f"{self.path}.log", offset=offset
@@ -317,7 +317,7 @@ class SegmentReader:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def file(self) -> File:
-        """Give the open log.
+        """Return the open log.
 
         Raises:
             StorageError: it is missing.
@@ -330,7 +330,7 @@ class SegmentReader:
         return self._log
 
     def file_bytes(self) -> int:
-        """Give the size of the file, which has more than `size_bytes` when its tail is torn."""
+        """Return the size of the file, which has more than `size_bytes` when its tail is torn."""
         return self.file().size()
 
     def pread(self, size: int, position: int) -> bytes:

@@ -34,7 +34,7 @@ class Opened(msgspec.Struct):
 
 
 def parse_base(name: str) -> tuple[int, str] | None:
-    """Give base offset and suffix of a segment's file, or `None` when a file of this name is none of ours."""
+    """Return base offset and suffix of a segment's file, or `None` when a file of this name is none of ours."""
     stem, dot, suffix = name.partition(".")
     if dot and len(stem) == BASE_DIGITS and stem.isascii() and stem.isdecimal():
         return int(stem), dot + suffix
@@ -42,13 +42,13 @@ def parse_base(name: str) -> tuple[int, str] | None:
 
 
 def find_bases(files: FileSystem, folder: str) -> list[int]:
-    """Give the base offsets of the segments, sorted."""
+    """Return the base offsets of the segments, sorted."""
     named = [parse_base(name) for name in files.list_folder(folder)]
     return sorted(base for base, suffix in filter(None, named) if suffix == ".log")
 
 
 def open_segments(files: FileSystem, folder: str, producers: Producers, recovery: Recovery) -> Opened:
-    """Open what a folder holds; give no segment when it holds none.
+    """Open what a folder holds; return no segment when it holds none.
 
     Raises:
         OSError: the disk refused.
@@ -139,7 +139,9 @@ def _remove_leftovers(files: FileSystem, folder: str) -> None:
 
 
 def _never_used(files: FileSystem, folder: str, base: int) -> bool:
-    """Say whether a segment has no record and no checkpoint stands on it: then the one before it may be unflushed."""
+    """Return whether a segment has no record and no checkpoint stands on it: then the one before it may be
+    unflushed.
+    """
     known = checkpoints.load(files, folder)
     return (known is None or known.segment < base) and Segment(files, folder, base).file_bytes() == 0
 

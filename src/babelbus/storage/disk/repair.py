@@ -55,7 +55,7 @@ Range = tuple[int, int]
 def repair_folder(
     files: FileSystem, data_folder: str, *, dry_run: bool = False, progress: Progress | None = None
 ) -> Report:
-    """Mend what `check_folder` finds; give what that was, where damaged bytes are kept and what is still wrong.
+    """Mend what `check_folder` finds; return what that was, where damaged bytes are kept and what is still wrong.
 
     A second repair finds nothing, but what its `repair` says it leaves alone. `dry_run` writes nothing.
 
@@ -112,7 +112,7 @@ class _Mender:
         self._kept: list[str] = []
 
     def mend(self) -> list[str]:
-        """Do all that there is to do; give the files that hold damaged bytes."""
+        """Do all that there is to do; return the files that hold damaged bytes."""
         files, folder = self._files, self._folder
         for name in files.list_folder(folder):
             parsed = parse_base(name)
@@ -148,7 +148,7 @@ class _Mender:
     # -- taking out what is damaged ----------------------------------------------------------------------------------
 
     def _cut_out(self, looks: list[Look]) -> bool:
-        """Write the segments again without what is damaged in them; say whether that changed anything."""
+        """Write the segments again without what is damaged in them; return whether that changed anything."""
         changed = False
         for number, each in enumerate(looks):
             found = each.found
@@ -176,7 +176,9 @@ class _Mender:
         return changed
 
     def _mend_offsets(self, each: Look) -> tuple[list[Range], dict[int, bytes]]:
-        """Give the blocks to cut out because an offset in them is wrong, and the bytes to put where it can be told."""
+        """Return the blocks to cut out because an offset in them is wrong, and the bytes to put where it can be
+        told.
+        """
         assert each.found is not None
         cuts: list[Range] = []
         patches: dict[int, bytes] = {}
@@ -299,7 +301,7 @@ class _Mender:
                         each.path, base_name(end), end, each.base - 1)  # fmt: skip
 
     def _seal_last(self, each: Look) -> None:
-        """Begin a segment behind the last one, which gets a gap and so takes no more records; cut its torn tail."""
+        """Start a segment behind the last one, which gets a gap and so takes no more records; cut its torn tail."""
         assert each.found is not None
         Segment(self._files, self._folder, each.found.next_offset).create()
         if each.found.end < each.size:
@@ -326,7 +328,7 @@ class _Mender:
 
 
 def _copy_ranges(reader: File, ranges: list[Range], writer: File, patches: dict[int, bytes]) -> int:
-    """Copy ranges one behind the other; `patches` are the bytes for some positions of the source. Gives the size."""
+    """Copy ranges one behind the other; `patches` are the bytes for some positions of the source. Returns the size."""
     size = 0
     for start, end in ranges:
         for at in range(start, end, COPY_BYTES):
@@ -340,7 +342,8 @@ def _copy_ranges(reader: File, ranges: list[Range], writer: File, patches: dict[
 
 
 def _find_flipped_bit(data: bytes, total: int) -> tuple[int, bytes] | None:
-    """Give position and bytes of the offset that makes the CRC-32C of a block `total`, if one flipped bit explains it.
+    """Return position and bytes of the offset that makes the CRC-32C of a block `total`, if one flipped bit explains
+    it.
 
     Only bits that leave the offsets rising are tried: a handful for each record, 10 us each.
     """

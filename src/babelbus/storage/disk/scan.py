@@ -152,7 +152,7 @@ def _record_bytes(data: bytes) -> int:
 
 
 def _take(found: Scan, data: bytes, position: int, gaps: bool, limit: int) -> tuple[int, str | None]:
-    """Add the good records at the beginning of `data`; give how many bytes they are, and why the next one is bad."""
+    """Add the good records at the beginning of `data`; return how many bytes they are, and why the next one is bad."""
     positions, end = find_positions(data, 0, len(data))
     reason = None
     if not len(positions):
@@ -201,7 +201,7 @@ def _add(found: Scan, data: bytes, positions: I64, offsets: I64, position: int) 
 
 
 def _offsets_good(offsets: I64, expected: int, gaps: bool, limit: int) -> int:
-    """Give how many offsets from the first one on are as they must be."""
+    """Return how many offsets from the first one on are as they must be."""
     if not gaps:
         wrong = np.flatnonzero((offsets != np.arange(expected, expected + len(offsets))) | (offsets >= limit))
         return int(wrong[0]) if len(wrong) else len(offsets)
@@ -216,7 +216,7 @@ def _offsets_good(offsets: I64, expected: int, gaps: bool, limit: int) -> int:
 
 
 def _find_good(file: File, position: int, size: int, expected: int, gaps: bool, limit: int) -> tuple[int, int] | None:
-    """Give position and offset of the first good record behind the bad one at `position`, or `None`.
+    """Return position and offset of the first good record behind the bad one at `position`, or `None`.
 
     What a payload holds may look like a record of ours (somebody records a log in a log), so the bad record's own
     length is asked first, and a torn record's inside is not searched.
@@ -256,7 +256,7 @@ def _follow(file: File, position: int, size: int, offset: int, gaps: bool, limit
 
 
 def _stored_error(file: File, position: int, size: int) -> str | None:
-    """Say what is wrong with the record at `position` of a file of `size` bytes, or `None`."""
+    """Return what is wrong with the record at `position` of a file of `size` bytes, or `None`."""
     head = file.pread(HEAD.size, position)
     if len(head) < HEAD.size:
         return "its head is cut off"
@@ -268,7 +268,8 @@ def _stored_error(file: File, position: int, size: int) -> str | None:
 
 
 def _agrees(file: File, position: int, size: int, offset: int, gaps: bool) -> bool:
-    """Say whether the good record behind the one at `position`, if there is one, has an offset that follows `offset`.
+    """Return whether the good record behind the one at `position`, if there is one, has an offset that follows
+    `offset`.
 
     No CRC covers an offset: the damage may reach just over it, and make it another one that looks right.
     """
@@ -280,7 +281,7 @@ def _agrees(file: File, position: int, size: int, offset: int, gaps: bool) -> bo
 
 
 def _is_torn(file: File, position: int, size: int, expected: int) -> bool:
-    """Say whether the record is whole as far as the file goes: its length and its inner lengths both pass the end.
+    """Return whether the record is whole as far as the file goes: its length and its inner lengths both pass the end.
 
     One damaged length would contradict the others. Where none does, all that follows is this record's inside.
     """

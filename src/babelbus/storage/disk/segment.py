@@ -23,7 +23,7 @@ DERIVED_SUFFIXES = SUFFIXES[1:]
 
 
 def base_name(base_offset: int) -> str:
-    """Give the name of a segment's files without suffix: 20 digits, so that names sort as offsets (DECISION 30)."""
+    """Return the name of a segment's files without suffix: 20 digits, so that names sort as offsets (DECISION 30)."""
     return f"{base_offset:020d}"
 
 
@@ -68,7 +68,7 @@ class Segment(SegmentReader):
     def open_sealed(self, next_offset: int) -> Scan | None:
         """Take a segment that ends before `next_offset`; its log is read only if the derived files do not fit it.
 
-        Gives what the scan found when one was needed.
+        Returns what the scan found when one was needed.
         """
         self.sealed = True
         self.next_offset = next_offset
@@ -88,7 +88,7 @@ class Segment(SegmentReader):
         return decode(parts[0], parts[1], parts[2], self.size_bytes)
 
     def _fits(self, index: SparseIndex) -> bool:
-        """Say whether the last block stands where the index says (the others are checked when they are read)."""
+        """Return whether the last block stands where the index says (the others are checked when they are read)."""
         if not len(index):
             return self.size_bytes == 0
         offset = self.offset_at(index.positions[-1])
@@ -103,7 +103,7 @@ class Segment(SegmentReader):
         return not self.offsets_hold(self.pread(self.size_bytes, index.positions[-1]), len(index) - 1)
 
     def rebuild(self) -> Scan:
-        """Make the derived files of a sealed segment again from the log."""
+        """Build the derived files of a sealed segment again from the log."""
         found = scan(self.file(), 0, self.base_offset, gaps=True, size=self.size_bytes, limit=self.next_offset)
         log.warning("%s: index rebuilt from %d bytes of records", self.path, found.end)
         self._rebuilt = True
@@ -146,7 +146,7 @@ class Segment(SegmentReader):
         )
 
     def _load_part(self, position: int, next_offset: int) -> SparseIndex | None:
-        """Give the blocks in front of `position`, as far as the derived files know all of them."""
+        """Return the blocks in front of `position`, as far as the derived files know all of them."""
         try:
             index, timeindex, blocks = (self._files.read_file(self.path + suffix) for suffix in DERIVED_SUFFIXES)
         except OSError:
@@ -324,7 +324,7 @@ class Segment(SegmentReader):
         self._take_scan(found)
 
     def locate(self, offset: int) -> tuple[int, int]:
-        """Give position and offset of the first record at or after `offset`, which is below `next_offset`.
+        """Return position and offset of the first record at or after `offset`, which is below `next_offset`.
 
         Costs one read of a block and a walk through it, about 0.5 ms at most for small records; once in the life of a
         sealed segment also a scan of it, when the index seems to be wrong.

@@ -47,7 +47,7 @@ class Segments:
     # -- growing -----------------------------------------------------------------------------------------------------
 
     def begin(self, base_offset: int) -> None:
-        """Make a new segment the active one.
+        """Build a new segment the active one.
 
         Raises:
             OSError: the disk refused; the old one goes on.
@@ -70,7 +70,7 @@ class Segments:
         self.unflushed.append(active)
 
     def note_flushed(self, segments: list[Segment]) -> None:
-        """Take note that sealed segments are durable: their files need not stay open for it."""
+        """Record sealed segments are durable: their files need not stay open for it."""
         self.unflushed = [segment for segment in self.unflushed if segment not in segments]
         for segment in segments:
             if segment not in self._open:
@@ -87,7 +87,7 @@ class Segments:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
-        """Give stored records from the first one at or after `offset` on; see `contract.PartitionLog`.
+        """Return stored records from the first one at or after `offset` on; see `contract.PartitionLog`.
 
         Raises:
             OffsetOutOfRangeError: there is no such offset.
@@ -120,7 +120,7 @@ class Segments:
         return chunk
 
     def _locate(self, segment: Segment, offset: int) -> tuple[int, int]:
-        """Give position and offset of the first record at or after `offset`, which the segment holds."""
+        """Return position and offset of the first record at or after `offset`, which the segment holds."""
         place = self._places.get(offset)
         if place is not None and place[0] is segment:
             return place[1], offset
@@ -139,13 +139,13 @@ class Segments:
                 oldest.close()
 
     def hints(self, chunk: Chunk) -> I64:
-        """Give what the index knows of the positions of the records of a chunk that was read just now."""
+        """Return what the index knows of the positions of the records of a chunk that was read just now."""
         segment = self.all[bisect_right(self.bases, chunk.base_offset) - 1]
         end = self._places[chunk.next_offset][1]
         return segment.hints(end - len(chunk.data), end)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Give the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
         for segment in self.all:
             if segment.index.greatest_timestamp >= timestamp:
                 found = segment.find_time(timestamp)
@@ -250,7 +250,7 @@ def _end_before(segment: Segment, base_offset: int) -> None:
 
 
 def _position_to_cut(segment: Segment, offset: int) -> int:
-    """Give where the record `offset` begins, also when it is damaged: behind the one in front of it."""
+    """Return where the record `offset` begins, also when it is damaged: behind the one in front of it."""
     try:
         return segment.locate(offset)[0]
     except CorruptRecordError:
@@ -263,7 +263,7 @@ def _position_to_cut(segment: Segment, offset: int) -> int:
 
 
 def _cut_chunk(chunk: Chunk, end_offset: int) -> Chunk:
-    """Give the records of a chunk below `end_offset`."""
+    """Return the records of a chunk below `end_offset`."""
     positions, _ = find_positions(chunk.data, 0, len(chunk.data))
     offsets = [INT64.unpack_from(chunk.data, at)[0] for at in positions.tolist()]
     count = int(np.searchsorted(offsets, end_offset))

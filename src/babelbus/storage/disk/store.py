@@ -22,7 +22,7 @@ class InvalidTopicNameError(StorageError):
 
 
 def folder_name(topic: str) -> str:
-    """Give the folder of a topic: its name, percent-encoded but for letters, digits, `.`, `_` and `-`.
+    """Return the folder of a topic: its name, percent-encoded but for letters, digits, `.`, `_` and `-`.
 
     Raises:
         InvalidTopicNameError: the folder's name would be too long for a file system.
@@ -50,12 +50,12 @@ class FolderStore:
         files.make_folder(self._folder)
 
     def topics(self) -> list[str]:
-        """Give the names of the topics that are stored, sorted."""
+        """Return the names of the topics that are stored, sorted."""
         names = self._files.list_folder(self._folder)
         return sorted(unquote(name) for name in names if not name.startswith("."))
 
     def removed(self) -> dict[str, str]:
-        """Give the topics whose removal was cut short by a crash: token for `erase` -> name of the topic."""
+        """Return the topics whose removal was cut short by a crash: token for `erase` -> name of the topic."""
         found = {}
         for token in self._files.list_folder(self._folder):
             if token.startswith(REMOVED_PREFIX):
@@ -64,7 +64,7 @@ class FolderStore:
         return found
 
     def partition_count(self, topic: str) -> int:
-        """Give how many partitions of a topic are stored."""
+        """Return how many partitions of a topic are stored."""
         names = self._files.list_folder(self._path(topic))
         return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
 
@@ -73,7 +73,7 @@ class FolderStore:
         return Log(self._files, f"{self._path(topic)}/{partition}", settings, self._clock)
 
     def load_settings(self, topic: str) -> bytes | None:
-        """Give what `save_settings` was given, or `None`."""
+        """Return what `save_settings` was given, or `None`."""
         try:
             return self._files.read_file(f"{self._path(topic)}/{SETTINGS_NAME}")
         except FileNotFoundError:
@@ -85,7 +85,7 @@ class FolderStore:
         self._files.replace_file(f"{self._path(topic)}/{SETTINGS_NAME}", content)
 
     def hide(self, topic: str) -> str:
-        """Take a topic out of `topics` at once and durably; its logs must be closed. Gives a token for `erase`."""
+        """Take a topic out of `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
         token = f"{REMOVED_PREFIX}{secrets.token_hex(8)}"
         grave = f"{self._folder}/{token}"
         self._files.make_folder(grave)

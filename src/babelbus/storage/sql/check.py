@@ -36,7 +36,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 def check_database(url: str, files: FileSystem, *, progress: Progress | None = None, live: bool = False) -> Report:
-    """Read all records of a database and say what is wrong with them; an empty report if nothing was stored there.
+    """Read all records of a database and return what is wrong with them; an empty report if nothing was stored there.
 
     A range counts as a segment. `live` says that a server uses it.
 
@@ -65,7 +65,7 @@ def check_database(url: str, files: FileSystem, *, progress: Progress | None = N
 
 
 def _places(database: Database, *, live: bool) -> tuple[list[_Place], list[Problem]]:
-    """Give the partitions, and what is wrong with the topics."""
+    """Return the partitions, and what is wrong with the topics."""
     query = (
         select(topics.c.name, topics.c.removed, partitions.c.number, partitions.c.id)
         .join(partitions, partitions.c.topic_id == topics.c.id, isouter=True)

@@ -22,7 +22,7 @@ READ_BYTES = 4 * 2**20
 
 
 def clean(partition: "DatabaseLog", settings: LogSettings, now_ms: int) -> int:
-    """Do what retention and compaction ask for; give how many bytes of records became free.
+    """Do what retention and compaction ask for; return how many bytes of records became free.
 
     Raises:
         DiskError: the database refused; what was done is whole, the rest is done the next time.

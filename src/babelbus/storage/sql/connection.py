@@ -57,7 +57,7 @@ class Database(ABC):
 
     @abstractmethod
     def _make_engine(self) -> Engine:
-        """Make the engine of SQLAlchemy."""
+        """Build the engine of SQLAlchemy."""
 
     @abstractmethod
     def _take(self) -> None:
@@ -76,7 +76,7 @@ class Database(ABC):
         """Put the connections right after a failure."""
 
     def is_there(self) -> bool:
-        """Say whether anything can be stored there already."""
+        """Return whether anything can be stored there already."""
         return True
 
     @abstractmethod
@@ -204,7 +204,7 @@ class Database(ABC):
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def _is_lost(self, connection: Connection) -> bool:
-        """Say whether the connection is gone, and with it the word on the last commit."""
+        """Return whether the connection is gone, and with it the word on the last commit."""
         if connection.closed or connection.invalidated:
             return True
         return bool(getattr(connection.connection.dbapi_connection, "closed", False))
@@ -228,7 +228,7 @@ class Database(ABC):
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Give the driver's error behind one of SQLAlchemy's."""
+    """Return the driver's error behind one of SQLAlchemy's."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
@@ -239,5 +239,5 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _is_conflict(error: BaseException) -> bool:
-    """Say whether a record of this offset is there already: a commit that was in doubt did happen."""
+    """Return whether a record of this offset is there already: a commit that was in doubt did happen."""
     return isinstance(_cause(error), psycopg.errors.UniqueViolation | sqlite3.IntegrityError)

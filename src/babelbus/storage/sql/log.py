@@ -135,7 +135,8 @@ class DatabaseLog:
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: RecordBatch) -> int:
-        """Insert a batch with the offsets from `next_offset` on, in one transaction; give the first. Costs one commit.
+        """Insert a batch with the offsets from `next_offset` on, in one transaction; return the first. Costs one
+        commit.
 
         It survives a kill of the server; durable it is only after `flush`. Whatever offsets the batch has, it gets
         those that follow.
@@ -185,7 +186,7 @@ class DatabaseLog:
         self._ranges.append(Range(open_.next_offset, open_.next_offset))
 
     def roll(self) -> None:
-        """Begin a new range if the open one has records, so that the cleaner may take that one."""
+        """Start a new range if the open one has records, so that the cleaner may take that one."""
         with self._lock:
             if self._ranges[-1].size_bytes:
                 self._roll()
@@ -193,7 +194,7 @@ class DatabaseLog:
     # -- durability --------------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Make everything appended so far durable; give the offset up to which it is. Blocks for the disk.
+        """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
 
         One flush does for all partitions of the database: those that ask next find that it is done.
 
@@ -238,7 +239,7 @@ class DatabaseLog:
         )  # fmt: skip
 
     def _find_damage(self, offset: int) -> int:
-        """Give the offset of the first record from `offset` on that is not there or not good, or `next_offset`."""
+        """Return the offset of the first record from `offset` on that is not there or not good, or `next_offset`."""
         while offset < self.next_offset:
             try:
                 offset = self.read(offset, 2**31 - 1).next_offset
@@ -270,7 +271,7 @@ class DatabaseLog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Give records in the stored form from the first one at or after `offset` on, as many as fit, all checked.
+        """Return records in the stored form from the first one at or after `offset` on, as many as fit, all checked.
 
         Costs a SELECT for each MiB.
 
@@ -299,11 +300,11 @@ class DatabaseLog:
         return self._database.fetch(self._rows.id, offset, end_offset, limit)
 
     def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
-        """Give the same records as numpy columns."""
+        """Return the same records as numpy columns."""
         return decode_chunk(self.read(offset, bytes_max, end_offset).data, verified=True)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Give the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
         for found in list(self._ranges):
             if found.size_bytes and found.greatest_timestamp >= timestamp:
                 with self._database.read() as connection:
@@ -345,11 +346,11 @@ class DatabaseLog:
         self._ranges = [*kept, Range(next_offset, next_offset)]
 
     def sealed_ranges(self) -> list[Range]:
-        """Give the ranges that nobody appends to any more (for the cleaner)."""
+        """Return the ranges that nobody appends to any more (for the cleaner)."""
         return self._ranges[:-1]
 
     def open_range(self) -> Range:
-        """Give the range that is appended to (for the cleaner)."""
+        """Return the range that is appended to (for the cleaner)."""
         return self._ranges[-1]
 
     def drop_first(self) -> None:
@@ -376,7 +377,7 @@ class DatabaseLog:
             self._ranges = [thinned if one is found else one for one in self._ranges]
 
     def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for; give how many bytes of records became free. May take long."""
+        """Do what retention and compaction ask for; return how many bytes of records became free. May take long."""
         freed = clean(self, self._settings, now_ms)
         self.tidy_producers()
         return freed

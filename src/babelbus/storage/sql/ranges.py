@@ -35,7 +35,7 @@ class PartitionRows:
     # -- ranges ------------------------------------------------------------------------------------------------------
 
     def load(self, connection: Connection) -> tuple[list[Range], bool]:
-        """Give the ranges as they are noted, and whether the last one is open; of that only the base is noted."""
+        """Return the ranges as they are noted, and whether the last one is open; of that only the base is noted."""
         table = ranges.c
         rows = connection.execute(
             select(table.base_offset, table.next_offset, table.greatest_timestamp, table.size_bytes, table.gaps)
@@ -49,7 +49,7 @@ class PartitionRows:
         return found, bool(rows) and rows[-1].next_offset is None
 
     def insert_open(self, connection: Connection, base_offset: int) -> None:
-        """Note where the open range begins."""
+        """Record where the open range begins."""
         row = {"base_offset": base_offset, "next_offset": None, "greatest_timestamp": 0, "size_bytes": 0, "gaps": 0}
         connection.execute(insert(ranges), {"partition_id": self.id, **row})
 
@@ -67,7 +67,7 @@ class PartitionRows:
         )
 
     def measure(self, connection: Connection, found: Range) -> list[tuple[int, int]]:
-        """Count anew what is in a range up to its end, or in the open range; give the offsets that it misses."""
+        """Count anew what is in a range up to its end, or in the open range; return the offsets that it misses."""
         table = records.c
         bounds: list[ColumnElement[bool]] = [table.partition_id == self.id, table.offset >= found.base_offset]
         if found.next_offset > found.base_offset:
@@ -98,7 +98,7 @@ class PartitionRows:
         )
 
     def find_time(self, connection: Connection, found: Range, timestamp: int) -> int | None:
-        """Give the offset of the first record of a range whose timestamp (ms) is `timestamp` or later."""
+        """Return the offset of the first record of a range whose timestamp (ms) is `timestamp` or later."""
         table = records.c
         offset = connection.execute(
             select(table.offset)
@@ -134,13 +134,13 @@ class PartitionRows:
     # -- compaction, producers ---------------------------------------------------------------------------------------
 
     def compacted_until(self, connection: Connection) -> int:
-        """Give the offset in front of which compaction has looked."""
+        """Return the offset in front of which compaction has looked."""
         return int(
             connection.execute(select(partitions.c.compacted_until).where(partitions.c.id == self.id)).scalar_one()
         )
 
     def note_compaction(self, connection: Connection, until: int) -> None:
-        """Note that records in front of `until` may be missing."""
+        """Record that records in front of `until` may be missing."""
         connection.execute(
             update(partitions)
             .where(partitions.c.id == self.id, partitions.c.compacted_until < until)
@@ -148,7 +148,7 @@ class PartitionRows:
         )
 
     def producers(self, connection: Connection) -> list[StoredBatch]:
-        """Give the batches of producers that are noted, oldest first."""
+        """Return the batches of producers that are noted, oldest first."""
         table = producers.c
         rows = connection.execute(
             select(table.producer_id, table.first_sequence, table.count, table.base_offset)

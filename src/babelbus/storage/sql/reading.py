@@ -29,12 +29,12 @@ class _Part(NamedTuple):
 
 
 def find_range(ranges: list[Range], offset: int) -> int:
-    """Give the number of the range that holds `offset`, of ranges that touch."""
+    """Return the number of the range that holds `offset`, of ranges that touch."""
     return bisect_right(ranges, offset, key=lambda found: found.base_offset) - 1
 
 
 def read_chunk(fetch: Fetch, ranges: list[Range], offset: int, end_offset: int, bytes_max: int, name: str) -> Chunk:
-    """Give the records from the first one at or after `offset` on, below `end_offset`, that fit `bytes_max`.
+    """Return the records from the first one at or after `offset` on, below `end_offset`, that fit `bytes_max`.
 
     Raises:
         CorruptRecordError: the first one is damaged or missing.
@@ -58,7 +58,7 @@ def read_chunk(fetch: Fetch, ranges: list[Range], offset: int, end_offset: int, 
 
 
 def _read_part(fetch: Fetch, ranges: list[Range], at: int, end_offset: int, room: int) -> _Part:
-    """Give the records that fit `room` bytes, of the range that holds `at`."""
+    """Return the records that fit `room` bytes, of the range that holds `at`."""
     here = ranges[find_range(ranges, at)]
     stop = min(end_offset, here.next_offset)
     mean = here.size_bytes // (here.next_offset - here.base_offset) or 1

@@ -64,7 +64,9 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 def to_rows(batch: RecordBatch, base_offset: int) -> Rows:
-    """Give the columns of a batch of good records that gets the offsets `base_offset` and up. About 0.3 us a record."""
+    """Return the columns of a batch of good records that gets the offsets `base_offset` and up. About 0.3 us a
+    record.
+    """
     data = bytes(batch.data)
     columns = decode_columns(data, np.asarray(batch.positions, np.int64))
     crcs = np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))[columns.positions + 12].tolist()
@@ -87,7 +89,7 @@ def to_rows(batch: RecordBatch, base_offset: int) -> Rows:
 
 
 def _producer(columns: Columns, timestamp: int, base_offset: int) -> StoredBatch | None:
-    """Give what the first record tells of the producer of the batch."""
+    """Return what the first record tells of the producer of the batch."""
     if not columns.headers_counts[0]:
         return None
     found = decode_headers(columns.data, int(columns.headers_positions[0]) + 1, int(columns.headers_counts[0]))
@@ -99,7 +101,7 @@ def _producer(columns: Columns, timestamp: int, base_offset: int) -> StoredBatch
 
 
 def to_copy(rows: Rows, partition_id: int, base_offset: int) -> bytes:
-    """Give the rows as PostgreSQL's binary `COPY` takes them: three times as fast as an `INSERT` of arrays."""
+    """Return the rows as PostgreSQL's binary `COPY` takes them: three times as fast as an `INSERT` of arrays."""
     count = len(rows)
     fronts = np.empty(count, COPY_FRONT)
     fronts["fields"] = len(COPY_COLUMNS)
@@ -124,7 +126,7 @@ def to_copy(rows: Rows, partition_id: int, base_offset: int) -> bytes:
 
 
 def sizes(rows: Sequence[Row]) -> list[int]:
-    """Give how many bytes the stored form of each row has, up to the first whose columns hold what no record has."""
+    """Return how many bytes the stored form of each row has, up to the first whose columns hold what no record has."""
     found = []
     try:
         for _, _, _, _, key, payload, headers in rows:
@@ -140,7 +142,7 @@ def sizes(rows: Sequence[Row]) -> list[int]:
 
 
 def to_stored(rows: Sequence[Row]) -> tuple[bytes, int, str | None]:
-    """Give the stored form of rows as far as they are good, how many are, and what is wrong with the next one."""
+    """Return the stored form of rows as far as they are good, how many are, and what is wrong with the next one."""
     if not rows:
         return b"", 0, None
     try:
@@ -163,7 +165,7 @@ def to_stored(rows: Sequence[Row]) -> tuple[bytes, int, str | None]:
 
 
 def _join_plain(rows: Sequence[Row]) -> bytes | None:
-    """Give the stored form of rows that are a payload and a time alone, or `None` when one is not, or is not good."""
+    """Return the stored form of rows that are a payload and a time alone, or `None` when one is not, or is not good."""
     offsets, timestamps, attributes, crcs, keys, payloads, headers = zip(*rows, strict=True)
     count = len(rows)
     if any(attributes) or keys.count(None) != count or headers.count(None) != count or None in payloads:
@@ -190,7 +192,7 @@ def _join_plain(rows: Sequence[Row]) -> bytes | None:
 
 
 def _join_row(row: Row) -> bytes:
-    """Give the stored form of one row, whose CRC may be wrong."""
+    """Return the stored form of one row, whose CRC may be wrong."""
     offset, timestamp, attributes, crc, key, payload, headers = row
     if payload is None and not attributes & TOMBSTONE:
         raise ValueError("no payload, and no tombstone")

@@ -62,7 +62,7 @@ class SqliteDatabase(Database):
         return engine
 
     def is_there(self) -> bool:
-        """Say whether the file is there."""
+        """Return whether the file is there."""
         return self._files.exists(self._path)
 
     def _take(self) -> None:
@@ -148,7 +148,7 @@ class SqliteDatabase(Database):
 
 
 def _insert_statement(kind: str, size: int) -> str:
-    """Give the INSERT of `size` rows: partition and first offset are given once, then each row's columns."""
+    """Return the INSERT of `size` rows: partition and first offset are given once, then each row's columns."""
     names, width, default = ("timestamp, crc, payload, attributes", 3, ", 0")
     if kind == "full":
         names, width, default = ("timestamp, crc, payload, attributes, key, headers", 6, "")
@@ -182,7 +182,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _checkpoint(connection: Connection, mode: str) -> bool:
-    """Move the WAL into the database; say whether another program kept it from finishing."""
+    """Move the WAL into the database; return whether another program kept it from finishing."""
     driver = connection.connection.dbapi_connection
     assert driver is not None
     cursor = driver.cursor()  # outside of a transaction, in which SQLite does not do it

@@ -57,7 +57,7 @@ class DatabaseStore:
         return self._database
 
     def _ask(self, query: Select[Any]) -> list[Any]:
-        """Give the rows that a query finds; none, when nothing was ever stored."""
+        """Return the rows that a query finds; none, when nothing was ever stored."""
         if not self._is_open and not self._database.is_there():
             return []
         with self._open().read() as connection:
@@ -66,15 +66,15 @@ class DatabaseStore:
     # -- topics ------------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Give the names of the topics that are stored, sorted."""
+        """Return the names of the topics that are stored, sorted."""
         return sorted(name for (name,) in self._ask(select(topics.c.name).where(topics.c.removed == "")))
 
     def removed(self) -> dict[str, str]:
-        """Give the topics whose removal was cut short by a crash: token for `erase` -> name of the topic."""
+        """Return the topics whose removal was cut short by a crash: token for `erase` -> name of the topic."""
         return dict(self._ask(select(topics.c.removed, topics.c.name).where(topics.c.removed != "")))
 
     def partition_count(self, topic: str) -> int:
-        """Give how many partitions of a topic are stored."""
+        """Return how many partitions of a topic are stored."""
         (found,) = self._ask(
             select(func.max(partitions.c.number))
             .join(topics, topics.c.id == partitions.c.topic_id)
@@ -102,7 +102,7 @@ class DatabaseStore:
         return opened
 
     def load_settings(self, topic: str) -> bytes | None:
-        """Give what `save_settings` was given, or `None`."""
+        """Return what `save_settings` was given, or `None`."""
         found = self._ask(select(topics.c.settings).where(topics.c.name == topic, topics.c.removed == ""))
         return bytes(found[0][0]) if found and found[0][0] is not None else None
 
@@ -119,7 +119,7 @@ class DatabaseStore:
         database.make_durable()
 
     def hide(self, topic: str) -> str:
-        """Take a topic out of `topics` at once and durably; its logs must be closed. Gives a token for `erase`."""
+        """Take a topic out of `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
         token = GRAVE_PREFIX + secrets.token_hex(8)
         database = self._open()
         with database.write() as connection:
@@ -148,14 +148,14 @@ class DatabaseStore:
         database.make_durable()
 
     def close(self) -> None:
-        """Close the connections and give the database to whom wants it next."""
+        """Close the connections and return the database to whom wants it next."""
         with self._opening:
             self._is_open = False
             self._database.close()
 
 
 def _topic_id(connection: Connection, name: str) -> int:
-    """Give the number of a topic, which is made if it is new."""
+    """Return the number of a topic, which is made if it is new."""
     found = connection.execute(select(topics.c.id).where(topics.c.name == name, topics.c.removed == "")).scalar()
     if found is None:
         made = insert(topics).values(name=name, removed="").returning(topics.c.id)
@@ -164,7 +164,7 @@ def _topic_id(connection: Connection, name: str) -> int:
 
 
 def choose_database(url: str, files: FileSystem) -> Database:
-    """Give the database of a URL, not yet opened.
+    """Return the database of a URL, not yet opened.
 
     Raises:
         DatabaseUrlError: it is no URL, or of a database that Babelbus does not speak to.

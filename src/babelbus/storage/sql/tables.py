@@ -104,7 +104,7 @@ class SchemaVersionError(StorageError):
 
 
 def make_tables(connection: Connection, name: str) -> None:
-    """Make the tables in an empty database, or see that those which are there are ours.
+    """Build the tables in an empty database, or see that those which are there are ours.
 
     Raises:
         SchemaVersionError: they are not, or of another version; nothing was changed.
@@ -115,7 +115,7 @@ def make_tables(connection: Connection, name: str) -> None:
 
 
 def find_tables(connection: Connection, name: str) -> bool:
-    """Say whether our tables are there.
+    """Return whether our tables are there.
 
     Raises:
         SchemaVersionError: tables of these names are there and not ours, or of another version.

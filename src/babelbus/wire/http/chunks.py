@@ -18,7 +18,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 def encode_chunk(data: bytes) -> bytes:
-    """Give one chunk; nothing for no data, as an empty chunk would end the body."""
+    """Return one chunk; nothing for no data, as an empty chunk would end the body."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
@@ -44,7 +44,7 @@ class ChunkedBody:
         self._trailers_max = trailers_max
 
     def feed(self, data: bytes, position: int) -> int:
-        """Read from `position` on, and give where it stopped: the body has ended, or more data is needed.
+        """Read from `position` on, and return where it stopped: the body has ended, or more data is needed.
 
         Raises:
             HttpError: this is no body in chunks, or it is too large.

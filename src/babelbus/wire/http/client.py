@@ -66,7 +66,7 @@ class ResponseDecoder:
         self._stopped = False
 
     def expect(self, method: str) -> None:
-        """Note that a request was sent: the response to HEAD has no body. Without this, none was HEAD."""
+        """Record that a request was sent: the response to HEAD has no body. Without this, none was HEAD."""
         self._methods.append(method)
 
     def receive_data(self, data: bytes) -> None:
@@ -85,7 +85,7 @@ class ResponseDecoder:
         self.error = HttpError(400, "the connection was closed in the middle of a response")
 
     def responses(self) -> list[Response]:
-        """Give the complete responses in order, without the interim ones (100, 102, 103).
+        """Return the complete responses in order, without the interim ones (100, 102, 103).
 
         Raises:
             HttpError: the server broke the protocol and there is no response left to give.
@@ -110,14 +110,14 @@ class ResponseDecoder:
         return self._head
 
     def take_body(self) -> bytes:
-        """Give, and forget, what has come of the body of `begun`; only the rest will stand in the whole response."""
+        """Return, and forget, what has come of the body of `begun`; only the rest will stand in the whole response."""
         data = bytes(self._body)
         self._taken += len(data)
         self._body.clear()
         return data
 
     def unread(self) -> bytes:
-        """Give, and forget, what stands behind a response with status 101."""
+        """Return, and forget, what stands behind a response with status 101."""
         data = bytes(self._held)
         self._held.clear()
         return data
@@ -198,7 +198,7 @@ def encode_request(
     host: str,
     keep_alive: bool = True,
 ) -> bytes:
-    """Give a whole request.
+    """Return a whole request.
 
     Raises:
         LocalProtocolError: a method, target or header that would be something else on the wire.

@@ -96,7 +96,7 @@ class RequestDecoder:
         self._held += data
 
     def requests(self) -> list[Request]:
-        """Give the complete requests in order; the rest waits for more data.
+        """Return the complete requests in order; the rest waits for more data.
 
         What was whole before the peer broke the protocol is given first, with `error` set; carry it out, then answer
         the error and close.
@@ -110,7 +110,7 @@ class RequestDecoder:
         return requests  # type: ignore[return-value]  # there are no runs among them
 
     def runs(self) -> list[Request | RequestRun]:
-        """Give the same as `requests`, with those together that are nearly the same; the order stays.
+        """Return the same as `requests`, with those together that are nearly the same; the order stays.
 
         Raises:
             HttpError: as `requests`.
@@ -120,7 +120,7 @@ class RequestDecoder:
         return requests
 
     def take_single(self, data: bytes) -> tuple[Request, bytes | None, bytes] | None:
-        """Give the one request that a chunk is, if the decoder is `idle` and it is like those before.
+        """Return the one request that a chunk is, if the decoder is `idle` and it is like those before.
 
         That is what they have in common (the same object as long as they do), the value of the varying header, and the
         body. Otherwise give `None`: nothing is taken, and the chunk is for `receive_data`. Needs `varying`.
@@ -139,7 +139,7 @@ class RequestDecoder:
             raise self.error
 
     def take_continue(self) -> bool:
-        """Give, once, whether the client waits for `CONTINUE` before it sends the body of its request.
+        """Return, once, whether the client waits for `CONTINUE` before it sends the body of its request.
 
         Ask behind `requests`; the answers to the requests before it go out first.
         """
@@ -150,7 +150,7 @@ class RequestDecoder:
         return True
 
     def unread(self) -> bytes:
-        """Give, and forget, what stands behind the request that became something else."""
+        """Return, and forget, what stands behind the request that became something else."""
         data = bytes(self._held)
         self._held = b""
         return data

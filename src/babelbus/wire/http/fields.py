@@ -74,17 +74,17 @@ def _read_field(line: bytes) -> tuple[str, str]:
 
 
 def is_token(name: bytes) -> bool:
-    """Give whether these bytes may name a method or a header."""
+    """Return whether these bytes may name a method or a header."""
     return bool(name) and not name.translate(None, _TOKEN_BYTES)
 
 
 def tokens(value: str) -> list[str]:
-    """Give the elements of a comma-separated header, in lower case."""
+    """Return the elements of a comma-separated header, in lower case."""
     return [element for part in value.split(",") if (element := part.strip(" \t").lower())]
 
 
 def body_length(headers: Mapping[str, str], *, version: str) -> int | None:
-    """Give how the headers say that the body ends: a number of bytes, `CHUNKED`, or None if they do not say.
+    """Return how the headers say that the body ends: a number of bytes, `CHUNKED`, or None if they do not say.
 
     Raises:
         HttpError: they contradict themselves, or name a coding that is not spoken here.
@@ -112,7 +112,7 @@ def body_length(headers: Mapping[str, str], *, version: str) -> int | None:
 
 
 def keeps_alive(headers: Mapping[str, str], *, version: str) -> bool:
-    """Give whether the connection stays open behind this message (RFC 9112, section 9.3)."""
+    """Return whether the connection stays open behind this message (RFC 9112, section 9.3)."""
     connection = headers.get("connection")
     if connection is None:
         return version != "1.0"
@@ -122,7 +122,7 @@ def keeps_alive(headers: Mapping[str, str], *, version: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def reason_of(status: int) -> str:
-    """Give the reason phrase; one that nobody registered says its number."""
+    """Return the reason phrase; one that nobody registered says its number."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:
@@ -138,7 +138,7 @@ def _check_name(name: str) -> None:
 
 
 def encode_fields(headers: Iterable[tuple[str, str]]) -> str:
-    """Give header lines with their line ends.
+    """Return header lines with their line ends.
 
     Raises:
         LocalProtocolError: a name or value that would be something else on the wire (CR, LF, NUL, not Latin-1), or a

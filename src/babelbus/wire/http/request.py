@@ -38,7 +38,7 @@ class RequestRun(msgspec.Struct, frozen=True, gc=False):
     bodies: list[bytes]
 
     def requests(self, varying: str) -> list[Request]:
-        """Give them one by one; `varying` is the header's name."""
+        """Return them one by one; `varying` is the header's name."""
         one = self.request
         values = [None] * len(self.bodies) if self.values is None else self.values
         return [

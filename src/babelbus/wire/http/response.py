@@ -18,7 +18,7 @@ def encode_response(
     head_only: bool = False,
     version: str = "1.1",
 ) -> bytes:
-    """Give a whole response. With `head_only` (the answer to HEAD) its length is told, and its body not sent.
+    """Return a whole response. With `head_only` (the answer to HEAD) its length is told, and its body not sent.
 
     `version` is that of the request: a client of HTTP/1.0 must be told that the connection stays.
 
@@ -39,7 +39,7 @@ def encode_response(
 def encode_stream_head(
     status: int, headers: Sequence[tuple[str, str]] = (), *, keep_alive: bool = True, chunked: bool = True
 ) -> bytes:
-    """Give the head of a response that has no end yet: `encode_chunk` for each part, `LAST_CHUNK` behind the last.
+    """Return the head of a response that has no end yet: `encode_chunk` for each part, `LAST_CHUNK` behind the last.
 
     Without `chunked` (for HTTP/1.0) the parts follow as they are, and closing the connection ends them.
 
@@ -51,7 +51,7 @@ def encode_stream_head(
 
 
 def encode_error(error: HttpError, *, head_only: bool = False) -> bytes:
-    """Give the response that says why a request was refused and that the connection closes."""
+    """Return the response that says why a request was refused and that the connection closes."""
     headers = [*error.headers, ("content-type", "text/plain; charset=utf-8")]
     return encode_response(error.status, headers, f"{error}\n".encode(), keep_alive=False, head_only=head_only)
 

@@ -40,7 +40,7 @@ class RunCutter:
         """The request for each length of a body, as it is written."""
 
     def learn(self, lines: Sequence[bytes], request: Request) -> None:
-        """Take note of a head that was read in full: its lines and what they mean.
+        """Record a head that was read in full: its lines and what they mean.
 
         The request keeps its connection and has no body of unknown length.
         """
@@ -81,7 +81,7 @@ class RunCutter:
         self._requests = {}
 
     def cut(self, data: bytes, position: int) -> tuple[RequestRun | None, int]:
-        """Give the requests that begin at `position`, as many as are alike and complete, and where they end."""
+        """Return the requests that begin at `position`, as many as are alike and complete, and where they end."""
         pattern = self._pattern
         if pattern is None:
             return None, position
@@ -111,7 +111,9 @@ class RunCutter:
         return RequestRun(self._request(length_text), values if value_at else None, bodies), position
 
     def single(self, data: bytes) -> tuple[Request, bytes | None, bytes] | None:
-        """Give the one request of this kind that the whole of `data` is: what requests have in common, value, body."""
+        """Return the one request of this kind that the whole of `data` is: what requests have in common, value,
+        body.
+        """
         found = None if self._pattern is None else self._pattern.match(data)
         if found is None:
             return None

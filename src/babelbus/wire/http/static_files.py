@@ -61,7 +61,7 @@ class Files:
         self._bytes_max = bytes_max
 
     def read(self, path: str, *, asked: Mapping[str, str] | None = None, always: bool = False) -> File | None:
-        """Give the file of a decoded path of a URL, else the index of the folder, else, with `always`, the root's.
+        """Return the file of a decoded path of a URL, else the index of the folder, else, with `always`, the root's.
 
         The last is what applications need whose addresses are made in the browser. `None`: there is none, or the path
         would leave the folder, by `..` or by a link, or names a hidden file. `asked` are the headers of a request: what
@@ -115,13 +115,13 @@ class Files:
 
 
 def content_type_of(name: str) -> str:
-    """Give the content type of a file by its name."""
+    """Return the content type of a file by its name."""
     suffix = os.path.splitext(name)[1].lower()
     return _TYPES.get(suffix) or _BUILT_IN.guess_type(name)[0] or _UNKNOWN
 
 
 def has_current(asked: Mapping[str, str], tag: str, changed_seconds: int) -> bool:
-    """Say whether a request's headers say that its client has what is asked for (RFC 9110, section 13.1).
+    """Return whether a request's headers say that its client has what is asked for (RFC 9110, section 13.1).
 
     `tag` is in its quotes; where there are tags, the date does not count. A date that is none counts for nothing.
     """

@@ -10,21 +10,22 @@ _ABSOLUTE = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
 
 
 def is_target(method: str, target: str) -> bool:
-    """Give whether `method` may be asked of `target`: a path, a whole URL, `*` for OPTIONS, a host for CONNECT."""
+    """Return whether `method` may be asked of `target`: a path, a whole URL, `*` for OPTIONS, a host for CONNECT."""
     if target[0] == "/" or method == "CONNECT":
         return True
     return target == "*" if method == "OPTIONS" and target[0] == "*" else _ABSOLUTE.match(target) is not None
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Give the path and the query of a target, not decoded; the host of an absolute one is dropped."""
+    """Return the path and the query of a target, not decoded; the host of an absolute one is dropped."""
     absolute = None if target.startswith("/") else _ABSOLUTE.match(target)
     path, _, query = (target if absolute is None else target[absolute.end() :]).partition("?")
     return path or "/", query
 
 
 def percent_decode(text: str, *, plus: bool = False) -> str:
-    """Give what a part of a target means: its escapes are bytes of UTF-8. With `plus`, `+` is a space (forms, queries).
+    """Return what a part of a target means: its escapes are bytes of UTF-8. With `plus`, `+` is a space (forms,
+    queries).
 
     Raises:
         HttpError: an escape that is none, or bytes that are not UTF-8.
@@ -42,7 +43,7 @@ def percent_decode(text: str, *, plus: bool = False) -> str:
 
 
 def parse_query(query: str) -> list[tuple[str, str]]:
-    """Give the names and values of a query in order; a name without `=` has the empty value.
+    """Return the names and values of a query in order; a name without `=` has the empty value.
 
     Raises:
         HttpError: an escape that is none, or bytes that are not UTF-8.

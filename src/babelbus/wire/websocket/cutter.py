@@ -41,7 +41,7 @@ class Cutter:
         self._open_bytes = 0
 
     def cut(self, data: bytes, firsts: list[int], starts: list[int], ends: list[int]) -> int:
-        """Note the complete frames of `data`, and give where the first incomplete one begins."""
+        """Record the complete frames of `data`, and return where the first incomplete one begins."""
         position, size = 0, len(data)
         mask_bit, head_bytes, bytes_max = self._mask_bit, self._head_bytes, self._message_bytes_max
         short_max = min(125, bytes_max)
@@ -93,7 +93,7 @@ class Cutter:
         return position
 
     def _read_head(self, head: bytes) -> tuple[int, int] | None:
-        """Give how many bytes the head of any frame has, and its payload; None if more must come to say that."""
+        """Return how many bytes the head of any frame has, and its payload; None if more must come to say that."""
         first, length = head[0], head[1] - self._mask_bit
         self._check(first, length)
         length_bytes = 0 if length < 126 else 2 if length == 126 else 8
@@ -141,7 +141,9 @@ class Cutter:
 
 
 def _run(data: bytes, position: int, step: int, head_bytes: int, run_max: int) -> int:
-    """Give how many frames from `position` on have the same head but for the key: what holds for one holds for all."""
+    """Return how many frames from `position` on have the same head but for the key: what holds for one holds for
+    all.
+    """
     run = min((len(data) - position) // step, run_max)
     for start in range(position, position + head_bytes):
         column = data[start : start + run * step : step]

@@ -104,7 +104,7 @@ class Decoder:
         self._held += data
 
     def events(self) -> list[Event]:
-        """Give what has arrived completely, in order; the rest waits for more data.
+        """Return what has arrived completely, in order; the rest waits for more data.
 
         What was whole before the peer broke the protocol is given first, with `error` set; carry it out, then close.
 
@@ -222,12 +222,12 @@ def _may_be_sent(code: int) -> bool:
 
 
 def encode_texts(payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
-    """Give the frames of texts (UTF-8, not checked), together, for one write. A client masks."""
+    """Return the frames of texts (UTF-8, not checked), together, for one write. A client masks."""
     return encode_frames(_WHOLE_TEXT, payloads, mask=mask)
 
 
 def encode_binaries(payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
-    """Give the frames of binary messages, together, for one write. A client masks."""
+    """Return the frames of binary messages, together, for one write. A client masks."""
     return encode_frames(_WHOLE_BINARY, payloads, mask=mask)
 
 

@@ -42,7 +42,7 @@ class Inflater:
         self._inflate = zlib.decompressobj(-self._bits)
 
     def inflate(self, data: bytes | bytearray) -> bytes:
-        """Give the message that was compressed as `data`.
+        """Return the message that was compressed as `data`.
 
         Raises:
             WebSocketError: it would be larger than the limit, or it is no deflate stream.
@@ -87,11 +87,11 @@ class Deflater:
         self._deflate = self._begin()
 
     def encode_texts(self, payloads: Sequence[bytes]) -> bytes:
-        """Give the frames of texts (UTF-8), together, for one write."""
+        """Return the frames of texts (UTF-8), together, for one write."""
         return b"".join([self._encode(TEXT, payload) for payload in payloads])
 
     def encode_binaries(self, payloads: Sequence[bytes]) -> bytes:
-        """Give the frames of binary messages, together, for one write."""
+        """Return the frames of binary messages, together, for one write."""
         return b"".join([self._encode(BINARY, payload) for payload in payloads])
 
     def _encode(self, opcode: int, payload: bytes) -> bytes:

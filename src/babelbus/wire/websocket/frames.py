@@ -62,7 +62,7 @@ def toggle_mask(data: bytes, start: int, end: int, key: bytes) -> bytes:
 
 
 def _toggle_masks(data: bytes, starts: Positions, ends: Positions) -> Words:
-    """Give `data` with each part from `starts[i]` to `ends[i]` XORed with the four bytes in front of it.
+    """Return `data` with each part from `starts[i]` to `ends[i]` XORed with the four bytes in front of it.
 
     The parts are payloads of frames: in order, at least six bytes apart. So no word of four bytes belongs to two of
     them, and the XOR of the whole chunk is one: each key, turned to where its words begin, as often as they are many,
@@ -84,7 +84,7 @@ def _positions(numbers: Iterable[int]) -> Positions:
 
 
 def unmask(data: bytes, starts: list[int], ends: list[int]) -> list[bytes]:
-    """Give the payloads of masked frames of one chunk."""
+    """Return the payloads of masked frames of one chunk."""
     if len(starts) < _FEW:
         return [
             toggle_mask(data, start, end, data[start - _KEY_BYTES : start])
@@ -96,7 +96,7 @@ def unmask(data: bytes, starts: list[int], ends: list[int]) -> list[bytes]:
 
 
 def encode_head(first: int, size: int, *, mask: bool = False) -> bytes:
-    """Give the head of a frame without its key, with the shortest length there is (section 5.2)."""
+    """Return the head of a frame without its key, with the shortest length there is (section 5.2)."""
     bit = MASKED if mask else 0
     if size < 126:
         return bytes((first, bit | size))
@@ -111,7 +111,7 @@ def _heads(first: int, mask: bool) -> list[bytes]:
 
 
 def encode_frames(first: int, payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
-    """Give the frames of `payloads`, one each, together, for one write."""
+    """Return the frames of `payloads`, one each, together, for one write."""
     try:
         heads = list(map(_heads(first, mask).__getitem__, map(len, payloads)))
     except IndexError:  # one of them is large

@@ -31,12 +31,12 @@ class Upgrade(msgspec.Struct, frozen=True):
 
 
 def make_key() -> str:
-    """Give a new key for a client's handshake: 16 random bytes in base64."""
+    """Return a new key for a client's handshake: 16 random bytes in base64."""
     return base64.b64encode(secrets.token_bytes(16)).decode()
 
 
 def accept_key(key: str) -> str:
-    """Give what proves that a server has read `key`."""
+    """Return what proves that a server has read `key`."""
     return base64.b64encode(hashlib.sha1(key.encode("latin-1") + _GUID, usedforsecurity=False).digest()).decode()
 
 
@@ -96,7 +96,7 @@ def _choose(asked: str, ours: Sequence[str]) -> str | None:
 
 
 def _agree(value: str) -> tuple[Deflate, str] | None:
-    """Take the first offer that we can serve, and give it with the text that accepts it; an odd one is declined."""
+    """Take the first offer that we can serve, and return it with the text that accepts it; an odd one is declined."""
     for name, parameters in _read_extensions(value):
         agreed = _read_offer(parameters) if name == _EXTENSION else None
         if agreed is not None:
@@ -163,7 +163,7 @@ def encode_upgrade_request(
     deflate: bool = False,
     headers: Sequence[tuple[str, str]] = (),
 ) -> bytes:
-    """Give a client's handshake; `key` is of `make_key`.
+    """Return a client's handshake; `key` is of `make_key`.
 
     Raises:
         LocalProtocolError: a path or header that would be something else on the wire.
@@ -182,7 +182,7 @@ def encode_upgrade_request(
 def check_upgrade_response(
     response: Response, key: str, *, subprotocols: Sequence[str] = (), deflate: bool = False
 ) -> tuple[str | None, Deflate | None]:
-    """Check a server's answer to our handshake, and give the subprotocol and the compression that it chose.
+    """Check a server's answer to our handshake, and return the subprotocol and the compression that it chose.
 
     Raises:
         HttpError: the server refused (with its status), or chose what was not offered.
