@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import click
+import msgspec
 from rich.console import Console
 
 import bench
@@ -35,10 +36,12 @@ def main(*, only: str, repeat: int, list_only: bool, no_peers: bool, peers_only:
         return
     console.print(machine.describe(), highlight=False)
     if no_peers:
-        chosen = [frame.Figure(f.name, f.unit, f.measure, f.target, (), f.lower_is_better) for f in chosen]
+        chosen = [msgspec.structs.replace(figure, peers=()) for figure in chosen]
     signal.signal(signal.SIGTERM, _end_with_exit)
     results, failed = _measure(chosen, repeat)
     console.print(report.peers_table(results) if peers_only else report.table(results))
+    if any(result.figure.floor is not None for result in results):
+        console.print(report.floors_table(results))
     if not (peers_only or no_peers):
         report.write_json(results)
         console.print(f"written: {report.RESULTS_PATH}", highlight=False)
@@ -77,6 +80,11 @@ def _measure(chosen: Sequence[frame.Figure], repeat: int) -> tuple[list[frame.Re
 
 def _lines(prefix: str, result: frame.Result) -> Iterator[str]:
     yield f"{prefix}: {report.number(result.value)} {result.figure.unit} {result.note}".rstrip()
+    if result.figure.floor is not None:
+        yield f"    floor {report.number(result.figure.floor)}: {'holds' if result.meets_floor else 'missed'}"
+    if result.uniform_ratio is not None:
+        twin = f"{result.uniform_ratio:.2f} of {result.figure.uniform} ({report.number(result.uniform_value)})"
+        yield f"    {twin}: {'holds' if result.meets_uniform_ratio else f'missed, at least {frame.UNIFORM_RATIO_MIN}'}"
     for peer in result.peers:
         yield "    " + " ".join(part for part in (f"{peer.name}:", report.number(peer.value), peer.note) if part)
 

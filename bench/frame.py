@@ -10,7 +10,8 @@ what it does before its first `yield` is the set-up, each `yield` is one measure
                 yield measure_once(folder)
 
 Peers are measured the same way and in turn with the figure (ours, peer, ours, peer, ...), so that a machine that
-slows down slows both.
+slows down slows both. The uniform twin of a figure on mixed traffic is measured in turn as well: the same job where
+every message is alike. A figure on mixed traffic has a floor (its budget) and a smallest ratio to its twin.
 """
 
 import inspect
@@ -32,6 +33,9 @@ class Reading(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+UNIFORM_RATIO_MIN = 0.6
+"""Smallest part of its uniform twin's value that a figure on mixed traffic may have."""
+
 Outcome = float | Reading
 Measure = Callable[[], Outcome | Iterator[Outcome]]
 MeasureFunction = TypeVar("MeasureFunction", bound=Measure)
@@ -45,7 +49,10 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One line of the table. `lower_is_better` concerns the target and the choice of the strongest peer."""
+    """One line of the table. `lower_is_better` concerns target, floor and the choice of the strongest peer.
+
+    `floor` is the budget of a figure on mixed traffic, `uniform` the name of its twin on uniform traffic.
+    """
 
     name: str
     unit: str
@@ -53,6 +60,8 @@ class Figure(msgspec.Struct, frozen=True):
     target: float | None = None
     peers: Sequence[Peer] = ()
     lower_is_better: bool = False
+    floor: float | None = None
+    uniform: str | None = None
 
 
 class PeerResult(msgspec.Struct, frozen=True):
@@ -64,12 +73,13 @@ class PeerResult(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The median of a figure, and of each of its peers in the order of the figure."""
+    """The median of a figure, of each of its peers in the order of the figure, and of its uniform twin."""
 
     figure: Figure
     value: float
     note: str
     peers: Sequence[PeerResult]
+    uniform_value: float | None = None
 
     @property
     def strongest_peer(self) -> PeerResult | None:
@@ -87,10 +97,35 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def meets_target(self) -> bool:
         """Whether the target is reached; a figure without one meets it."""
-        target = self.figure.target
-        if target is None:
+        return self._reaches(self.figure.target)
+
+    @property
+    def meets_floor(self) -> bool:
+        """Return whether the floor holds; a figure without a floor meets it."""
+        return self._reaches(self.figure.floor)
+
+    @property
+    def uniform_ratio(self) -> float | None:
+        """Return the value divided by the uniform twin's value; None without a twin."""
+        return self.value / self.uniform_value if self.uniform_value else None
+
+    @property
+    def meets_uniform_ratio(self) -> bool:
+        """Return whether the ratio to the uniform twin holds; a figure without a twin meets it."""
+        return self.uniform_ratio is None or self.uniform_ratio >= UNIFORM_RATIO_MIN
+
+    @property
+    def failures(self) -> list[str]:
+        """Return the bounds that the value misses: the floor, the ratio to the uniform twin."""
+        below = [] if self.meets_floor else [f"floor {self.figure.floor:,.0f}"]
+        if not self.meets_uniform_ratio:
+            below.append(f"{UNIFORM_RATIO_MIN} of {self.figure.uniform}")
+        return below
+
+    def _reaches(self, bound: float | None) -> bool:
+        if bound is None:
             return True
-        return self.value <= target if self.figure.lower_is_better else self.value >= target
+        return self.value <= bound if self.figure.lower_is_better else self.value >= bound
 
 
 FIGURES: dict[str, Figure] = {}
@@ -103,34 +138,41 @@ def figure(
     target: float | None = None,
     peers: Sequence[Peer] = (),
     lower_is_better: bool = False,
+    floor: float | None = None,
+    uniform: str | None = None,
 ) -> Callable[[MeasureFunction], MeasureFunction]:
     """Register the decorated function as the figure `name` (`<area>.<what>`); `--only` selects by its beginning."""
 
     def register(measure: MeasureFunction) -> MeasureFunction:
         assert name not in FIGURES, f"two figures are called {name}"
-        FIGURES[name] = Figure(name, unit, measure, target, tuple(peers), lower_is_better)
+        FIGURES[name] = Figure(name, unit, measure, target, tuple(peers), lower_is_better, floor, uniform)
         return measure
 
     return register
 
 
 def run(chosen: Figure, repeat: int, progress: Callable[[str], object]) -> Result:
-    """Measure a figure and its peers `repeat` times in turn. `progress` is called before each measurement.
+    """Measure a figure, its peers and its uniform twin `repeat` times in turn; call `progress` before each measurement.
 
     Raises: whatever our own measurement raises. A missing peer is a result; one that fails is an error as well,
     because a comparison that quietly lost its other half would read as a victory.
     """
     runs = [_Run(chosen.name, chosen.measure), *(_Run(peer.name, peer.measure) for peer in chosen.peers)]
+    peers, twin = runs[1:], None
+    if chosen.uniform is not None:
+        twin = _Run(chosen.uniform, FIGURES[chosen.uniform].measure)
+        runs.append(twin)
     try:
         for turn in range(1, repeat + 1):
             for one in runs:
                 progress(f"{chosen.name}: {one.name} ({turn}/{repeat})")
-                one.measure_once(may_be_missing=one is not runs[0])
+                one.measure_once(may_be_missing=one in peers)
     finally:
         for one in runs:
             one.close()
     ours = runs[0].median()
-    return Result(chosen, ours.value, ours.note, [one.as_peer() for one in runs[1:]])
+    uniform = None if twin is None else twin.median().value
+    return Result(chosen, ours.value, ours.note, [one.as_peer() for one in peers], uniform)
 
 
 class _Run:

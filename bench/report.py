@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from rich.table import Table
 
-from bench.frame import PeerResult, Result
+from bench.frame import UNIFORM_RATIO_MIN, PeerResult, Result
 
 RESULTS_PATH = os.path.join(os.path.dirname(__file__), "results.json")
 
@@ -36,6 +36,22 @@ def _peer_cells(result: Result, peer: PeerResult | None, note: str) -> tuple[str
     return peer.name, number(peer.value), ratio, remarks
 
 
+def floors_table(results: Sequence[Result]) -> Table:
+    """Return one line per figure that has a floor: whether the floor and the ratio to the uniform twin hold."""
+    grid = Table(title=f"mixed traffic; ratio = mixed / uniform, at least {UNIFORM_RATIO_MIN}")
+    for heading in ("name", "value", "unit", "floor", "uniform twin", "its value", "ratio", "holds"):
+        grid.add_column(heading, justify="right" if heading in ("value", "floor", "its value", "ratio") else "left")
+    for result in results:
+        if result.figure.floor is None:
+            continue
+        values = result.figure.name, number(result.value), result.figure.unit, number(result.figure.floor)
+        ratio = "" if result.uniform_ratio is None else f"{result.uniform_ratio:.2f}"
+        failures = ", ".join(result.failures)
+        holds = f"[red]no: below {failures}[/]" if failures else "[green]yes[/]"
+        grid.add_row(*values, result.figure.uniform or "", number(result.uniform_value), ratio, holds)
+    return grid
+
+
 def peers_table(results: Sequence[Result]) -> Table:
     """The peers that were measured as figures of their own."""
     grid = Table(title="peers, median of each")
@@ -60,7 +76,7 @@ def write_json(results: Sequence[Result], path: str = RESULTS_PATH) -> None:
         file.write(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")
 
 
-def _row(result: Result) -> dict[str, str | float | None]:
+def _row(result: Result) -> dict[str, str | float | bool | None]:
     strongest = result.strongest_peer
     notes = [result.note] if result.note else []
     for peer in result.peers:
@@ -74,5 +90,10 @@ def _row(result: Result) -> dict[str, str | float | None]:
         "peer": strongest.name if strongest else None,
         "peer_value": strongest.value if strongest else None,
         "ratio": result.ratio,
+        "floor": result.figure.floor,
+        "uniform": result.figure.uniform,
+        "uniform_value": result.uniform_value,
+        "uniform_ratio": result.uniform_ratio,
+        "holds": not result.failures,
         "note": "; ".join(notes),
     }

@@ -1,0 +1,24 @@
+"""The benchmark's own rules: when a figure holds."""
+
+import pytest
+
+from bench import frame
+
+
+@pytest.mark.parametrize(
+    ("value", "failures"),
+    [(100, []), (99, ["floor 100"]), (60, ["floor 100"]), (59, ["floor 100", "0.6 of bench.test_twin"])],
+)
+def test_a_figure_holds_at_its_floor_and_its_ratio_to_the_uniform_twin(
+    monkeypatch: pytest.MonkeyPatch, value: float, failures: list[str]
+) -> None:
+    twin = frame.Figure("bench.test_twin", "msgs/s", lambda: 100.0)
+    monkeypatch.setitem(frame.FIGURES, twin.name, twin)
+    mixed = frame.Figure("bench.test_mixed", "msgs/s", lambda: value, floor=100, uniform=twin.name)
+    result = frame.run(mixed, repeat=3, progress=lambda _: None)
+    assert (result.uniform_value, result.failures) == (100, failures)
+
+
+def test_a_figure_without_a_floor_holds() -> None:
+    result = frame.run(frame.Figure("bench.test", "msgs/s", lambda: 1.0), repeat=1, progress=lambda _: None)
+    assert result.failures == []
