@@ -1,8 +1,12 @@
-"""A jebp client that is only a load: connections that create one record each, wait for its ack, and do it again."""
+"""Jebp clients that are only a load.
+
+Some create one record each, wait for its ack, and do it again; one sends requests that were sealed before.
+"""
 
 import asyncio
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import uvloop
 
@@ -84,3 +88,30 @@ def one_at_a_time(
 ) -> tuple[float, list[float]]:
     """Give acknowledged records a second over all connections, and the latency of each in seconds."""
     return uvloop.run(_run(port, identity, topic, payload, clients, seconds))
+
+
+class SealedConnection:
+    """A jebp connection on a plain socket, for requests that are sealed before the clock starts."""
+
+    def __init__(self, port: int, identity: Identity) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        handshake = ClientHandshake(identity, trust=lambda _fingerprint: True)
+        self.socket.sendall(handshake.begin())
+        while handshake.established is None:
+            self.socket.sendall(handshake.receive_data(self.socket.recv(65536)))
+        self._sealer = handshake.established.sealer
+        self._decoder = ClientDecoder(handshake.established.opener)
+        self._decoder.receive_data(handshake.established.surplus)
+
+    def seal(self, requests: Sequence[bytes]) -> bytes:
+        """Return the frames of requests; send the frames in the order in which they were sealed."""
+        return bytes(self._sealer.seal_many(requests))
+
+    def count(self, data: bytes) -> int:
+        """Return how many requests were answered with success by what one read brought."""
+        self._decoder.receive_data(data)
+        answers = self._decoder.events()
+        refused = [answer for answer in answers if answer.status != 0xA1]
+        assert not refused, refused[0]
+        return len(answers)
