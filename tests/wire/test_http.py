@@ -1,6 +1,7 @@
 """HTTP/1.1 both ways: the examples of RFC 9112, any cut, each limit at and one past it, each way to be malformed."""
 
 from collections.abc import Sequence
+from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from babelbus.wire.http import (
     encode_error,
     encode_response,
     encode_stream_head,
+    parse_form,
     parse_query,
     percent_decode,
     split_target,
@@ -519,3 +521,14 @@ def test_garbage_of_a_server_raises_nothing_but_our_errors(data: bytes) -> None:
         except HttpError:
             return
     decoder.receive_end()
+
+
+@given(st.text(alphabet="ab=&+%0aFf \u00e4\u20ac\n") | st.text())
+def test_forms_are_read_as_browsers_and_urllib_read_them(text: str) -> None:
+    assert parse_form(text, 10**6) == parse_qsl(text, keep_blank_values=True)
+
+
+def test_a_form_has_a_limit_of_fields() -> None:
+    assert len(parse_form("&".join(["a=1"] * 5), 5)) == 5
+    with pytest.raises(ValueError, match="6 fields, limit 5"):
+        parse_form("&".join(["a=1"] * 6), 5)

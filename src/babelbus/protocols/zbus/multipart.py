@@ -7,12 +7,12 @@ Both become the JSON object `{"attributes":{name:value},"files":{field:[{"fileNa
 
 import base64
 from typing import Final
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from babelbus.protocols.zbus.content import parse_parameters
 from babelbus.protocols.zbus.errors import MalformedMessageError
+from babelbus.wire.http import parse_form
 
 PARTS_MAX: Final = 1000
 PART_HEAD_BYTES_MAX: Final = 8192
@@ -45,7 +45,7 @@ def read_urlencoded(body: bytes) -> bytes:
         MalformedMessageError: it is no UTF-8, or has more than `PARTS_MAX` fields.
     """
     try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=PARTS_MAX)
+        pairs = parse_form(body.decode(), PARTS_MAX)
     except ValueError as error:
         raise MalformedMessageError(f"a form of more than {PARTS_MAX} fields, or no UTF-8") from error
     return _encode(Form(dict(pairs), {}))

