@@ -103,5 +103,5 @@ def test_a_connection_that_never_says_the_same_twice_makes_nobody_remember_it_al
         body = recorder.encode(Message({"id": "i", f"x{number}": "y"}, body=b"t", body_kind="text"), 1)
         batch = encode_bodies([body], [1], 0)
         assert parsed(heads.of(list(iterate(decode_chunk(bytes(batch.data)))))[0])["headers"][f"x{number}"] == "y"
-    assert len(recorder._known) <= 256
+    assert len(recorder._names) <= 256
     assert len(heads._shapes) <= 1024

@@ -61,7 +61,8 @@ def origin(identity: str) -> str:
     return ORIGIN_PREFIX + identity
 
 
-def _record_name(name: str) -> bytes:
+def record_name(name: str) -> bytes:
+    """Return the name that a header of a message has in the record."""
     return _short_record_name(name) if len(name) <= NAME_LENGTH_MAX else _make_record_name(name)
 
 
@@ -101,7 +102,7 @@ def to_record(message: Message, sender: str = ORIGIN_PREFIX) -> Stored:
                     tag = value
                 elif name == "key":
                     key = value
-                append((_record_name(name), value.encode()))
+                append((record_name(name), value.encode()))
         append((b"ce_source", source.encode()))
         if key is None:
             key = tag

@@ -13,7 +13,7 @@ import msgspec
 
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import BodyKind, Message
-from babelbus.protocols.zbus.records import ORIGIN_PREFIX, to_record
+from babelbus.protocols.zbus.records import LEFT_OUT, ORIGIN_PREFIX, record_name, to_record
 from babelbus.records.format import LENGTHS, RESERVED_HEADER_PREFIX
 from babelbus.records.record import Headers
 
@@ -24,6 +24,10 @@ _pack_length = struct.Struct(">i").pack
 _pack_front = struct.Struct(">bq").pack
 _NO_KEY: Final = _pack_length(-1)
 _ID_NAME: Final = _pack_length(5) + b"ce_id"
+_URL_NAME: Final = _pack_length(8) + b"zbus.url"
+_METHOD_NAME: Final = _pack_length(11) + b"zbus.method"
+_ELSEWHERE: Final = LEFT_OUT | {"id", "source", "content-type"}
+"""Headers that are not stored under a name of their own."""
 
 
 class Mould(msgspec.Struct, frozen=True, gc=False):
@@ -59,13 +63,13 @@ def mixed_bodies(
 class Recorder:
     """Encodes the messages of one connection; `stamp` are the headers that it gives each of them, in place of its own.
 
-    There is a source among them. The pairs of headers that it has seen are remembered as they are stored.
+    There is a source among them. The names of headers that it has seen are remembered as they are stored.
     """
 
     def __init__(self, stamp: Mapping[str, str]) -> None:
-        self._known: dict[tuple[str, str], bytes] = {}
-        self._stamp = stamp
+        self._names: dict[str, bytes] = {}
         stamped = to_record(Message(dict(stamp)), ORIGIN_PREFIX)[2]
+        self._stamp = stamp
         self._stamped = _encode_headers(stamped)
         self._stamped_count = 1 + len(stamped)
 
@@ -85,24 +89,22 @@ class Recorder:
         Raises:
             MalformedMessageError: a header is no UTF-8.
         """
-        headers, known = message.headers, self._known
+        headers, names, lengths = message.headers, self._names, LENGTHS
         parts = [self._stamped]
         count = self._stamped_count
         try:
-            for pair in headers.items():
-                name = pair[0]
-                if name == "id" or name == "content-type":
-                    continue
-                part = known.get(pair)
-                if part is None:
-                    part = self._learn(pair)
-                if part:
-                    parts.append(part)
+            for name, value in headers.items():
+                encoded_name = names.get(name)
+                if encoded_name is None:
+                    encoded_name = self._encode_name(name)
+                if encoded_name:
+                    encoded = value.encode()
+                    parts += (encoded_name, lengths[len(encoded)], encoded)
                     count += 1
-            for name, value in (("\0url", message.url), ("\0method", message.method)):
-                if value is not None:
-                    part = known.get((name, value))
-                    parts.append(part if part is not None else self._learn((name, value)))
+            for encoded_name, text in ((_URL_NAME, message.url), (_METHOD_NAME, message.method)):
+                if text is not None:
+                    encoded = text.encode()
+                    parts += (encoded_name, lengths[len(encoded)], encoded)
                     count += 1
             if message.status is not None:
                 parts.append(_encode_headers(((b"zbus.status", b"%d" % message.status),)))
@@ -118,24 +120,18 @@ class Recorder:
             b"".join((*parts, typed)),
         )
 
-    def _learn(self, pair: tuple[str, str]) -> bytes:
-        name, value = pair
-        stored: Headers
-        if name in self._stamp:
-            stored = ()
-        elif name == "\0url":
-            stored = ((b"zbus.url", value.encode()),)
-        elif name == "\0method":
-            stored = ((b"zbus.method", value.encode()),)
-        else:
-            stored = to_record(Message({name: value}), ORIGIN_PREFIX)[2]
-            stored = tuple(one for one in stored if one[0] != b"ce_source")
-        part = _encode_headers(tuple(one for one in stored if not one[0].startswith(RESERVED_HEADER_PREFIX)))
-        if len(name) + len(value) <= KNOWN_LENGTH_MAX:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            self._known[pair] = part
-        return part
+    def _encode_name(self, name: str) -> bytes:
+        """Return the name of a header with its length, as stored; nothing for a header that is not stored by name."""
+        encoded = b""
+        if name not in _ELSEWHERE and name not in self._stamp:
+            stored = record_name(name)
+            if not stored.startswith(RESERVED_HEADER_PREFIX):
+                encoded = _pack_length(len(stored)) + stored
+        if len(name) <= KNOWN_LENGTH_MAX:
+            if len(self._names) >= KNOWN_MAX:
+                self._names.clear()
+            self._names[name] = encoded
+        return encoded
 
 
 def encode_id(request_id: str) -> bytes:
