@@ -277,14 +277,13 @@ class Topic:
 
     def _find_batch(self, producer_id: int, first_sequence: int, count: int) -> Receipt | None:
         """Return the receipt of a batch that was stored before, `None` for the next one in order."""
-        expected = -1
+        expected = max([partition.log.producers.next_sequence(producer_id) for partition in self.partitions])
+        if expected in (-1, first_sequence):  # a new batch, as nearly every one is, costs no search
+            return None
         for partition in self.partitions:
             for batch in partition.log.producers.batches(producer_id):
                 if batch.first_sequence == first_sequence and batch.count == count:
                     return partition.receipt_for(batch.base_offset, count)
-                expected = max(expected, batch.first_sequence + batch.count)
-        if expected in (-1, first_sequence):
-            return None
         if first_sequence > expected:
             raise SequenceGapError(f"sequence {first_sequence} came, {expected} is next")
         raise SequenceTooOldError(

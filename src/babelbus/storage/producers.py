@@ -57,6 +57,11 @@ class Producers:
         """Return what is remembered of a producer, oldest first."""
         return iter(self._batches.get(producer_id, ()))
 
+    def next_sequence(self, producer_id: int) -> int:
+        """Return the sequence number behind the last batch of a producer, -1 for a producer that is not known."""
+        batches = self._batches.get(producer_id)
+        return batches[-1].first_sequence + batches[-1].count if batches else -1
+
     def snapshot(self) -> dict[int, list[ProducerBatch]]:
         """Return everything, in a form that a checkpoint can hold."""
         return {producer_id: list(batches) for producer_id, batches in self._batches.items()}
