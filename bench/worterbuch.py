@@ -82,7 +82,7 @@ def connect_ws(started: Started) -> socket.socket:
     """Connect, upgrade, and read the welcome."""
     made = socket.create_connection(started.web, timeout=30)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    lines = ["GET /ws HTTP/1.1", "host: bench", "connection: upgrade", "upgrade: websocket"]
+    lines = ["GET /ws HTTP/1.1", "host: localhost", "connection: upgrade", "upgrade: websocket"]
     lines += ["sec-websocket-version: 13", f"sec-websocket-key: {make_key()}", "", ""]
     made.sendall("\r\n".join(lines).encode())
     received = b""

@@ -71,7 +71,7 @@ def connect(started: Started) -> socket.socket:
 def connect_ws(started: Started) -> socket.socket:
     """A connection that has become a WebSocket."""
     made = connect(started)
-    lines = ["GET / HTTP/1.1", "host: bench", "connection: upgrade", "upgrade: websocket"]
+    lines = ["GET / HTTP/1.1", "host: localhost", "connection: upgrade", "upgrade: websocket"]
     lines += ["sec-websocket-version: 13", f"sec-websocket-key: {make_key()}", "", ""]
     made.sendall("\r\n".join(lines).encode())
     received = b""
@@ -94,7 +94,7 @@ def publishes(count: int, *, ack: bool = True) -> bytes:
 
 
 def http_publish(request_id: str | None) -> bytes:
-    lines = ["POST / HTTP/1.1", "Host: bench", "cmd: pub", f"mq: {MQ}", "Content-Type: text/plain"]
+    lines = ["POST / HTTP/1.1", "Host: localhost", "cmd: pub", f"mq: {MQ}", "Content-Type: text/plain"]
     lines += [] if request_id is None else [f"id: {request_id}"]
     return "\r\n".join([*lines, f"Content-Length: {len(PAYLOAD)}", "", TEXT]).encode()
 

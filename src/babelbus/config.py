@@ -415,6 +415,18 @@ class ServerSettings(msgspec.Struct, frozen=True):
     """What holds for all protocols."""
 
     insecure: Annotated[bool, of("allow to listen beyond loopback where nothing controls access")] = False
+    host_names: (
+        Annotated[
+            str,
+            of("names by which clients reach the HTTP listeners, with commas between; IP addresses, localhost and the "
+               "name of this machine need not be listed"),
+        ]
+        | None
+    ) = None  # fmt: skip
+    allowed_origins: (
+        Annotated[str, of("web pages of these origins may use every HTTP and WebSocket listener, with commas between")]
+        | None
+    ) = None
     any_port: Annotated[
         bool, of("let the system choose every port that is not set; the server tells them when it has started")
     ] = False

@@ -169,6 +169,12 @@ class Metrics:
         self.protocol_errors_total = counter(
             "protocol_errors_total", "Connections closed because the peer broke the protocol", "protocol"
         )
+        self.browser_requests_refused_total = counter(
+            "browser_requests_refused_total",
+            "Requests refused for their Host, their Origin, or a change that a browser may not make",
+            "protocol",
+            "reason",
+        )
         self.outbox_bytes = gauge("outbox_bytes", "Bytes of answers that wait to be sent, all connections", "protocol")
         self.outbox_bytes_max = gauge("outbox_bytes_max", "Limit of outbox_bytes for one connection", "protocol")
 

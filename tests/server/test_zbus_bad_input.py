@@ -102,7 +102,7 @@ def frame(opcode: int, payload: bytes, *, masked: bool = True, reserved: int = 0
 def test_a_request_that_two_readers_could_understand_differently_is_refused_with_all_behind_it(
     web: HttpClient, lines: str, status: int
 ) -> None:
-    web.send(f"POST / HTTP/1.1\r\nhost: here\r\ncmd: pub\r\nmq: Q\r\n{lines}\r\n\r\nhello".encode() + SMUGGLED)
+    web.send(f"POST / HTTP/1.1\r\nhost: localhost\r\ncmd: pub\r\nmq: Q\r\n{lines}\r\n\r\nhello".encode() + SMUGGLED)
     assert web.next().status == status
     assert web.is_closed()
 
@@ -151,15 +151,15 @@ def test_chunks_of_more_than_a_message_may_have_are_refused(web: HttpClient) -> 
         (b"GET / HTTP/1.1\r\nhost: h\r\nx: %s\r\n\r\n" % (b"y" * 70_000), 431),
         (b"GET / HTTP/1.1\r\nhost: h\r\n%s\r\n" % b"".join(b"x%d: y\r\n" % at for at in range(10_000)), 431),
         (b"GET / HTTP/1.1\r\nhost: h\r\n%s\r\n" % (b"x: y\r\n" * 10_000), 431),
-        (b"GET / HTTP/1.1\r\nhost: h\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", 426),
-        (b"GET / HTTP/1.1\r\nhost: h\r\nupgrade: x, WebSocket\r\nsec-websocket-version: 13\r\n\r\n", 426),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", 426),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: x, WebSocket\r\nsec-websocket-version: 13\r\n\r\n", 426),
         (
-            b"GET / HTTP/1.1\r\nhost: h\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+            b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
             b"sec-websocket-version: 13\r\nsec-websocket-key: short\r\n\r\n",
             400,
         ),
         (
-            b"GET / HTTP/1.1\r\nhost: h\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+            b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
             b"sec-websocket-version: 8\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n",
             426,
         ),

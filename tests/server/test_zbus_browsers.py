@@ -160,7 +160,6 @@ def test_a_listed_page_is_told_that_it_may_ask_and_another_is_not(tmp_path: Path
             "access-control-max-age": "600",
             "vary": "origin",
         }
-        assert allowed(web.ask("OPTIONS", "/any", origin=OTHER, **asked).headers) == {"vary": "origin"}
         said = {"access-control-allow-origin": PAGE, "access-control-expose-headers": "id", "vary": "origin"}
         web.do("create", mq="Q")
         for answer in (
@@ -169,8 +168,11 @@ def test_a_listed_page_is_told_that_it_may_ask_and_another_is_not(tmp_path: Path
             web.do("pub", b"x", mq="Q", origin=PAGE),
         ):
             assert allowed(answer.headers) == said
-        for origin in ({"origin": OTHER}, {}):
-            assert allowed(web.ask("GET", "/?cmd=query", **origin).headers) == {"vary": "origin"}
+        assert allowed(web.ask("GET", "/?cmd=query").headers) == {"vary": "origin"}
+        for url in ("/any", "/?cmd=query"):
+            with HttpClient(address_of(web)) as other:
+                answer = other.ask("OPTIONS", url, origin=OTHER, **asked)
+                assert (answer.status, allowed(answer.headers)) == (403, {})
 
 
 def test_publications_of_a_page_that_come_at_once_are_all_answered_for_it(tmp_path: Path) -> None:
@@ -204,8 +206,9 @@ def test_any_page_may_ask_if_the_operator_says_so_and_what_services_say_of_origi
 
 def test_without_the_setting_nothing_is_said_of_origins_and_options_go_to_services(tmp_path: Path) -> None:
     with serve(tmp_path) as live, HttpClient(live.server.addresses["zbus"]) as web:
-        answer = web.ask("OPTIONS", "/any", origin=PAGE, access_control_request_method="POST")
-        assert (answer.status, allowed(answer.headers)) == (404, {})
+        for origin, status in (("http://localhost", 404), (PAGE, 403)):
+            answer = web.ask("OPTIONS", "/any", origin=origin, access_control_request_method="POST")
+            assert (answer.status, allowed(answer.headers)) == (status, {})
 
 
 # -- urls without signature ------------------------------------------------------------------------------------------

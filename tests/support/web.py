@@ -135,7 +135,7 @@ class WebSocket(Plain):
     ) -> None:
         super().__init__(live)
         key = make_key()
-        self.socket.sendall(encode_upgrade_request("here", path, key, subprotocols=subprotocols, deflate=deflate))
+        self.socket.sendall(encode_upgrade_request("localhost", path, key, subprotocols=subprotocols, deflate=deflate))
         [response] = self.read(1)
         self.subprotocol, self.deflate = check_upgrade_response(
             response, key, subprotocols=subprotocols, deflate=deflate
@@ -177,7 +177,7 @@ class WebSocket(Plain):
 def get_of(path: str, method: str = "GET", body: bytes = b"", **headers: str) -> bytes:
     """The bytes of a request."""
     fields = [(name.replace("_", "-"), text) for name, text in headers.items()]
-    return encode_request(method, path, fields, body, host="here")
+    return encode_request(method, path, fields, body, host="localhost")
 
 
 def token(granted: Mapping[str, object], *, exp: float = 2e9, key: str = SECRET) -> str:

@@ -87,7 +87,7 @@ class HttpClient(_Socket):
 
 def request_of(method: str = "POST", url: str = "/", body: bytes = b"", /, **headers: str) -> bytes:
     """The bytes of a request; `_` in the names of headers stands for `-`."""
-    fields = {"host": "here", **{name.replace("_", "-"): text for name, text in headers.items()}}
+    fields = {"host": "localhost", **{name.replace("_", "-"): text for name, text in headers.items()}}
     if body:
         fields["content-length"] = str(len(body))
     lines = [f"{method} {url} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items()), "", ""]
@@ -99,7 +99,7 @@ class SocketClient(_Socket):
 
     def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
         super().__init__(address, context)
-        self.socket.sendall(encode_upgrade_request("here", "/any/path", make_key()))
+        self.socket.sendall(encode_upgrade_request("localhost", "/any/path", make_key()))
         responses = ResponseDecoder()
         while not (found := responses.responses()):
             responses.receive_data(self._read())

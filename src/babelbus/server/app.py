@@ -28,6 +28,7 @@ from babelbus.protocols.worterbuch.hub import SYS
 from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.server.administration import Administrator
 from babelbus.server.allocator import keep_freed_memory
+from babelbus.server.browsers import read_browsers
 from babelbus.server.connection import Connection
 from babelbus.server.listeners import Listeners
 from babelbus.server.sbus import SbusService
@@ -234,6 +235,7 @@ class Server:
 
     async def _listen(self, identity: Identity) -> None:
         jebp, server = self.config.jebp, self.config.server
+        browsers = read_browsers(server)
         if jebp.bare_certificates:
             log.warning("jebp.bare_certificates is on: who saw a certificate once can show it again")
         options = JebpOptions(jebp.status, jebp.bare_records, jebp.bare_certificates, jebp.frame_bytes_max)
@@ -275,6 +277,7 @@ class Server:
                 self.metrics,
                 self.clock,
                 outbox_bytes_max=server.outbox_bytes_max,
+                browsers=browsers,
             )
             self._listeners.append(self._worterbuch.listeners)
             await self._worterbuch.start()
@@ -288,6 +291,7 @@ class Server:
                 metrics=self.metrics,
                 clock=self.clock,
                 outbox_bytes_max=server.outbox_bytes_max,
+                browsers=browsers,
             )
             self._listeners.append(self._zbus.listeners)
             await self._zbus.start()
@@ -299,6 +303,7 @@ class Server:
                 token=ensure_token(self.folder),
                 host=self.config.admin.host,
                 port=self.config.admin.port,
+                guard=browsers.guard("admin", self.metrics, host=self.config.admin.host),
             )
             await self._admin.start()
             self.addresses["admin"] = "{}:{}".format(*self._admin.address)

@@ -17,12 +17,12 @@ from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
 from babelbus.protocols.worterbuch.symbols import Symbols
 from babelbus.protocols.worterbuch.web import Endpoint, WebOptions, WebSession
+from babelbus.server.browsers import Browsers, read_origins
 from babelbus.server.connection import MakeSession
 from babelbus.server.listeners import Listeners
 from babelbus.wire.http import Files
 
 MAIN_ENDPOINT = Endpoint(MAIN)
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
@@ -37,8 +37,11 @@ class WorterbuchService:
         clock: Clock,
         *,
         outbox_bytes_max: int,
+        browsers: Browsers,
     ) -> None:
         self._settings = settings
+        self._cors_origins = browsers.origins | read_origins("worterbuch.cors_origins", settings.cors_origins)
+        self._guard = browsers.guard(PROTOCOL, metrics, host=settings.host, origins=self._cors_origins)
         key = _read_key(settings.auth_key_file)
         options = Options(
             version=__version__,
@@ -105,7 +108,8 @@ class WorterbuchService:
         options = WebOptions(
             paths=paths,
             deflate=settings.deflate,
-            cors_origins=read_origins(settings.cors_origins or ""),
+            cors_origins=self._cors_origins,
+            guard=self._guard,
             export_name=read_file_name(settings.export_name),
             files=_open_root(settings.web_root, settings.message_bytes_max),
         )
@@ -143,19 +147,6 @@ def read_endpoint(text: str) -> tuple[str | int, Endpoint]:
             f"worterbuch.more_endpoints: {text!r}: behind the colon stand separator, wildcard and multi-wildcard"
         ) from error
     return int(digits) if is_port else place, Endpoint(profile, symbols)
-
-
-def read_origins(text: str) -> frozenset[str]:
-    """Read a list of origins with commas between, as browsers send them: scheme, host and port, no path.
-
-    Raises:
-        ConfigError: one is none; `*` neither, as browsers take it from nobody who lets them send cookies.
-    """
-    origins = frozenset(one.strip().rstrip("/").lower() for one in text.split(",") if one.strip())
-    for origin in origins:
-        if _ORIGIN.fullmatch(origin) is None:
-            raise ConfigError(f"worterbuch.cors_origins: {origin!r}: write https://host or http://host:port")
-    return origins
 
 
 def read_file_name(name: str) -> str:

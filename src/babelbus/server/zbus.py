@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-import re
 import ssl
 from collections.abc import Callable
+
+import msgspec
 
 from babelbus import __version__
 from babelbus.clock import Clock
@@ -13,20 +14,20 @@ from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.zbus.cors import ANY, Cors
+from babelbus.protocols.zbus.cors import Cors
 from babelbus.protocols.zbus.hub import PROTOCOL, Hub, Options
 from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.signature import Keys
 from babelbus.protocols.zbus.static import StaticFiles
 from babelbus.protocols.zbus.web import WebSession
 from babelbus.protocols.zbus.web_options import WebOptions
+from babelbus.server.browsers import Browsers, read_origins, read_words
 from babelbus.server.connection import Connection, MakeSession
 from babelbus.server.listeners import Listeners
 from babelbus.storage.files import FileSystem
 from babelbus.wire.http import TOKEN, Files
 
 TICK_SECONDS = 1.0
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 class ZbusConnection(Connection):
@@ -64,11 +65,15 @@ class ZbusService:
         metrics: Metrics,
         clock: Clock,
         outbox_bytes_max: int,
+        browsers: Browsers,
     ) -> None:
         self._settings = settings
         self._keys = read_keys(settings.auth_file)
         self._tls = _make_tls(settings)
-        self._web = read_web_options(settings)
+        web = read_web_options(settings, browsers.origins)
+        origins = frozenset() if web.cors is None else web.cors.origins
+        guard = browsers.guard(PROTOCOL, metrics, host=settings.host, origins=origins, is_tls=self._tls is not None)
+        self._web = msgspec.structs.replace(web, guard=guard)
         options = Options(
             version=__version__,
             package_bytes_max=settings.package_bytes_max,
@@ -100,7 +105,7 @@ class ZbusService:
         await self.listeners.listen("zbus", settings.host, settings.port, self._maker(self._web), tls=self._tls)
         if settings.monitor_port is not None:
             # Files and open urls are not for it: there no url is a service's.
-            maker = self._maker(WebOptions(monitor=True, cors=self._web.cors))
+            maker = self._maker(WebOptions(monitor=True, cors=self._web.cors, guard=self._web.guard))
             await self.listeners.listen("zbus-monitor", settings.host, settings.monitor_port, maker, tls=self._tls)
         self.listeners.tick(TICK_SECONDS, self.hub.tick)
 
@@ -137,8 +142,8 @@ def read_keys(path: str | None) -> Keys:
     return keys
 
 
-def read_web_options(settings: ZbusSettings) -> WebOptions:
-    """Read what is offered to browsers.
+def read_web_options(settings: ZbusSettings, origins: frozenset[str] = frozenset()) -> WebOptions:
+    """Read what is offered to browsers; `origins` are those of pages that may use every door.
 
     Raises:
         ConfigError: a setting is none, or names a folder that is not there.
@@ -155,28 +160,21 @@ def read_web_options(settings: ZbusSettings) -> WebOptions:
     for pattern in patterns:
         if not pattern.startswith("/") or "*" in pattern[:-1] or "?" in pattern:
             raise ConfigError(f"zbus.auth_excluded: {pattern!r}: write a path, or its beginning and a *")
-    return WebOptions(cors=_read_cors(settings), files=files, open_urls=OpenUrls(patterns))
+    return WebOptions(cors=_read_cors(settings, origins), files=files, open_urls=OpenUrls(patterns))
 
 
-def _read_cors(settings: ZbusSettings) -> Cors | None:
-    origins = frozenset(one.rstrip("/").lower() for one in _words(settings.cors_origins or ""))
-    for origin in origins:
-        if origin != ANY and _ORIGIN.fullmatch(origin) is None:
-            raise ConfigError(f"zbus.cors_origins: {origin!r}: write https://host or http://host:port, or *")
+def _read_cors(settings: ZbusSettings, origins: frozenset[str]) -> Cors | None:
+    origins |= read_origins("zbus.cors_origins", settings.cors_origins, any_allowed=True)
     if not origins:
         return None
     lists = []
     for name in ("cors_methods", "cors_headers", "cors_expose_headers"):
-        words = _words(getattr(settings, name))
+        words = read_words(getattr(settings, name))
         for word in words:
             if TOKEN.fullmatch(word) is None:
                 raise ConfigError(f"zbus.{name}: {word!r}: write names with commas between, or *")
         lists.append(", ".join(words))
     return Cors(origins, *lists)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _make_tls(settings: ZbusSettings) -> ssl.SSLContext | None:

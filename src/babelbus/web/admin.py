@@ -2,7 +2,7 @@
 
 `/metrics`, `/health` and `/ready` are open to who can connect. Everything below `/api` needs the token in its
 `Authorization` header. A web page of somebody else cannot set that header without our consent, which we never give
-(no CORS), also when its name is bound to this address, so neither CSRF nor DNS rebinding gets further than that.
+(no CORS). The guard refuses it before that, also where its name is bound to this address (DNS rebinding).
 """
 
 import hmac
@@ -22,6 +22,7 @@ from babelbus.web.groups import GroupRoutes
 from babelbus.web.live import LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.state import StateRoutes
+from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
 
 __all__ = ["AdminServer", "Administration", "Health", "PartitionInfo", "ServerInfo", "TopicInfo"]
 
@@ -49,12 +50,14 @@ class AdminServer:
         host: str = "127.0.0.1",
         port: int = 8600,
         clock: Clock | None = None,
+        guard: BrowserGuard | None = None,
     ) -> None:
         assert token, "an empty token would let everybody in"
         self._bus = administration
         self._metrics = metrics
         self._expected = f"Bearer {token}".encode()
         self._host, self._port = host, port
+        self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
         self._live = LiveRoutes(administration.live, administration.state, metrics)
         self._state = StateRoutes(administration.state)
@@ -103,7 +106,9 @@ class AdminServer:
             self._runner = None
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[answer_errors], client_max_size=BODY_BYTES_MAX)
+        application = web.Application(
+            middlewares=[answer_errors, self._guard_request], client_max_size=BODY_BYTES_MAX
+        )
         router = application.router
         router.add_get("/metrics", self._get_metrics)
         router.add_get("/health", self._get_health)
@@ -124,6 +129,17 @@ class AdminServer:
         ):
             router.add_route(method, path, self._with_token(handler))
         return application
+
+    @web.middleware
+    async def _guard_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what pages may not ask; of two headers with one name, the guard sees both."""
+        headers = {name.lower(): ", ".join(request.headers.getall(name)) for name in request.headers}
+        refusal = self._guard.check(headers)
+        if refusal is not None and (request.method not in SAFE_METHODS or not refusal.allows_reading):
+            self._guard.refused(refusal)
+            kind = web.HTTPMisdirectedRequest if refusal.status == 421 else web.HTTPForbidden
+            raise kind(text=refusal.text)
+        return await handler(request)
 
     def _with_token(self, handler: Handler) -> Handler:
         async def check(request: web.Request) -> web.StreamResponse:

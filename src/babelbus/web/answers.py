@@ -86,12 +86,14 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
 CODES = {
     400: "bad_request",
     401: "unauthorized",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     413: "too_large",
+    421: "misdirected",
     503: "busy",
 }
-TOLD_STATUSES = (400, 401, 503)
+TOLD_STATUSES = (400, 401, 403, 421, 503)
 """Whose text is ours and says more than the status."""
 
 

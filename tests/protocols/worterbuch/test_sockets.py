@@ -85,7 +85,7 @@ def test_the_subprotocol_is_chosen_if_it_is_offered(
 
 
 def test_half_a_handshake_is_waited_for(live: LiveServer) -> None:
-    request = encode_upgrade_request("here", "/ws", make_key())
+    request = encode_upgrade_request("localhost", "/ws", make_key())
     with Plain(live) as client:
         client.socket.sendall(request[:50])
         with WebSocket(live) as other:
@@ -97,7 +97,7 @@ def test_half_a_handshake_is_waited_for(live: LiveServer) -> None:
 def test_what_follows_the_handshake_in_one_packet_is_read(live: LiveServer) -> None:
     with Plain(live) as client:
         frame = encode_texts([text(GET_VERSION)], mask=True)
-        client.socket.sendall(get_of("/info") + encode_upgrade_request("here", "/ws", make_key()) + frame)
+        client.socket.sendall(get_of("/info") + encode_upgrade_request("localhost", "/ws", make_key()) + frame)
         assert [answer.status for answer in client.read(2)] == [200, 101]
         data = client.answers.unread()
         while b'"state"' not in data:
@@ -110,9 +110,9 @@ def test_what_follows_the_handshake_in_one_packet_is_read(live: LiveServer) -> N
         (get_of("/ws"), 426),
         (get_of("/ws", "POST"), 405),
         (get_of("/ws", upgrade="websocket", sec_websocket_version="13"), 426),
-        (encode_upgrade_request("here", "/ws", "short"), 400),
-        (encode_upgrade_request("here", "/ws", make_key()).replace(b"version: 13", b"version: 8"), 426),
-        (encode_upgrade_request("here", "/nix", make_key()), 404),
+        (encode_upgrade_request("localhost", "/ws", "short"), 400),
+        (encode_upgrade_request("localhost", "/ws", make_key()).replace(b"version: 13", b"version: 8"), 426),
+        (encode_upgrade_request("localhost", "/nix", make_key()), 404),
     ],
 )
 def test_what_is_no_handshake_is_refused(live: LiveServer, request_: bytes, status: int) -> None:
@@ -121,11 +121,12 @@ def test_what_is_no_handshake_is_refused(live: LiveServer, request_: bytes, stat
         assert client.read(1)[0].status == status
 
 
-def test_any_origin_may_connect(live: LiveServer) -> None:
+@pytest.mark.parametrize(("origin", "status"), [("http://localhost", 101), ("https://anywhere.example", 403)])
+def test_pages_of_the_server_itself_may_connect_and_others_not(live: LiveServer, origin: str, status: int) -> None:
     with Plain(live) as client:
-        headers = [("origin", "https://anywhere.example"), ("authorization", "Bearer whatever")]
-        client.socket.sendall(encode_upgrade_request("here", "/ws", make_key(), headers=headers))
-        assert client.read(1)[0].status == 101
+        headers = [("origin", origin), ("authorization", "Bearer whatever")]
+        client.socket.sendall(encode_upgrade_request("localhost", "/ws", make_key(), headers=headers))
+        assert client.read(1)[0].status == status
 
 
 def test_an_old_version_has_a_path_of_its_own(tmp_path: Path) -> None:

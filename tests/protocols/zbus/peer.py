@@ -138,7 +138,7 @@ class Client(Peer):
 
     def __init__(self, house: House, **how: Any) -> None:
         super().__init__(house, **how)
-        self.send(encode_upgrade_request("here", "/", make_key()))
+        self.send(encode_upgrade_request("localhost", "/", make_key()))
         self._decoder = Decoder(is_server=False, message_bytes_max=2**30)
         self._responses.receive_data(self._unread())
         [response] = self._responses.responses()
@@ -179,7 +179,7 @@ def command(cmd: str, body: Any = None, **headers: Any) -> dict[str, Any]:
 
 def request_of(method: str = "POST", url: str = "/", body: bytes = b"", **headers: str) -> bytes:
     """The bytes of a request; `_` in the names of headers stands for `-`."""
-    fields = {"host": "here", **{name.replace("_", "-"): text for name, text in headers.items()}}
+    fields = {"host": "localhost", **{name.replace("_", "-"): text for name, text in headers.items()}}
     if body:
         fields["content-length"] = str(len(body))
     lines = [f"{method} {url} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items()), "", ""]

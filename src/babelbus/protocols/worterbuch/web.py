@@ -34,6 +34,7 @@ from babelbus.protocols.worterbuch.sockets import SUBPROTOCOL, SocketSession
 from babelbus.protocols.worterbuch.stream import EventStream
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.transfer import export_tree, import_tree, read_file
+from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard, Refusal
 from babelbus.wire.http import (
     CONTINUE,
     Files,
@@ -54,6 +55,8 @@ HEAVY_BYTES = 65_536
 PREFLIGHT_SECONDS = 600
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 CORS_HEADERS = "authorization, content-type"
+NO_PAGES = BrowserGuard()
+"""Lets no page of another origin in."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -76,6 +79,7 @@ class WebOptions(msgspec.Struct, frozen=True):
     """Name of exported files, without `.json.gz`."""
     files: Files | None = None
     """What GET serves beside the API."""
+    guard: BrowserGuard = NO_PAGES
 
 
 class WebSession:
@@ -162,10 +166,10 @@ class WebSession:
             self._finish()
             self._outbox.answer(lambda: CONTINUE, len(CONTINUE))
 
-    def _end(self, error: HttpError) -> None:
+    def _end(self, error: HttpError, last_word: PeerLeavesError | None = None) -> None:
         """Answer what is no request, behind all that were; the connection closes when that is sent."""
         self._finish()
-        self._last_word = error
+        self._last_word = last_word or error
         self._outbox.answer(lambda: encode_error(error), self._outbox.bytes_max)
 
     # -- one request -------------------------------------------------------------------------------------------------
@@ -175,6 +179,12 @@ class WebSession:
         self._hub.received.inc(1, len(request.body))
         path = request.path
         endpoint = self._options.paths.get(path)
+        refusal = self._options.guard.check(request.headers)
+        if refusal is not None and (
+            endpoint is not None or request.method not in SAFE_METHODS or not refusal.allows_reading
+        ):
+            self._refuse(refusal)
+            return
         if endpoint is not None:
             self._upgrade(request, endpoint)
             return
@@ -190,6 +200,11 @@ class WebSession:
         except HttpError as error:  # an escape that is none: the requests behind it can still be told apart
             self._reply(request, error_reply(RequestRefusedError(error.status, str(error))))
         self._decoder.go_on()  # behind one that asked for a WebSocket where there is none
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer what a page may not ask, and close the connection behind it."""
+        self._options.guard.refused(refusal)
+        self._end(HttpError(refusal.status, refusal.text), PeerLeavesError(refusal.text))
 
     def _upgrade(self, request: Request, endpoint: Endpoint) -> None:
         try:

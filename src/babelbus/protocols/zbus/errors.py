@@ -29,6 +29,13 @@ class AuthenticationError(RequestError):
         super().__init__(403, text)
 
 
+class BrowserRefusedError(RequestError):
+    """A browser asks for what no page may ask of this server: 403."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(403, text)
+
+
 class NotFoundError(RequestError):
     """There is no such MQ, channel, command, url or target: 404."""
 

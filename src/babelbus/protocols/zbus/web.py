@@ -14,7 +14,7 @@ from babelbus.protocols.contract import Outbox, PeerLeavesError
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
 from babelbus.protocols.zbus.cors import OURS, Cors
-from babelbus.protocols.zbus.errors import RequestError, UnsendableMessageError
+from babelbus.protocols.zbus.errors import BrowserRefusedError, RequestError, UnsendableMessageError
 from babelbus.protocols.zbus.http_mapping import Response, decode_request, target_of
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
 from babelbus.protocols.zbus.hub import Hub
@@ -26,6 +26,7 @@ from babelbus.protocols.zbus.signature import Keys, verify_request
 from babelbus.protocols.zbus.sockets import SocketSession
 from babelbus.protocols.zbus.static import METHODS, StaticFiles
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
+from babelbus.wire.browsers import Refusal
 from babelbus.wire.http import (
     CONTINUE,
     HttpError,
@@ -40,6 +41,8 @@ from babelbus.wire.websocket import accept_upgrade
 
 HEAD = "HEAD"
 ID = "id"
+READING = frozenset({"query", PING})
+"""Commands that change nothing; `take` moves its channel on."""
 
 
 @lru_cache(maxsize=1024)
@@ -135,6 +138,9 @@ class WebSession:
         self._address = address
         self._keys = keys
         self._options = options
+        self._guard = options.guard
+        self._admitted: Request | None = None
+        """What the last run had in common whose head the guard let in."""
         self._framing = HttpFraming(options.cors)
         # Where each request proves who sent it, each is looked at by itself.
         varying = None if keys else ID
@@ -262,7 +268,7 @@ class WebSession:
             request = waiting[0]
             if type(request) is RequestRun:
                 waiting.popleft()
-                run = self._reader.read(request)
+                run = self._reader.read(request) if self._admits_run(request.request) else None
                 if run is None:
                     waiting.extendleft(reversed(request.requests(ID)))
                 else:
@@ -289,9 +295,9 @@ class WebSession:
         self.session.settle()
         return True
 
-    def _end(self, error: HttpError) -> None:
+    def _end(self, error: HttpError, last_word: PeerLeavesError | None = None) -> None:
         """Answer what is no request, behind all that were; the connection closes when that is sent."""
-        self._last_word = error
+        self._last_word = last_word or error
         self._outbox.answer(lambda: encode_error(error), self._outbox.bytes_max)
 
     # -- one request -------------------------------------------------------------------------------------------------
@@ -299,8 +305,13 @@ class WebSession:
     def _answer(self, request: Request) -> bool:
         """Do what a request asks for; `False`: not before the outbox has room again."""
         self._heard = True
+        refusal = self._guard.check(request.headers)
         # As the decoder looks at it, which reads nothing behind such a request.
-        if "upgrade" in request.headers and "websocket" in tokens(request.headers["upgrade"]):
+        upgrades = "upgrade" in request.headers and "websocket" in tokens(request.headers["upgrade"])
+        if refusal is not None and (upgrades or not refusal.allows_reading):
+            self._refuse(refusal)
+            return True
+        if upgrades:
             self._upgrade(request)
             return True
         cors = self._options.cors
@@ -311,6 +322,10 @@ class WebSession:
         if message is None:
             return True
         target = None if "cmd" in message.headers else target_of(request)
+        if refusal is not None and self._changes(message, target):
+            self._guard.refused(refusal)
+            self.session.refuse(BrowserRefusedError(refusal.text), request, request.headers.get(ID))
+            return True
         files = self._options.files
         if (
             files is not None
@@ -323,6 +338,27 @@ class WebSession:
             done = self.session.handle(message, request, target=target)
         self._put_off = None if done else message  # a second look would take it for a replay
         return done
+
+    def _admits_run(self, common: Request) -> bool:
+        """Return whether requests that have this in common may publish; each run of one head costs one comparison."""
+        if common is not self._admitted and self._guard.check(common.headers) is None:
+            self._admitted = common
+        return common is self._admitted
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer a request that may not even read, and close the connection behind it."""
+        self._guard.refused(refusal)
+        self.session.settle()
+        self._end(HttpError(refusal.status, refusal.text), PeerLeavesError(refusal.text))
+
+    def _changes(self, message: Message, target: str | None) -> bool:
+        """Return whether a message does more than read: another command than `query`, or a call of a service."""
+        if "cmd" not in message.headers:
+            found = self._route(message, target)
+            if not isinstance(found, routing.Command | routing.Publish):
+                return False
+            message = found.message
+        return message.headers["cmd"].lower() not in READING
 
     def _admit(self, request: Request) -> Message | None:
         """Return the message of a request that proves who sent it; `None` if it is answered already."""
@@ -355,11 +391,14 @@ class WebSession:
 
     def _leads_nowhere(self, message: Message, target: str) -> bool:
         """Return whether no service and no command has this url."""
+        return isinstance(self._route(message, target), routing.Nowhere | routing.Welcome)
+
+    def _route(self, message: Message, target: str | None) -> routing.Route | None:
+        """Find what a message without `cmd` asks for, `None` if that is malformed, which the session answers."""
         try:
-            found = routing.route(message, self._hub.bindings, self._hub.exists, target)
-        except RequestError:  # the session says so
-            return False
-        return isinstance(found, routing.Nowhere | routing.Welcome)
+            return routing.route(message, self._hub.bindings, self._hub.exists, target)
+        except RequestError:
+            return None
 
     def _begin_file(self, files: StaticFiles, message: Message, request: Request) -> bool:
         """Answer with a file when it is read; until then the outbox is full, and nothing else is done here."""

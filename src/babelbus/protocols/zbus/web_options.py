@@ -1,10 +1,16 @@
 """What the operator chose for one HTTP port of zbus."""
 
+from typing import Final
+
 import msgspec
 
 from babelbus.protocols.zbus.cors import Cors
 from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.static import StaticFiles
+from babelbus.wire.browsers import BrowserGuard
+
+NO_PAGES: Final = BrowserGuard()
+"""Lets no page of another origin in."""
 
 
 class WebOptions(msgspec.Struct, frozen=True):
@@ -17,6 +23,7 @@ class WebOptions(msgspec.Struct, frozen=True):
     """What GET gives where no url is a service's."""
     open_urls: OpenUrls = OpenUrls()
     """What needs no signature."""
+    guard: BrowserGuard = NO_PAGES
 
 
 NOTHING_ELSE = WebOptions()
