@@ -24,7 +24,7 @@ ARGS ?=
 help:
 	@echo 'make demo     publish 336,776 real events, kill the server in between, read everything back and compare'
 	@echo 'make test     run the tests (the short form of each)'
-	@echo 'make interop  run released clients of others (worterbuch-js, zbuspy) against our server'
+	@echo 'make interop  run released clients of others (worterbuch-js, zbuspy, Chromium) against our server'
 	@echo 'make torture  run the long form of the tests: crashes, faults, random bytes'
 	@echo 'make serve    start a server with its data in ./data'
 	@echo "make bench    measure, beside NATS JetStream and Redis Streams in the same run (ONLY=name-prefix)"
@@ -38,7 +38,7 @@ test: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python tests/run.py $(ARGS)
 
 # The clients' packages are kept in the environment's folder, so that only the first run installs them.
-interop: $(VENV)/.ready-dev
+interop: $(VENV)/.ready-dev $(VENV)/.ready-browser
 	@BABELBUS_INTEROP_FOLDER='$(CURDIR)/$(VENV)/interop' $(BIN)/python -m pytest -m interop $(ARGS) tests/interop
 
 torture: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
@@ -90,6 +90,16 @@ $(VENV)/.ready-spark: $(VENV)/.ready-build
 # Spark runs on Java: one is found, or installed where we may, or it is said how; what needs no Spark goes on without.
 $(VENV)/.ready-java: | $(VENV)/.ready-spark
 	@$(BIN)/python -m babelbus.spark.java && touch $@ || echo 'make: going on without Java: nothing with Spark will run'
+
+# The pages of tests/interop/test_hostile_page.py need a browser: one is found, or installed where we may.
+$(VENV)/.ready-browser: | $(VENV)/.ready-dev
+	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && \
+		! command -v google-chrome >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq; apt-get install -y -qq chromium; \
+	fi; \
+	if command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; \
+	then touch $@; \
+	else echo 'make: going on without a browser: no page will be opened (Debian: apt-get install chromium)'; fi
 
 $(VENV)/.ready-dev: $(VENV)/.ready-build
 	@$(BUILD) -e '.[dev]'
