@@ -313,7 +313,9 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
         int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
     ] = 10_000
     deflate: Annotated[bool, of("compress WebSocket messages for clients that offer it; costs processor time")] = False
-    cors_origins: Annotated[str, of("web pages of these origins may use REST, with commas between")] | None = None
+    cors_origins: (
+        Annotated[str, of("web pages of these origins may use REST and WebSocket, with commas between")] | None
+    ) = None
     web_root: Annotated[str, of("folder of static files that GET serves beside the API")] | None = None
     export_name: Annotated[str, of("name of exported files, without .json.gz")] = "export"
     sse_double_encoding: Annotated[

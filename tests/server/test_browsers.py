@@ -55,7 +55,7 @@ def ask(live: LiveServer, door: str, method: str, url: str, body: bytes = b"", /
 
 
 def refusals(live: LiveServer, protocol: str, reason: str) -> float:
-    return live.server.metrics.browser_requests_refused_total.labels(protocol, reason)._value.get()
+    return float(live.server.metrics.browser_requests_refused_total.labels(protocol, reason)._value.get())
 
 
 # -- changes ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the settings say about browsers: names of this server, pages that may use it, and the guard of each door."""
+"""Builds the guard of each HTTP door from the settings: names of this server, and pages that may use it."""
 
 import logging
 import re
@@ -20,7 +20,7 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class Browsers(msgspec.Struct, frozen=True):
-    """What holds for the HTTP doors of all protocols."""
+    """Names and origins that hold for the HTTP doors of all protocols."""
 
     host_names: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()

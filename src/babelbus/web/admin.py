@@ -106,9 +106,7 @@ class AdminServer:
             self._runner = None
 
     def _application(self) -> web.Application:
-        application = web.Application(
-            middlewares=[answer_errors, self._guard_request], client_max_size=BODY_BYTES_MAX
-        )
+        application = web.Application(middlewares=[answer_errors, self._guard_request], client_max_size=BODY_BYTES_MAX)
         router = application.router
         router.add_get("/metrics", self._get_metrics)
         router.add_get("/health", self._get_health)

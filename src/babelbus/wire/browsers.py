@@ -46,7 +46,7 @@ _NO_HOST = Refusal("host", 421, "refused: a browser must send the header Host")
 
 
 class BrowserGuard:
-    """Checks the heads of all requests to one door. Thread-safe where reading and adding to a set is.
+    """Checks the heads of all requests to one door.
 
     Args:
         hosts: names of the server in lower case; `localhost`, names below it and IP addresses are always accepted,

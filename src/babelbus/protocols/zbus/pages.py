@@ -36,7 +36,8 @@ def welcome(request_id: str | None, version: str) -> Message:
     page = (
         f"<!DOCTYPE html><html><head><title>Babelbus</title><style>{_STYLE}</style></head><body>"
         f"<h1>Babelbus {html.escape(version)}</h1><p>A message queue that speaks zbus. "
-        "Try <code>/?cmd=create&amp;mq=hello&amp;channel=c</code>, <code>/?cmd=pub&amp;mq=hello&amp;body=hi</code> and "
+        "Try with curl: <code>/?cmd=create&amp;mq=hello&amp;channel=c</code>, "
+        "<code>/?cmd=pub&amp;mq=hello&amp;body=hi</code> and "
         "<code>/?cmd=take&amp;mq=hello&amp;channel=c</code>.</p></body></html>"
     )
     return _page(request_id, page)
