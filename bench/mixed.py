@@ -55,7 +55,7 @@ class Running:
 
     def websocket(self) -> socket.socket:
         connection = self.connect("zbus")
-        lines = ["GET / HTTP/1.1", "Host: bench", "Connection: Upgrade", "Upgrade: websocket"]
+        lines = ["GET / HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket"]
         lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "", ""]
         connection.sendall("\r\n".join(lines).encode())
         read_until(connection, b"\r\n\r\n")
