@@ -1,20 +1,19 @@
 """Live subscriptions: who gets what, and that nobody's mistake is another one's."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from babelbus.core import router as routers
+from babelbus.core import subject_index
 from babelbus.core.record import Event
-from babelbus.core.router import Router
-from babelbus.core.subject import EVERYTHING, PathPattern, below, exactly
-
-elements = st.sampled_from(["a", "b"])
-subjects_of_few = st.lists(elements, min_size=1, max_size=3).map("/".join)
-patterns = st.builds(PathPattern, st.lists(elements | st.none(), min_size=1, max_size=3).map(tuple), st.booleans())
+from babelbus.core.router import Route, Router, Subscription
+from babelbus.core.subject import EVERYTHING, PathPattern, Pattern, below, exactly
+from babelbus.protocols.sbus.patterns import SbusPattern
 
 
 class Listener:
@@ -43,14 +42,6 @@ def test_who_wants_nothing_of_it_is_not_called() -> None:
     router.add(exactly("a"), listener)
     router.route([event("b")])
     assert listener.calls == []
-
-
-@given(st.lists(patterns, max_size=5), st.lists(subjects_of_few, min_size=1, max_size=5))
-def test_the_look_up_finds_what_the_patterns_say(wanted: list[PathPattern], subjects: list[str]) -> None:
-    router = Router()
-    made = [router.add(pattern, Listener()) for pattern in wanted]
-    for subject in subjects * 2:
-        assert set(router.find(subject)) == {one for one in made if one.pattern.matches(subject)}
 
 
 @pytest.mark.parametrize("pattern", [exactly("a"), PathPattern((None,)), EVERYTHING])
@@ -109,12 +100,20 @@ def test_a_pattern_concerns_the_remembered_subjects_that_it_matches(pattern: Pat
     assert [route.valid for route in routes.values()] == [False, True, True]
 
 
-def test_with_many_subjects_remembered_a_pattern_forgets_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routers, "SCAN_MAX", 2)
+def test_with_many_subjects_remembered_a_pattern_forgets_those_below_its_first_elements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subject_index, "SCAN_MAX", 2)
     router = Router()
-    routes = [router.route_of(subject) for subject in ("a/b", "x", "y")]
-    router.add(below("a"), Listener())
-    assert not any(route.valid for route in routes)
+    plant = [router.route_of(f"plant/{number}") for number in range(20)]
+    other = [router.route_of(f"other/{number}") for number in range(20)]
+    router.add(PathPattern(("plant", None, "x")), Listener())
+    assert not any(route.valid for route in plant)
+    assert all(route.valid for route in other)
+    assert [router.route_of(route.subject) is route for route in (*plant, *other)] == [False] * 20 + [True] * 20
+    router.add(PathPattern((None, "x")), Listener())
+    assert not any(route.valid for route in other)
+    assert not router._cached
 
 
 def test_subscriptions_that_share_a_receiver_get_an_event_once_between_them() -> None:
@@ -145,6 +144,156 @@ def test_very_long_subjects_are_not_remembered() -> None:
     assert not router._cache
 
 
-@given(patterns, subjects_of_few)
-def test_what_matches_begins_with_the_prefix_of_its_pattern(pattern: PathPattern, subject: str) -> None:
-    assert not pattern.matches(subject) or subject.startswith(pattern.prefix)
+# -- cost ------------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A pattern that counts how often it is compared with a subject."""
+
+    compared = 0
+
+    def __init__(self, pattern: Pattern) -> None:
+        self._pattern = pattern
+        self.literal, self.rest, self.element = pattern.literal, pattern.rest, pattern.element
+
+    def matches(self, subject: str) -> bool:
+        Counting.compared += 1
+        return self._pattern.matches(subject)
+
+
+SHAPES: list[Callable[[int], Pattern]] = [
+    lambda number: PathPattern(("plant", f"d{number}", None)),
+    lambda number: PathPattern((None, f"d{number}")),
+    lambda number: PathPattern((None, None, None, f"d{number}"), rest=True),
+    lambda number: below(f"d{number}"),
+    lambda number: PathPattern(("plant", None) * number),
+    lambda number: SbusPattern(b"plant/d%d*/" % number),
+    lambda number: SbusPattern(b"*/d%d" % number),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_30_000_unrelated_patterns_are_not_compared_with_a_new_subject(shape: Callable[[int], Pattern]) -> None:
+    router = Router()
+    count = 300 if shape is SHAPES[4] else 30_000
+    for number in range(1, count):
+        router.add(Counting(shape(number)), Listener(), shared=True)
+    Counting.compared = 0
+    for number in range(100):
+        assert not router.find(f"plant/new{number}/x/y/z")
+    assert Counting.compared <= 100 * subject_index.FEW_MAX
+
+
+def test_the_coming_and_going_of_a_pattern_is_compared_with_the_subjects_below_its_first_elements() -> None:
+    router = Router()
+    for number in range(10_000):
+        router.route_of(f"plant/{number % 100}/{number}")
+    Counting.compared = 0
+    router.remove(router.add(Counting(PathPattern(("plant", "7", None))), Listener()))
+    assert Counting.compared <= 200
+    assert len(router._cache) == 10_000 - 100
+
+
+DEEP = subject_index.DEPTH_MAX + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "subject"),
+    [
+        (lambda number: PathPattern(("a",) * DEEP + (None, str(number))), "a/" * DEEP + "q/"),
+        (lambda number: PathPattern((None,) * DEEP + (str(number),)), "q/" * DEEP),
+        (lambda number: SbusPattern(b"a*/" * DEEP + b"%d" % number), "aa/" * DEEP),
+    ],
+)
+def test_patterns_that_differ_only_behind_the_deepest_branch_are_found(
+    make: Callable[[int], Pattern], subject: str
+) -> None:
+    router = Router()
+    made = [router.add(make(number), Listener()) for number in range(2 * subject_index.FEW_MAX)]
+    assert [router.find(f"{subject}{number}") for number in range(len(made))] == [(one,) for one in made]
+    for one in made:
+        router.remove(one)
+    assert router.empty
+    assert not list(router._patterns._root)
+
+
+# -- against a look at everything ------------------------------------------------------------------------------------
+
+names = st.sampled_from(["a", "b", "ab", "", "é", "\udcc3"])
+subjects = st.lists(names, min_size=1, max_size=4).map("/".join)
+some_elements = st.lists(names | st.none(), min_size=1, max_size=4).map(tuple)
+path_patterns = st.just(EVERYTHING) | st.builds(PathPattern, some_elements, st.booleans())
+sbus_patterns = st.lists(st.sampled_from([b"a", b"b", b"*", b"/", b"\xc3", b"\xa9", b"a*", b"*/"]), max_size=8).map(
+    lambda parts: SbusPattern(b"".join(parts))
+)
+
+
+class AgainstAScan(RuleBasedStateMachine):
+    """A router, and a list of everything that is added to it. The tree is small enough that lists become branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router()
+        self.present: list[Subscription] = []
+        self.routes: list[Route] = []
+        self.patch = pytest.MonkeyPatch()
+        for name, value in (("FEW_MAX", 2), ("FEW_AGAIN", 1), ("DEPTH_MAX", 3), ("SCAN_MAX", 4)):
+            self.patch.setattr(subject_index, name, value)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+    def scan(self, subject: str) -> tuple[Subscription, ...]:
+        matching = [one for one in self.present if one.pattern.matches(subject)]
+        return tuple(sorted(matching, key=lambda one: (one.pattern.literal is None, one.number)))
+
+    @rule(patterns=st.lists(path_patterns | sbus_patterns, min_size=1, max_size=6))
+    def add(self, patterns: list[Pattern]) -> None:
+        for pattern in patterns:
+            self.present.append(self.router.add(pattern, Listener()))
+
+    @rule(data=st.data(), again=st.booleans())
+    def remove(self, data: st.DataObject, again: bool) -> None:
+        if self.present:
+            one = self.present.pop(data.draw(st.integers(0, len(self.present) - 1)))
+            for _ in range(1 + again):
+                self.router.remove(one)
+
+    @rule(subjects=st.lists(subjects, min_size=1, max_size=8))
+    def find(self, subjects: list[str]) -> None:
+        for subject in subjects:
+            assert self.router.find(subject) == self.scan(subject)
+            self.routes.append(self.router.route_of(subject))
+
+    @invariant()
+    def every_route_that_is_valid_is_right(self) -> None:
+        for route in self.routes:
+            if route.valid:
+                assert route.subscriptions == self.scan(route.subject)
+                assert self.router.route_of(route.subject) is route
+        assert len(self.router._cached) == len(self.router._cache) == len(list(self.router._cached._root))
+        assert self.router.count == len(self.present)
+        assert self.router.empty is (not self.present)
+
+    @invariant()
+    def nothing_is_left_of_what_went(self) -> None:
+        patterns = [one for one in self.present if one.pattern.literal is None]
+        assert sorted(one.number for one in self.router._patterns._root) == [one.number for one in patterns]
+        assert_tidy(self.router._patterns._root)
+        assert_tidy(self.router._cached._root)
+
+
+def assert_tidy(branch: Any) -> None:
+    assert branch.size == len(list(branch))
+    lengths = [len(text) for text in branch.beginnings]
+    assert branch.lengths == {length: lengths.count(length) for length in lengths}
+    for edges in (branch.literals, branch.beginnings):
+        for child in edges.values():
+            if isinstance(child, list):
+                assert 1 <= len(child) <= subject_index.FEW_MAX
+            else:
+                assert child.size > subject_index.FEW_AGAIN
+                assert_tidy(child)
+
+
+TestAgainstAScan = AgainstAScan.TestCase

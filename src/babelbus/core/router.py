@@ -2,20 +2,18 @@
 
 A subject's receivers are looked up once and remembered as a `Route` until a subscription that concerns it comes or
 goes: an exact one concerns its own subject, a pattern the remembered subjects that it matches. Who keeps a `Route` for
-longer than a call looks at `valid` first.
+longer than a call looks at `valid` first. Neither a new subject nor a new pattern costs a look at all of the others
+(`subject_index.py`): who subscribes to much must not slow down everybody's publishing.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from babelbus.core.record import Event
-from babelbus.core.subject import CACHE_MAX, CACHED_LENGTH_MAX, Pattern
+from babelbus.core.subject import CACHE_MAX, CACHED_LENGTH_MAX, Element, Pattern
+from babelbus.core.subject_index import SubjectIndex
 
 log = logging.getLogger(__name__)
-
-SCAN_MAX = 512
-"""Most remembered subjects that a new pattern is compared with; beyond, forgetting all of them is cheaper."""
 
 Receiver = Callable[[Sequence[Event]], None]
 """Takes the events of one publish that match. It must not block; a bound for what it cannot send is its own matter."""
@@ -33,28 +31,46 @@ class Subscription:
         self.owner = owner
         self.key: object = receiver if shared else self
 
+    @property
+    def rest(self) -> bool:
+        """See `Pattern.rest`."""
+        return self.pattern.rest
+
+    def element(self, depth: int) -> Element | None:
+        """See `Pattern.element`."""
+        return self.pattern.element(depth)
+
 
 class Route:
     """Where the events of one subject go: its subscriptions, and once each receiver with who stands for it."""
 
-    __slots__ = ("receivers", "subscriptions", "valid")
+    __slots__ = ("receivers", "subject", "subscriptions", "valid")
+    rest = False
+    """A route is the `Item` of its own subject."""
 
-    def __init__(self, subscriptions: tuple[Subscription, ...]) -> None:
+    def __init__(self, subject: str, subscriptions: tuple[Subscription, ...]) -> None:
+        self.subject = subject
         self.subscriptions = subscriptions
         self.receivers = tuple({one.key: one.receiver for one in subscriptions}.items())
         self.valid = True
+
+    def element(self, depth: int) -> Element | None:
+        """Return an element of the subject."""
+        parts = self.subject.split("/", depth + 1)
+        return (parts[depth], True) if depth < len(parts) else None
 
 
 class Router:
     """Subject -> receivers, by a look-up that is made once for each subject and kept until a subscription changes."""
 
     def __init__(self) -> None:
-        self._exact: dict[str, dict[Subscription, None]] = {}
-        # Patterns by the first element of what they match, None for those that may begin with anything; dictionaries
-        # for their order and because one client may have 100,000.
-        self._patterns: dict[str | None, dict[Subscription, None]] = {}
+        self._exact: dict[str, dict[Subscription, None]] = {}  # dictionaries: one key may have 100,000 subscribers
+        self._patterns: SubjectIndex[Subscription] = SubjectIndex()
         self._cache: dict[str, Route] = {}
+        self._cached: SubjectIndex[Route] = SubjectIndex()
         self._made = 0
+        self.count = 0
+        """Number of subscriptions."""
 
     def add(self, pattern: Pattern, receiver: Receiver, *, shared: bool = False, owner: object = None) -> Subscription:
         """Let a receiver have what is published from now on under matching subjects.
@@ -63,10 +79,11 @@ class Router:
         protocol encodes an event once, whatever number of its clients want it.
         """
         self._made += 1
+        self.count += 1
         subscription = Subscription(pattern, receiver, self._made, shared=shared, owner=owner)
         literal = pattern.literal
         if literal is None:
-            self._patterns.setdefault(_first_element(pattern), {})[subscription] = None
+            self._patterns.add(subscription)
         else:
             self._exact.setdefault(literal, {})[subscription] = None
         self._forget(pattern)
@@ -74,39 +91,42 @@ class Router:
 
     def remove(self, subscription: Subscription) -> None:
         """End a subscription; one that ended already is no error."""
-        pattern = subscription.pattern
-        literal = pattern.literal
-        if literal is not None:
-            found = _take(self._exact, literal, subscription)
+        literal = subscription.pattern.literal
+        if literal is None:
+            found = self._patterns.discard(subscription)
         else:
-            found = _take(self._patterns, _first_element(pattern), subscription)
+            subscriptions = self._exact.get(literal, {})
+            found = subscription in subscriptions
+            subscriptions.pop(subscription, None)
+            if found and not subscriptions:
+                del self._exact[literal]
         if found:
-            self._forget(pattern)
+            self.count -= 1
+            self._forget(subscription.pattern)
 
     def _forget(self, pattern: Pattern) -> None:
         """Forget the routes that a change of this pattern concerns."""
-        cache = self._cache
         literal = pattern.literal
         if literal is not None:
-            route = cache.pop(literal, None)
+            route = self._cache.pop(literal, None)
             if route is not None:
                 route.valid = False
-        elif len(cache) > SCAN_MAX:
-            self._forget_all()
-        else:
-            prefix, matches = pattern.prefix, pattern.matches
-            for subject in [one for one in cache if one.startswith(prefix) and matches(one)]:
-                cache.pop(subject).valid = False
+                self._cached.discard(route)
+            return
+        for route in self._cached.take(pattern, lambda route: pattern.matches(route.subject)):
+            route.valid = False
+            del self._cache[route.subject]
 
     def _forget_all(self) -> None:
         for route in self._cache.values():
             route.valid = False
         self._cache.clear()
+        self._cached.clear()
 
     @property
     def empty(self) -> bool:
         """Whether nobody listens, so that publishing need not look."""
-        return not self._exact and not self._patterns
+        return not self.count
 
     def find(self, subject: str) -> tuple[Subscription, ...]:
         """Return the subscriptions that want a subject: those of it alone, then the patterns, each in order of
@@ -119,20 +139,16 @@ class Router:
         found = self._cache.get(subject)
         if found is not None:
             return found
-        some = self._patterns.get(subject.partition("/")[0])
-        others = self._patterns.get(None)
-        wild = [one for one in some if one.pattern.matches(subject)] if some else []
-        if others:
-            wild += [one for one in others if one.pattern.matches(subject)]
-            if some:
-                wild.sort(key=lambda one: one.number)
-        found = Route((*self._exact.get(subject, ()), *wild))
+        wild = [one for one in self._patterns.candidates(subject) if one.pattern.matches(subject)]
+        wild.sort(key=lambda one: one.number)
+        found = Route(subject, (*self._exact.get(subject, ()), *wild))
         if len(subject) > CACHED_LENGTH_MAX:
             found.valid = False  # nobody would tell it of a change
             return found
         if len(self._cache) >= CACHE_MAX:
             self._forget_all()
         self._cache[subject] = found
+        self._cached.add(found)
         return found
 
     def route(self, events: Sequence[Event]) -> None:
@@ -155,23 +171,3 @@ class Router:
                 receiver(matching)
             except Exception:  # a receiver's bug is neither the publisher's nor the other receivers' matter
                 log.exception("a live subscription failed")
-
-
-K = TypeVar("K")
-
-
-def _take(table: dict[K, dict[Subscription, None]], place: K, subscription: Subscription) -> bool:
-    """Take a subscription out of its place; return whether it was there."""
-    subscriptions = table.get(place, {})
-    if subscription not in subscriptions:
-        return False
-    del subscriptions[subscription]
-    if not subscriptions:
-        del table[place]
-    return True
-
-
-def _first_element(pattern: Pattern) -> str | None:
-    """Return the first element of all subjects that match, `None` if they differ or it is not known."""
-    element, slash, _ = pattern.prefix.partition("/")
-    return element if slash else None

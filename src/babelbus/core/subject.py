@@ -47,6 +47,11 @@ def is_text(subject: str) -> bool:
     return True
 
 
+Element = tuple[str, bool]
+"""An element of a pattern: how an element of a subject that matches begins, and whether that is the whole element."""
+ANY: Element = ("", False)
+
+
 class Pattern(Protocol):
     """Which subjects a subscription wants. The answer depends on the subject alone and never changes."""
 
@@ -55,8 +60,13 @@ class Pattern(Protocol):
         """The one subject that matches, or `None` when there may be several."""
 
     @property
-    def prefix(self) -> str:
-        """What every subject that matches begins with; a shorter one, also "", is right and only slower."""
+    def rest(self) -> bool:
+        """Whether subjects that match have one or more elements behind those of the pattern; otherwise none."""
+
+    def element(self, depth: int) -> Element | None:
+        """Return the element at a depth (from 0), `None` behind the last one. A shorter beginning is right too, and
+        slower.
+        """
 
     def matches(self, subject: str) -> bool:
         """Return whether a subject is wanted."""
@@ -75,21 +85,17 @@ class PathPattern(msgspec.Struct, frozen=True):
             return None
         return "/".join(element for element in self.elements if element is not None)
 
-    @property
-    def prefix(self) -> str:
-        """The elements before the first that may be any."""
-        fixed: list[str] = []
-        for element in self.elements:
-            if element is None:
-                break
-            fixed.append(element)
-        closed = self.rest or len(fixed) < len(self.elements)
-        return "".join(f"{element}/" for element in fixed) if closed else "/".join(fixed)
+    def element(self, depth: int) -> Element | None:
+        """Return the element at a depth (from 0), `None` behind the last one."""
+        if depth >= len(self.elements):
+            return None
+        text = self.elements[depth]
+        return ANY if text is None else (text, True)
 
     def matches(self, subject: str) -> bool:
         """Return whether a subject is wanted."""
-        parts = subject.split("/")
         count = len(self.elements)
+        parts = subject.split("/", count)  # the elements behind those of the pattern are one part
         if len(parts) <= count if self.rest else len(parts) != count:
             return False
         return all(element is None or element == part for element, part in zip(self.elements, parts, strict=False))

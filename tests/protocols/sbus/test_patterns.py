@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.core.router import Router
-from babelbus.protocols.sbus.patterns import SbusPattern, key_of, subject_of
+from babelbus.protocols.sbus.patterns import PREFIX_MAX, SbusPattern, key_of, subject_of
 from tests.support.sbus_cases import CASES
 
 some_bytes = st.lists(st.sampled_from([b"a", b"b", b"*", b"/", b"\xc3", b"\xa9", b"\n"]), max_size=8).map(b"".join)
@@ -73,15 +73,25 @@ def test_the_router_finds_what_matches(patterns: list[bytes], key: bytes) -> Non
 
 
 @given(some_bytes, some_bytes)
-def test_every_key_that_matches_begins_with_the_prefix_and_a_literal_is_the_only_one(
-    pattern: bytes, key: bytes
-) -> None:
-    compiled = SbusPattern(pattern)
-    if compiled.matches(subject_of(key)):
-        assert subject_of(key).startswith(compiled.prefix)
-        assert compiled.literal in (None, subject_of(key))
+def test_every_key_that_matches_has_the_elements_of_its_pattern(pattern: bytes, key: bytes) -> None:
+    compiled, subject = SbusPattern(pattern), subject_of(key)
+    if compiled.matches(subject):
+        elements = subject.split("/")
+        depth = 0
+        while (wanted := compiled.element(depth)) is not None:
+            text, whole = wanted
+            assert elements[depth] == text if whole else elements[depth].startswith(text)
+            depth += 1
+        assert len(elements) > depth if compiled.rest else len(elements) == depth
+        assert compiled.literal in (None, subject)
     else:
-        assert compiled.literal != subject_of(key)
+        assert compiled.literal != subject
+
+
+def test_the_beginning_of_an_element_is_cut_between_letters_and_when_it_is_long() -> None:
+    assert SbusPattern("a/é*".encode()[:-2] + b"*").element(1) == ("", False)
+    assert SbusPattern(b"\xff*").element(0) == ("\udcff", False)
+    assert SbusPattern(b"x" * (PREFIX_MAX + 1) + b"*").element(0) == ("x" * PREFIX_MAX, False)
 
 
 @given(st.binary().map(lambda key: key.replace(b"\0", b"")))

@@ -5,6 +5,14 @@ every key has a subject of its own and leaves as the same bytes. Patterns are co
 middle of a letter.
 """
 
+import codecs
+
+from babelbus.core.subject import Element
+
+PREFIX_MAX = 256
+"""Most bytes of the beginning of an element that `SbusPattern.element` returns: each length costs a look-up."""
+make_decoder = codecs.getincrementaldecoder("utf-8")
+
 
 def subject_of(key: bytes) -> str:
     """Return the subject of a key."""
@@ -23,19 +31,28 @@ def key_of(subject: str) -> bytes | None:
 class SbusPattern:
     """One pattern. Rules 1 to 7 of section 4.1, put by elements between `/`, which is the same and runs in C."""
 
-    __slots__ = ("_elements", "_prefix", "_rest", "literal", "prefix", "text")
+    __slots__ = ("_elements", "_prefix", "literal", "rest", "text")
 
     def __init__(self, text: bytes) -> None:
         self.text = text
         *elements, last = text.split(b"/")
         # A "/" at the end has matched one, and whatever follows is accepted (rule 6); "" is the same (rule 1).
-        self._rest = not last
-        self._elements = elements if self._rest else [*elements, last]
+        self.rest = not last
+        self._elements = elements if self.rest else [*elements, last]
         star = text.find(b"*")
-        self.literal = subject_of(text) if star < 0 and not self._rest else None
+        self.literal = subject_of(text) if star < 0 and not self.rest else None
         self._prefix = text if star < 0 else text[:star]
-        # Cut behind a "/", for a prefix in the middle of a letter is no prefix of the subject.
-        self.prefix = subject_of(self._prefix[: self._prefix.rfind(b"/") + 1])
+
+    def element(self, depth: int) -> Element | None:
+        """Return the element at a depth (from 0), `None` behind the last one."""
+        if depth >= len(self._elements):
+            return None
+        wanted = self._elements[depth]
+        fixed = wanted.rstrip(b"*")
+        if fixed == wanted:
+            return subject_of(wanted), True
+        # An incomplete letter at the end is left out: the subject has a letter there, not its bytes.
+        return make_decoder("surrogateescape").decode(fixed[:PREFIX_MAX]), False
 
     def matches(self, subject: str) -> bool:
         """Return whether the key of a subject matches."""
@@ -48,7 +65,7 @@ class SbusPattern:
             return False
         wanted = self._elements
         count = len(wanted)
-        if self._rest:
+        if self.rest:
             # As many slashes as the pattern has must be there; the rest of the key need not be looked at.
             given = key.split(b"/", count)
             return len(given) > count and all(map(_fits, wanted, given))
