@@ -251,6 +251,10 @@ class StateSettings(msgspec.Struct, frozen=True):
         of("a checkpoint of all values is written when the log has grown by this much: smaller starts faster",
            "bytes", ge=4096),
     ] = 64 * MIB  # fmt: skip
+    key_bytes_max: Annotated[
+        int,
+        of("longest key or pattern that clients of Wörterbuch and of the administration API may use", "bytes", ge=256),
+    ] = 4096
     history_seconds: (
         Annotated[
             float,

@@ -13,6 +13,7 @@ from babelbus.core.partition import TopicClosedError
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings
 from babelbus.core.subject import EVERYTHING, InvalidTopicNameError, exactly
+from babelbus.core.topic import event_of
 from babelbus.errors import StorageError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
@@ -33,6 +34,19 @@ async def test_a_topic_is_there_after_a_restart_with_its_settings_and_records() 
     topic = bus.broker.topic("a/b")
     assert topic.settings == TopicSettings(ack="written", retention_bytes=10_000, cleanup="compact")
     assert [payloads(one) for one in topic.partitions] == stored
+    await bus.broker.close()
+
+
+@in_loop
+async def test_what_is_too_long_for_a_key_is_recorded_and_not_retained() -> None:
+    bus = Bus()
+    state = bus.open_state(key_bytes_max=300)
+    bus.topic("kept", retain="last")
+    fits, over = "kept/" + "x" * 295, "kept/" + "x" * 296
+    receipts = bus.broker.publish([Event(fits, b"1"), Event(over, b"2")])
+    await done(receipts)
+    assert (state.find(fits), state.find(over)) == (b'"1"', None)
+    assert [event_of("kept", record).subject for record in read(bus.broker.topic("kept").partitions[0])] == [fits, over]
     await bus.broker.close()
 
 

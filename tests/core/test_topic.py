@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from babelbus.core.record import Event
-from babelbus.core.subject import EVERYTHING, below
+from babelbus.core.subject import EVERYTHING, LENGTH_MAX, below
 from babelbus.core.topic import (
     SUBJECT_HEADER,
     SequenceGapError,
@@ -353,9 +353,12 @@ async def test_a_subject_below_the_topic_travels_as_a_header_and_comes_back() ->
 
 
 def test_a_record_cannot_claim_a_subject_of_another_topic() -> None:
-    for claimed in (b"other/a", b"plants/a", b"", None):
+    for claimed in (b"other/a", b"plants/a", b"", None, b"plant/" + b"x" * (LENGTH_MAX - 5)):
         record = Record(b"x", headers=((SUBJECT_HEADER, claimed),), timestamp=NOW)
         assert event_of("plant", record) == Event("plant", b"x", None, record.headers, NOW)
+    longest = "plant/" + "x" * (LENGTH_MAX - 6)
+    record = Record(b"x", headers=((SUBJECT_HEADER, longest.encode()),), timestamp=NOW)
+    assert event_of("plant", record).subject == longest
 
 
 @in_loop

@@ -11,7 +11,7 @@ from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
 from babelbus.core.record import Event, Receipt
 from babelbus.core.settings import TopicSettings
-from babelbus.core.state.tree import State
+from babelbus.core.state import KEY_BYTES_MAX, State
 from babelbus.core.topic import Topic
 from babelbus.metrics import Metrics
 from babelbus.records.columns import decode_chunk, iterate
@@ -101,11 +101,18 @@ class Bus:
         """Make a topic."""
         return self.broker.create_topic(name, partitions, dict(settings))
 
-    def open_state(self, *, checkpoint_bytes: int = 2**20, **settings: Any) -> State:
+    def open_state(
+        self, *, checkpoint_bytes: int = 2**20, key_bytes_max: int = KEY_BYTES_MAX, **settings: Any
+    ) -> State:
         """Open the state, whose transient keys are `$SYS`; its topic is compacted unless told otherwise."""
         kept = TopicSettings(**{"cleanup": "compact", **settings})
         return self.broker.open_state(
-            self.files, "data/state", settings=kept, checkpoint_bytes=checkpoint_bytes, transient="$SYS"
+            self.files,
+            "data/state",
+            settings=kept,
+            checkpoint_bytes=checkpoint_bytes,
+            transient="$SYS",
+            key_bytes_max=key_bytes_max,
         )
 
     async def die(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from babelbus.core.settings import TopicSettings
+from babelbus.core.state import KEY_BYTES_MAX
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import Outbox, PeerLeavesError
 from babelbus.protocols.worterbuch.hub import Hub, Options
@@ -118,11 +119,16 @@ class Talker:
 
 
 def make_hub(
-    files: FileSystem | None = None, *, ack: str = "written", topics: TopicSettings | None = None, **options: Any
+    files: FileSystem | None = None,
+    *,
+    ack: str = "written",
+    topics: TopicSettings | None = None,
+    key_bytes_max: int = KEY_BYTES_MAX,
+    **options: Any,
 ) -> tuple[Bus, Hub]:
     """A hub on a bus of its own."""
     bus = Bus(files, defaults=topics)
-    bus.open_state(ack=ack)
+    bus.open_state(ack=ack, key_bytes_max=key_bytes_max)
     return bus, Hub(bus.broker, bus.metrics, bus.clock, Options(version="1.2.3", **options))
 
 

@@ -161,6 +161,18 @@ def test_wildcards_and_numbers_in_wrong_places_are_refused(api: Api) -> None:
     assert api.fails("GET", "/api/state/value", key="a", as_of_offset=1, as_of_time=1) == (400, "bad_request")
 
 
+def test_keys_patterns_and_subjects_that_are_too_long_are_refused(api: Api) -> None:
+    fits, over = "x" * 4096, "x" * 4097
+    api.set(fits, "1")
+    assert api.json("GET", "/api/state/values", pattern=fits) == {"key": fits, "value": 1}
+    for method in ("PUT", "GET", "DELETE"):
+        assert api.fails(method, "/api/state/value", b"1", key=over) == (400, "invalid_key")
+    for path in ("/api/state/values", "/api/listen", "/api/state/watch"):
+        assert api.fails("GET", path, pattern=over) == (400, "invalid_pattern")
+    assert api.fails("POST", "/api/send", b'{"subject":"%b"}' % over.encode()) == (400, "invalid_event")
+    assert api.json("POST", "/api/send", b'{"subject":"%b"}' % fits.encode())["topic"] is None
+
+
 def test_a_batch_is_stored_whole_or_not_at_all(api: Api) -> None:
     bad = b'{"values":[{"key":"a","value":1},{"key":"b/#","value":2}]}'
     assert api.fails("POST", "/api/state/values", bad) == (400, "invalid_key")

@@ -16,7 +16,7 @@ from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
-from babelbus.core.state import Change, Commit, History, Kind, State, StateLog
+from babelbus.core.state import KEY_BYTES_MAX, Change, Commit, History, Kind, State, StateLog, size_fault
 from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
 from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, stamped
 from babelbus.core.transactions import Staging, StagingSettings
@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 PARTITIONS_MAX = 1024
 STATE_TOPIC = "$state"
-ELEMENTS_MAX = 1024
-"""Longest path of a key of the state: taking a deep one away costs a step for each element."""
 UNTOLD_KINDS = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 """What happens to the state and is no event."""
 
@@ -127,7 +125,14 @@ class Broker:
         return finished
 
     def open_state(
-        self, files: FileSystem, folder: str, *, settings: TopicSettings, checkpoint_bytes: int, transient: str
+        self,
+        files: FileSystem,
+        folder: str,
+        *,
+        settings: TopicSettings,
+        checkpoint_bytes: int,
+        transient: str,
+        key_bytes_max: int = KEY_BYTES_MAX,
     ) -> State:
         """Open the state, kept by a topic with these settings and checkpoints in `folder`.
 
@@ -136,7 +141,7 @@ class Broker:
         """
         topic = self.open_reserved(STATE_TOPIC, settings)
         kept = StateLog(topic, files, folder, checkpoint_bytes=checkpoint_bytes, transient=transient)
-        self.state = State(kept, self._publish_changes)
+        self.state = State(kept, self._publish_changes, key_bytes_max=key_bytes_max)
         self.state.open()
         self.history = History(topic)
         return self.state
@@ -416,8 +421,8 @@ class Broker:
         for event in events:
             if event.via is own:
                 continue
-            if not is_text(event.subject) or event.subject.count("/") >= ELEMENTS_MAX:
-                continue  # bytes that are no UTF-8 (sbus), or a path that no client could have set: no key of the state
+            if not is_text(event.subject) or size_fault(event.subject, state.key_bytes_max) is not None:
+                continue  # bytes that are no UTF-8 (sbus), or a key that no client could have set: no key of the state
             if event.payload is not None:
                 state.put(event.subject, json_text(event.payload, event.headers), kind=Kind.RETAINED)
             elif state.find(event.subject) is not None:

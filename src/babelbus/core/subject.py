@@ -146,6 +146,8 @@ class TopicTable:
         return name
 
 
+LENGTH_MAX = 2**19
+"""Longest subject that a stored record may name: longer than those of sbus, whose packets end before 400 kB."""
 CACHE_MAX = 65_536
 CACHED_LENGTH_MAX = 256
 """Longer subjects are looked up each time: a client that makes up 400 kB ones must not fill the memory with them."""

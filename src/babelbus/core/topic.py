@@ -9,6 +9,7 @@ from babelbus.clock import Clock
 from babelbus.core.partition import Partition
 from babelbus.core.record import Event, Receipt
 from babelbus.core.settings import TopicSettings
+from babelbus.core.subject import LENGTH_MAX
 from babelbus.errors import StorageError
 from babelbus.records.columns import decode_columns, iterate
 from babelbus.records.format import (
@@ -311,13 +312,13 @@ class Topic:
 def event_of(topic: str, record: Record, via: object = None) -> Event:
     """Return the event that a record of a topic is.
 
-    A subject that is not below the topic is the publisher's own header and stays one: a record cannot claim to have
-    been published elsewhere.
+    A subject that is too long, or not below the topic, is the publisher's own header and stays one: a record cannot
+    claim to have been published elsewhere.
     """
     subject, headers = topic, record.headers
     if headers and any(key == SUBJECT_HEADER for key, _ in headers):
         found = (dict(headers)[SUBJECT_HEADER] or b"").decode("utf-8", "surrogateescape")
-        if found.startswith(f"{topic}/"):
+        if len(found) <= LENGTH_MAX and found.startswith(f"{topic}/"):
             subject = found
             headers = tuple(pair for pair in headers if pair[0] != SUBJECT_HEADER)
     return Event(subject, record.payload, record.key, headers, record.timestamp, via)

@@ -6,11 +6,11 @@ import msgspec
 
 from babelbus.core.broker import Broker
 from babelbus.core.record import Event
-from babelbus.core.state import check_pattern, subscription_pattern
+from babelbus.core.state import size_fault, subscription_pattern
 from babelbus.core.topic import RESERVED_PREFIX, SUBJECT_HEADER
 from babelbus.metrics import Metrics
-from babelbus.server.administration_state import SOURCE, done
-from babelbus.web.contract import InvalidEventError, InvalidPatternError, Sent, Stop
+from babelbus.server.administration_state import SOURCE, check_state_pattern, done
+from babelbus.web.contract import InvalidEventError, Sent, Stop
 
 
 class LiveAdministrator:
@@ -22,8 +22,7 @@ class LiveAdministrator:
 
     def listen(self, pattern: str, receiver: Callable[[Sequence[Event]], None]) -> Stop:
         """Let `receiver` have the events of all protocols and return what ends that; or raise `InvalidPatternError`."""
-        if check_pattern(pattern) is not None:
-            raise InvalidPatternError(f"{pattern!r} is no pattern: '#' stands only at the end")
+        check_state_pattern(pattern, self._broker.state.key_bytes_max)
         subscription = self._broker.subscribe(subscription_pattern(pattern), receiver)
         return lambda: self._broker.unsubscribe(subscription)
 
@@ -32,6 +31,9 @@ class LiveAdministrator:
         subject = event.subject
         if not subject or subject.startswith(RESERVED_PREFIX):
             raise InvalidEventError(f"subject {subject!r}: it is empty or the server's own ({RESERVED_PREFIX}...)")
+        fault = size_fault(subject, self._broker.state.key_bytes_max)
+        if fault is not None:
+            raise InvalidEventError(f"the subject {subject[:80]!r}... {fault}")
         if any(name == SUBJECT_HEADER for name, _ in event.headers):
             raise InvalidEventError("the header ce_subject is the server's: it holds the subject")
         event = msgspec.structs.replace(event, headers=(*event.headers, (b"ce_source", SOURCE.encode())))

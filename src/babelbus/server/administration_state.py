@@ -19,6 +19,7 @@ from babelbus.core.state import (
     Revision,
     check_key,
     check_pattern,
+    size_fault,
     store_pattern,
 )
 from babelbus.protocols.worterbuch.hub import is_below_sys
@@ -48,13 +49,13 @@ class StateAdministrator:
 
     async def get(self, key: str, moment: AsOf | None) -> Entry:
         """Return a value, or raise `NoSuchKeyError`."""
-        _check_key(key)
+        self._check_key(key)
         value, version = self._state.get_version(key) if moment is None else await self._history.get(key, moment)
         return key, value, version
 
     async def match(self, pattern: str, moment: AsOf | None) -> list[Entry]:
         """Return what a pattern means."""
-        wanted = read_pattern(pattern)
+        wanted = self._read_pattern(pattern)
         return self._state.entries(wanted) if moment is None else await self._history.match(wanted, moment)
 
     async def tree(self, moment: AsOf | None) -> list[Entry]:
@@ -65,13 +66,13 @@ class StateAdministrator:
 
     async def set(self, key: str, value: bytes) -> None:
         """Store a plain value, or raise `InvalidValueError` or `VersionedError`."""
-        _check_writable(key)
+        self._check_writable(key)
         self._state.set(key, _read_value(key, value))
         await done(self._state.commit(SOURCE))
 
     async def compare_and_set(self, key: str, value: bytes, version: int) -> int:
         """Store a value if the key has `version`, and return the next one; or raise `VersionMismatchError`."""
-        _check_writable(key)
+        self._check_writable(key)
         made = self._state.compare_and_set(key, _read_value(key, value), version)
         await done(self._state.commit(SOURCE))
         return made
@@ -80,7 +81,7 @@ class StateAdministrator:
         """Store all or nothing, whatever the keys hold."""
         checked = []
         for key, value, version in entries:
-            _check_writable(key)
+            self._check_writable(key)
             if not 0 <= version < 2**63:
                 raise InvalidValueError(f"{key!r}: a version is a whole number from 0 on, not {version}")
             checked.append((key, _read_value(key, value), version))
@@ -90,7 +91,7 @@ class StateAdministrator:
 
     async def delete(self, key: str) -> Entry:
         """Take a value away and return it with version 0, or raise `NoSuchKeyError`."""
-        _check_writable(key)
+        self._check_writable(key)
         value = self._state.delete(key)
         await done(self._state.commit(SOURCE))
         return key, value, 0
@@ -99,18 +100,18 @@ class StateAdministrator:
         """Take away what a pattern means and return it."""
         if is_below_sys(pattern):
             raise ReadOnlyKeyError(pattern)
-        found = self._state.delete_matching(read_pattern(pattern))
+        found = self._state.delete_matching(self._read_pattern(pattern))
         await done(self._state.commit(SOURCE))
         return [(key, value, 0) for key, value in found]
 
     async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
         """Return the last stored changes of a key below an offset, and from which offset on they are complete."""
-        _check_key(key)
+        self._check_key(key)
         return await self._history.revisions(key, before=before, count_max=count_max)
 
     def watch(self, pattern: str, receiver: Callable[[Sequence[StateChange]], None]) -> tuple[list[Entry], Stop]:
         """Return what a pattern means now, let `receiver` have each change that follows, and return what ends that."""
-        wanted = read_pattern(pattern)
+        wanted = self._read_pattern(pattern)
         state, clock = self._state, self._clock
         since = state.commit_number
         matches = _matcher(wanted)
@@ -126,16 +127,34 @@ class StateAdministrator:
         state.listeners.append(hear)
         return state.entries(wanted), lambda: state.listeners.remove(hear)
 
+    def _check_key(self, key: str) -> None:
+        fault = size_fault(key, self._state.key_bytes_max)
+        if fault is not None:
+            raise InvalidKeyError(f"the key '{key[:80]}...' {fault}")
+        if check_key(key) is not None:
+            raise InvalidKeyError(f"{key!r} has a wildcard where a key is needed")
 
-def read_pattern(pattern: str) -> KeyPattern:
-    """Read a pattern over keys.
+    def _check_writable(self, key: str) -> None:
+        self._check_key(key)
+        if is_below_sys(key):
+            raise ReadOnlyKeyError(key)
+
+    def _read_pattern(self, pattern: str) -> KeyPattern:
+        check_state_pattern(pattern, self._state.key_bytes_max)
+        return store_pattern(pattern)
+
+
+def check_state_pattern(pattern: str, bytes_max: int) -> None:
+    """Check that a text is a pattern over keys.
 
     Raises:
-        InvalidPatternError: it is none.
+        InvalidPatternError: the text is too long, or has a wildcard in the wrong place.
     """
+    fault = size_fault(pattern, bytes_max)
+    if fault is not None:
+        raise InvalidPatternError(f"the pattern '{pattern[:80]}...' {fault}")
     if check_pattern(pattern) is not None:
         raise InvalidPatternError(f"{pattern!r} is no pattern: '#' stands only at the end")
-    return store_pattern(pattern)
 
 
 async def done(receipt: Receipt) -> None:
@@ -150,17 +169,6 @@ async def done(receipt: Receipt) -> None:
         await waiting
     if receipt.error is not None:
         raise receipt.error
-
-
-def _check_key(key: str) -> None:
-    if check_key(key) is not None:
-        raise InvalidKeyError(f"{key!r} has a wildcard where a key is needed")
-
-
-def _check_writable(key: str) -> None:
-    _check_key(key)
-    if is_below_sys(key):
-        raise ReadOnlyKeyError(key)
 
 
 def _read_value(key: str, text: bytes) -> bytes:

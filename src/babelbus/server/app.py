@@ -165,6 +165,7 @@ class Server:
             ),
             checkpoint_bytes=state.checkpoint_bytes,
             transient=SYS,
+            key_bytes_max=state.key_bytes_max,
         )
         limits = StagingSettings(**msgspec.structs.asdict(self.config.staging))
         self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), limits)

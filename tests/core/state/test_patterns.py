@@ -11,6 +11,7 @@ from babelbus.core.state.patterns import (
     check_pattern,
     children_pattern,
     covers,
+    size_fault,
     store_pattern,
     subscription_pattern,
 )
@@ -28,6 +29,14 @@ patterns = st.builds(
 
 def code_of(fault: PatternFault | None) -> int | None:
     return None if fault is None else PATTERN_CODES[fault]
+
+
+def test_bytes_and_elements_of_a_key_are_bounded() -> None:
+    for fits in ("x" * 5000, "ü" * 2500, "/" * 1023, ""):
+        assert size_fault(fits, 5000) is None
+    assert size_fault("/" * 1024, 5000) == "has more than 1,024 elements"
+    for over in ("x" * 5001, "ü" * 2500 + "x", "\ud800" * 1667, "/" * 5001):
+        assert size_fault(over, 5000) == "has more than 5,000 bytes (state.key_bytes_max)"
 
 
 @pytest.mark.parametrize("key", ["a", "a/b", "a//b", "/a", "a/", "/", "", "a?", "#1", "x#y/?z", "$SYS/x", "a/..", "*"])

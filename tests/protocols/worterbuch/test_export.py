@@ -197,6 +197,14 @@ def test_a_file_that_is_none_changes_nothing(live: LiveServer, web: Web, data: b
     assert tree_of(live) == []
 
 
+def test_an_import_of_a_key_that_is_too_long_changes_nothing(web: Web) -> None:
+    fits, over = ("fits/" + "x" * 4091, b"1", 0), ("x" * 4097, b"1", 0)
+    assert web.post("/api/v1/import", pack([fits, over], bytes_max=MIB), "").status == 400
+    assert web.get("/api/v1/get/" + fits[0]).status == 404
+    assert web.post("/api/v1/import", pack([fits], bytes_max=MIB), "").status == 200
+    assert web.get("/api/v1/get/" + fits[0]).json == 1
+
+
 def test_many_keys_go_out_and_in_and_survive(tmp_path: Path) -> None:
     entries = [(f"many/{number % 100}/{number}", b"%d" % number, 0) for number in range(20_000)]
     with serve(tmp_path) as live, Web(live) as web:

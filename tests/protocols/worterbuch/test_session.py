@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from babelbus.core.state.patterns import ELEMENTS_MAX
+from babelbus.core.state.patterns import ELEMENTS_MAX, KEY_BYTES_MAX
 from tests.support.bus import in_loop
 from tests.support.worterbuch import (
     SWITCH,
@@ -261,11 +261,28 @@ async def test_parents_take_wildcards_literally_and_parent_patterns_take_one_kin
 
 
 @in_loop
-async def test_more_elements_than_the_tree_takes_are_refused_everywhere() -> None:
+@pytest.mark.parametrize("bytes_max", [256, 5000])
+async def test_the_longest_key_is_a_setting(bytes_max: int) -> None:
+    _, hub = make_hub(key_bytes_max=bytes_max)
+    talker = Talker(hub)
+    for letter in ("x", "ü", "𝄞"):
+        fits = letter * (bytes_max // len(letter.encode()))
+        assert talker.ask(put(1, fits, 1), put(2, fits, 2)) == [ack(1), ack(2)]
+        over = fits + "x" * (bytes_max % len(letter.encode()) + 1)
+        assert [one["err"]["errorCode"] for one in talker.ask(put(1, over, 1), put(2, over, 2))] == [255, 255]
+
+
+LONGEST = KEY_BYTES_MAX // 2 * "ü"
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("fits", "over"), [("/" * (ELEMENTS_MAX - 1), "/" * ELEMENTS_MAX), (LONGEST[:-1] + "xx", LONGEST + "x")]
+)
+async def test_longer_keys_and_patterns_than_the_tree_takes_are_refused_everywhere(fits: str, over: str) -> None:
     _, hub = make_hub()
     talker = Talker(hub)
-    fits, over = "/" * (ELEMENTS_MAX - 1), "/" * ELEMENTS_MAX
-    long_but_flat = "x" * 5000
+    long_but_flat = "x" * KEY_BYTES_MAX
     assert talker.ask(put(1, fits, 1), put(2, long_but_flat, 2), get(3, fits), delete(4, fits)) == [
         ack(1),
         ack(2),
@@ -273,6 +290,7 @@ async def test_more_elements_than_the_tree_takes_are_refused_everywhere() -> Non
         state_deleted(4, 1),
     ]
     assert [one["err"]["errorCode"] for one in talker.ask(put(1, over, 1), put(2, over, 1))] == [255, 255]
+    assert [one["err"]["errorCode"] for one in talker.ask(put(1, over, 1), get(2, over))] == [255, 255]
     for message in (
         get(1, over),
         cset(1, over, 1, 0),

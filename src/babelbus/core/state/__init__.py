@@ -6,6 +6,7 @@ from babelbus.core.state.locks import Granted, LockHeldError, NotLockedError
 from babelbus.core.state.log import Change, Kept, Kind, StateLog
 from babelbus.core.state.patterns import (
     ELEMENTS_MAX,
+    KEY_BYTES_MAX,
     MULTI_WILDCARD,
     WILDCARD,
     PatternFault,
@@ -14,7 +15,7 @@ from babelbus.core.state.patterns import (
     check_pattern,
     children_pattern,
     covers,
-    has_too_many_elements,
+    size_fault,
     store_pattern,
     subscription_pattern,
 )
@@ -30,6 +31,7 @@ from babelbus.core.state.tree import (
 
 __all__ = [
     "ELEMENTS_MAX",
+    "KEY_BYTES_MAX",
     "MULTI_WILDCARD",
     "REVISIONS_MAX",
     "SEPARATOR",
@@ -59,7 +61,7 @@ __all__ = [
     "check_pattern",
     "children_pattern",
     "covers",
-    "has_too_many_elements",
+    "size_fault",
     "store_pattern",
     "subscription_pattern",
 ]

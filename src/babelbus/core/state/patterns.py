@@ -13,6 +13,8 @@ WILDCARD = "?"
 MULTI_WILDCARD = "#"
 ELEMENTS_MAX = 1024
 """Of a key or pattern that a client sends: each costs a node of the tree, and taking it away costs their square."""
+KEY_BYTES_MAX = 4096
+"""Longest key or pattern that a client may send, unless the operator chose another limit (`state.key_bytes_max`)."""
 
 
 class PatternFault(Enum):
@@ -29,9 +31,14 @@ class PatternFault(Enum):
 _FAULTS = {WILDCARD: PatternFault.WILDCARD, MULTI_WILDCARD: PatternFault.MULTI_WILDCARD}
 
 
-def has_too_many_elements(key: str) -> bool:
-    """Return whether a key or pattern is longer than the tree takes."""
-    return len(key) >= ELEMENTS_MAX and key.count(SEPARATOR) >= ELEMENTS_MAX
+def size_fault(key: str, bytes_max: int) -> str | None:
+    """Return why a key or pattern is too long, as the end of a sentence that begins with it; `None` if it is not."""
+    length = len(key)
+    if length * 4 > bytes_max and (length > bytes_max or len(key.encode("utf-8", "surrogatepass")) > bytes_max):
+        return f"has more than {bytes_max:,} bytes (state.key_bytes_max)"
+    if length >= ELEMENTS_MAX and key.count(SEPARATOR) >= ELEMENTS_MAX:
+        return f"has more than {ELEMENTS_MAX:,} elements"
+    return None
 
 
 def check_key(key: str) -> PatternFault | None:

@@ -15,6 +15,7 @@ from babelbus.core.record import Receipt
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
 from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog
+from babelbus.core.state.patterns import KEY_BYTES_MAX
 from babelbus.errors import BabelbusError, StorageError
 
 log = logging.getLogger(__name__)
@@ -76,8 +77,16 @@ class State:
     of them for topics and for live subscriptions of others, and gives the receipts of what was recorded.
     """
 
-    def __init__(self, state_log: StateLog, publish: Publish = lambda changes, commit: ()) -> None:
+    def __init__(
+        self,
+        state_log: StateLog,
+        publish: Publish = lambda changes, commit: (),
+        *,
+        key_bytes_max: int = KEY_BYTES_MAX,
+    ) -> None:
         self._log = state_log
+        self.key_bytes_max = key_bytes_max
+        """Longest key or pattern that clients may send; who takes requests checks it (`size_fault`)."""
         self._publish = publish
         self._values: dict[str, Entry] = {}
         self._names = Names(self._values)

@@ -8,13 +8,13 @@ import re
 import msgspec
 
 from babelbus.core.state import (
-    ELEMENTS_MAX,
     NoSuchKeyError,
+    State,
     VersionedError,
     check_key,
     check_pattern,
     children_pattern,
-    has_too_many_elements,
+    size_fault,
     store_pattern,
 )
 from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
@@ -95,7 +95,7 @@ class Rest:
         action, text = call.action, call.text or ""
         privilege: Privilege = "read"
         pattern = text
-        _check_elements(text)
+        _check_size(self._state, text)
         if action in (Action.PGET, Action.PDELETE, Action.PSUBSCRIBE):
             fault = check_pattern(text)
             problem = "# before its end"
@@ -190,7 +190,7 @@ class Rest:
         fields = parse_query(call.request.body.decode("latin-1"))
         values = {key: _value(text.encode()) for key, text in fields}
         for key in values:
-            _check_elements(key)
+            _check_size(self._state, key)
             if check_key(key) is not None:
                 raise refusal(call.dialect, ErrorCode.ILLEGAL_WILDCARD, f"'{key}' has a wildcard")
             _check_writable(call, key)
@@ -218,9 +218,10 @@ def _check_writable(call: Call, key: str) -> None:
         raise refusal(call.dialect, ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")
 
 
-def _check_elements(text: str) -> None:
-    if has_too_many_elements(text):
-        raise RequestRefusedError(400, f"more than {ELEMENTS_MAX} elements")
+def _check_size(state: State, text: str) -> None:
+    fault = size_fault(text, state.key_bytes_max)
+    if fault is not None:
+        raise RequestRefusedError(400, f"'{text[:80]}...' {fault}")
 
 
 def _pair(call: Call, value: bytes) -> bytes:

@@ -60,12 +60,14 @@ class Session(Peer):
         )
         self.framing = framing
         self._state = hub.state
-        self._translator = translator = Translator(profile, symbols)
+        self._translator = translator = Translator(profile, symbols, key_bytes_max=hub.state.key_bytes_max)
         self._access = access = Access(hub, self.client_id)
         self._answers = answers = Answers(self, hub, outbox, framing, translator, self._answer)
         tree = TreeRequests(hub.state, self.client_id, translator, access)
         locks = LockRequests(hub, self.client_id, translator, access, answers)
         subscriptions = SubscriptionRequests(self, hub, translator, access, answers)
+        self._short = min(ELEMENTS_MAX, hub.state.key_bytes_max // 4 + 1)
+        """Keys with fewer characters are not too long, whatever the characters are."""
         self._heard = False
         self._silent_ticks = -1
         """Seconds since the client was heard; below 0: it never sent a keepalive."""
@@ -208,10 +210,11 @@ class Session(Peer):
         values = self._state
         set_value, find = values.set, values.find
         done, replies = answers.requests.append, answers.replies.append
+        short = self._short
         for number, message in enumerate(messages, 1):
             if type(message) is m.Set:
                 key = message.key
-                if not ("?" in key or "#" in key or key[:1] == "$" or len(key) >= ELEMENTS_MAX):
+                if not ("?" in key or "#" in key or key[:1] == "$" or len(key) >= short):
                     try:
                         set_value(key, message.value)
                     except VersionedError as error:
@@ -245,7 +248,7 @@ class Session(Peer):
             return False
         keys = run.keys
         joined = "\n".join(keys)
-        if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= ELEMENTS_MAX:
+        if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= self._short:
             return False
         if not self._state.set_all(keys, run.values):
             return False

@@ -108,7 +108,7 @@ class SubscriptionRequests:
     def subscribe_ls(self, message: m.SubscribeLs) -> bytes:
         """Tell the names below a key whenever they change; answered at once."""
         parent = message.parent
-        self._translator.check_elements(parent)
+        self._translator.check_size(parent)
         self._access.need("read", children_pattern(parent))
         transaction_id = message.transaction_id
         self._answers.add(message, encode_ack(transaction_id))

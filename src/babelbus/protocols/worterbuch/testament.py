@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from babelbus.core.state import State, Testament, check_key, check_pattern, has_too_many_elements, store_pattern
+from babelbus.core.state import State, Testament, check_key, check_pattern, size_fault, store_pattern
 from babelbus.protocols.worterbuch.hub import SYS
 
 
@@ -16,8 +16,9 @@ class _Will(msgspec.Struct, frozen=True):
 
 def keep_testament(state: State, client_id: str, goods: Sequence[str], will: Sequence[tuple[str, bytes]]) -> None:
     """Keep what a client leaves behind; what is wrong or protected in it is left out."""
-    good = [one for one in goods if check_pattern(one) is None and not has_too_many_elements(one)]
-    kept = [one for one in will if check_key(one[0]) is None and not has_too_many_elements(one[0])]
+    bytes_max = state.key_bytes_max
+    good = [one for one in goods if size_fault(one, bytes_max) is None and check_pattern(one) is None]
+    kept = [one for one in will if size_fault(one[0], bytes_max) is None and check_key(one[0]) is None]
     patterns = tuple(map(store_pattern, good))
     entries = tuple((key, msgspec.Raw(value)) for key, value in kept)
     state.set_testament(client_id, Testament(patterns, entries))

@@ -10,7 +10,7 @@ import base64
 import binascii
 
 from babelbus.core.record import Receipt
-from babelbus.core.state import KeyPattern
+from babelbus.core.state import KeyPattern, size_fault
 from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
 from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply
@@ -53,7 +53,12 @@ async def import_tree(hub: Hub, body: bytes, source: str, *, as_text: bool) -> R
     bytes_max = hub.options.message_bytes_max
 
     def read() -> list[Entry]:
-        return unpack(_decode_base64(body) if as_text else body, bytes_max=bytes_max)
+        entries = unpack(_decode_base64(body) if as_text else body, bytes_max=bytes_max)
+        for key, _, _ in entries:
+            fault = size_fault(key, hub.state.key_bytes_max)
+            if fault is not None:
+                raise ArchiveError(f"the key '{key[:80]}...' {fault}")
+        return entries
 
     try:
         entries = await asyncio.get_running_loop().run_in_executor(None, read)

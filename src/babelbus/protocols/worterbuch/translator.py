@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 
 from babelbus.core.state import (
-    ELEMENTS_MAX,
     Change,
     KeyPattern,
     PatternFault,
     check_key,
     check_parent_pattern,
     check_pattern,
-    has_too_many_elements,
+    size_fault,
     store_pattern,
 )
 from babelbus.protocols.worterbuch import messages as m
@@ -48,8 +47,9 @@ PATTERN_CODES = {
 class Translator:
     """What one client speaks: a profile, which it may change, and symbols, which are the same for its whole life."""
 
-    def __init__(self, profile: Profile, symbols: Symbols) -> None:
+    def __init__(self, profile: Profile, symbols: Symbols, *, key_bytes_max: int) -> None:
         self.symbols = symbols
+        self._key_bytes_max = key_bytes_max
         self.usual = symbols.usual
         """Whether its keys are ours, character for character."""
         self.speak(profile)
@@ -95,21 +95,21 @@ class Translator:
         Raises:
             RefusedError: it has a wildcard, or is too long.
         """
-        if has_too_many_elements(key):
-            raise _too_long(key)
+        self.check_size(key)
         fault = check_key(key)
         if fault is not None:
             code = ErrorCode.ILLEGAL_WILDCARD if self.profile.historic_wildcards else PATTERN_CODES[fault]
             raise RefusedError(code, f"'{key}' has a wildcard where a key is needed")
 
-    def check_elements(self, text: str | None) -> None:
+    def check_size(self, text: str | None) -> None:
         """Check that a key or pattern of which nothing else is asked is not too long.
 
         Raises:
             RefusedError: it is.
         """
-        if text is not None and has_too_many_elements(text):
-            raise _too_long(text)
+        fault = None if text is None else size_fault(text, self._key_bytes_max)
+        if text is not None and fault is not None:
+            raise RefusedError(ErrorCode.OTHER, f"'{text[:80]}...' {fault}")
 
     def read_pattern(self, text: str) -> KeyPattern:
         """Return what the store is asked for a pattern.
@@ -117,7 +117,7 @@ class Translator:
         Raises:
             RefusedError: it is none.
         """
-        self.check_elements(text)
+        self.check_size(text)
         fault = check_pattern(text, historic=self.profile.historic_wildcards)
         if fault is not None:
             raise RefusedError(PATTERN_CODES[fault], f"'{text}' has # before its end")
@@ -129,7 +129,7 @@ class Translator:
         Raises:
             RefusedError: it is none.
         """
-        self.check_elements(text)
+        self.check_size(text)
         fault = check_parent_pattern(text)
         if fault is not None:
             raise RefusedError(PATTERN_CODES[fault], f"'{text}' has #")
@@ -190,7 +190,3 @@ class Translator:
         if not pairs or (deleted and not self.profile.deletions):
             return b""
         return encode(subscriber.transaction_id, subscriber.pattern, pairs)
-
-
-def _too_long(text: str) -> RefusedError:
-    return RefusedError(ErrorCode.OTHER, f"'{text[:80]}...' has more than {ELEMENTS_MAX} elements")

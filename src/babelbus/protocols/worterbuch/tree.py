@@ -123,7 +123,7 @@ class TreeRequests:
 
     def spub_init(self, message: m.SPubInit) -> bytes:
         """Bind a transaction id to a key, for `spub`."""
-        self._translator.check_elements(message.key)
+        self._translator.check_size(message.key)
         self._access.check_writable(message.key)
         self._access.need("write", message.key)
         self._streams[message.transaction_id] = message.key
@@ -142,7 +142,7 @@ class TreeRequests:
 
     def ls(self, message: m.Ls) -> bytes:
         """Return the names below a key."""
-        self._translator.check_elements(message.parent)
+        self._translator.check_size(message.parent)
         self._access.need("read", children_pattern(message.parent))
         return encode_ls(message.transaction_id, self._state.children(message.parent))
 
