@@ -307,6 +307,9 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
         Literal["disconnect", "discard"],
         of("what happens to a client that does not read its events: it is disconnected, or events are dropped"),
     ] = "disconnect"
+    subscriptions_max: Annotated[
+        int, of("subscriptions of one client, to keys, patterns and lists; further ones are refused", "count", ge=1)
+    ] = 10_000
     queue_bytes_max: Annotated[
         int, of("events that wait for one client before it counts as one that does not read", "bytes", ge=65536)
     ] = 64 * MIB

@@ -119,6 +119,8 @@ class Metrics:
             "live_dropped_total", "Live messages that did not reach a receiver", "protocol", "reason"
         )
 
+        self.live_subscriptions = gauge("live_subscriptions", "Keys and patterns that live clients subscribed to")
+
         self.flush_seconds = Histogram(
             "flush_seconds",
             "How long the disk took to make a group of batches durable",

@@ -235,6 +235,7 @@ def test_a_listener_hears_text_bytes_keys_headers_and_who_it_was(api: Api) -> No
     ]
     with api.open("GET", "/api/listen", {"pattern": "a/#"}) as listener:
         listener.begin()
+        assert metric(api, "babelbus_live_subscriptions") == 1
         api.live.call(lambda: broker.publish(events))
         assert [listener.line() for _ in range(4)] == [
             {

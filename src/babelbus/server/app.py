@@ -221,6 +221,7 @@ class Server:
         metrics.staged_bytes.set_function(lambda: staging.staged_bytes)
         metrics.staged_bytes_max.set(staging.settings.bytes_max)
         metrics.state_keys.set_function(lambda: len(broker.state))
+        metrics.live_subscriptions.set_function(lambda: broker.router.count)
 
     def _watch_metrics(self) -> None:
         for name in self._watched - set(self.broker.topics):

@@ -47,6 +47,7 @@ class WorterbuchService:
             version=__version__,
             name=settings.instance_name,
             extended_monitoring=settings.extended_monitoring,
+            subscriptions_max=settings.subscriptions_max,
             queue_bytes_max=settings.queue_bytes_max,
             slow=settings.slow,
             message_bytes_max=settings.message_bytes_max,

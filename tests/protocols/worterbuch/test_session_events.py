@@ -104,6 +104,24 @@ async def test_many_subscriptions_of_one_client_have_their_own_events() -> None:
 
 
 @in_loop
+async def test_a_client_has_a_limited_number_of_subscriptions() -> None:
+    bus, hub = make_hub(subscriptions_max=3)
+    talker, other = Talker(hub), Talker(hub)
+    subscribe_ls = {"subscribeLs": {"transactionId": 3, "parent": "a"}}
+    assert talker.ask(subscribe(1, "a"), psubscribe(2, "?", liveOnly=True), subscribe_ls)[:2] == [ack(1), ack(2)]
+    refused = talker.one(subscribe(4, "b"))["err"]
+    assert refused["errorCode"] == 255
+    assert "at most 3 subscriptions (worterbuch.subscriptions_max)" in refused["metadata"]
+    assert talker.code(psubscribe(4, "?")) == 255
+    assert talker.code({"subscribeLs": {"transactionId": 1, "parent": "a"}}) == 255
+    assert bus.broker.router.count == 2
+    assert talker.ask(subscribe(1, "b"), subscribe_ls)[0] == ack(1)  # in the place of others
+    assert talker.ask(unsubscribe(2)) == [ack(2)]
+    assert talker.ask(subscribe(4, "c")) == [ack(4)]
+    assert other.ask(subscribe(1, "a")) == [ack(1)]  # the limit is that of each client
+
+
+@in_loop
 async def test_a_transaction_id_that_comes_again_replaces_its_subscription() -> None:
     _, hub = make_hub()
     talker = Talker(hub)

@@ -56,6 +56,8 @@ class Options(msgspec.Struct, frozen=True):
     """Name of this instance, shown as `$SYS/name`."""
     extended_monitoring: bool = True
     """Show what each client subscribed to and locked (rows X of section 9.1)."""
+    subscriptions_max: int = 10_000
+    """Most subscriptions of one client."""
     queue_bytes_max: int = 64 * MIB
     """What waits for one client that does not read; over it `slow` holds."""
     slow: str = "disconnect"

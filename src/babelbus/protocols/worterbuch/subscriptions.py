@@ -80,6 +80,7 @@ class SubscriptionRequests:
     ) -> tuple[Receipt, Subscriber]:
         """Answer everything up to a subscription; return also when that is stored."""
         transaction_id = message.transaction_id
+        self._check_room(self._client.subscribers, transaction_id)
         self._answers.add(message, encode_ack(transaction_id))
         receipt = self._answers.finish()
         before = self._client.subscribers.pop(transaction_id, None)
@@ -96,6 +97,17 @@ class SubscriptionRequests:
         )
         return receipt, subscriber
 
+    def _check_room(self, subscribers: dict[int, Subscriber], transaction_id: int) -> None:
+        """Check that the client may have a further subscription; one under a number in use takes its place.
+
+        Raises:
+            RefusedError: the client has as many as it may have.
+        """
+        count = len(self._client.subscribers) + len(self._client.ls_subscribers)
+        if count >= self._hub.options.subscriptions_max and transaction_id not in subscribers:
+            text = f"a client has at most {count:,} subscriptions (worterbuch.subscriptions_max); end some first"
+            raise RefusedError(ErrorCode.OTHER, text)
+
     def unsubscribe(self, message: m.Unsubscribe) -> bytes:
         """Tell no more, of whatever it was; what was changed before is still told."""
         self._answers.finish()
@@ -111,6 +123,7 @@ class SubscriptionRequests:
         self._translator.check_size(parent)
         self._access.need("read", children_pattern(parent))
         transaction_id = message.transaction_id
+        self._check_room(self._client.ls_subscribers, transaction_id)
         self._answers.add(message, encode_ack(transaction_id))
         receipt = self._answers.finish()
         before = self._client.ls_subscribers.pop(transaction_id, None)
