@@ -4,6 +4,7 @@ An element that is exactly `?` stands for one element, one that is exactly `#` a
 (docs/specifications/worterbuch.md, 2.2): none or more where the store is asked, one or more where events are awaited.
 """
 
+import sys
 from enum import Enum, auto
 
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
@@ -88,7 +89,8 @@ def _parse(pattern: str) -> tuple[tuple[str | None, ...], bool]:
     rest = elements[-1] == MULTI_WILDCARD
     if rest:
         elements.pop()
-    return tuple([None if element == WILDCARD else element for element in elements]), rest
+    # Interned: a client may have 10,000 patterns that differ in one element.
+    return tuple([None if element == WILDCARD else sys.intern(element) for element in elements]), rest
 
 
 def children_pattern(parent: str | None) -> str:

@@ -344,9 +344,10 @@ class Hub:
             if not subscriber.plain:
                 subscriber.take(run, self._loop.call_later)
                 continue
-            data = made.get(subscriber.shape)
+            shape = subscriber.shape or subscriber.take_shape()
+            data = made.get(shape)
             if data is None:
-                data = made[subscriber.shape] = session.framing.encode(session.encode_run(subscriber, run))
+                data = made[shape] = session.framing.encode(session.encode_run(subscriber, run))
             session.push_bytes(data)
         self.delivered.inc(count * len(run), sum(map(len, made.values())))
 

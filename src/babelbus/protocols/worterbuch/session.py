@@ -324,7 +324,7 @@ class Session(Peer):
     def _use(self, profile: Profile) -> None:
         self._translator.speak(profile)
         for subscriber in (*self.subscribers.values(), *self.ls_subscribers.values()):
-            subscriber.take_shape()  # or others would get bytes of this dialect
+            subscriber.shape = ""  # or others would get bytes of this dialect
 
     def _authorize(self, message: m.Authorization) -> bytes:
         name = self._access.authorize(message.token)

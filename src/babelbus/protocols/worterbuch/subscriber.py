@@ -25,8 +25,8 @@ class Subscriber:
     with an equal `shape` get the same bytes.
     """
 
-    __slots__ = ("_pending", "_pending_keys", "_timer", "aggregate_ms", "pattern", "session", "shape", "since",
-                 "subject", "subscription", "transaction_id", "unique")  # fmt: skip
+    __slots__ = ("_pending", "_timer", "aggregate_ms", "pattern", "session", "shape", "since", "subject",
+                 "subscription", "transaction_id", "unique")  # fmt: skip
 
     def __init__(
         self,
@@ -47,14 +47,16 @@ class Subscriber:
         self.since = since
         self.aggregate_ms = aggregate_ms
         self.subscription: Subscription | None = None
-        self.take_shape()
-        self._pending: list[Change] = []
-        self._pending_keys: set[str | None] = set()
+        self.shape = ""
+        """Form of the messages; "" until the first one, as many patterns never have one."""
+        self._pending: dict[str | None, Change] | None = None
+        """Last change of each key while changes are collected."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def take_shape(self) -> None:
-        """See in what form the client wants its messages, now that it is known or has changed."""
+    def take_shape(self) -> str:
+        """Read the form that the client wants now, and return the shape."""
         self.shape = f"{self.session.form} {self.transaction_id} {self.pattern}"  # a string remembers its hash
+        return self.shape
 
     @property
     def plain(self) -> bool:
@@ -72,13 +74,16 @@ class Subscriber:
                 self.session.push(self.session.encode_run(self, changes))
             return
         for change in changes:
+            kind, key = change[0], change[1]
             pending = self._pending
-            if pending and ((pending[0][0] is DELETED) != (change[0] is DELETED) or change[1] in self._pending_keys):
+            if pending and (key in pending or (next(iter(pending.values()))[0] is DELETED) != (kind is DELETED)):
                 self.send_pending()
+                pending = None
             if self._timer is None:
                 self._timer = later(self.aggregate_ms / 1000, self._time_is_up)
-            self._pending.append(change)
-            self._pending_keys.add(change[1])
+            if pending is None:
+                pending = self._pending = {}
+            pending[key] = change
 
     def _time_is_up(self) -> None:
         self._timer = None
@@ -87,9 +92,8 @@ class Subscriber:
 
     def send_pending(self) -> None:
         """Send what was collected as one message; the timer that runs goes on."""
-        pending, self._pending = self._pending, []
-        self._pending_keys.clear()
-        text = self.session.encode_collected(self, pending) if pending else b""
+        pending, self._pending = self._pending, None
+        text = self.session.encode_collected(self, list(pending.values())) if pending else b""
         if text:
             self.session.push([text])
 
@@ -98,7 +102,7 @@ class Subscriber:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._pending.clear()
+        self._pending = None
 
 
 def is_news(change: Change) -> bool:
