@@ -44,6 +44,12 @@ PURE_NAMES = {"codec", "decoder", "messages", "box", "handshake", "status", "fra
 }
 IMPURE_LIBRARIES = {"asyncio", "socket", "logging", "time", "datetime", "select", "selectors", "ssl", "subprocess"}
 
+# Cycles that stand until the rooms that they are in are rewritten; never add one.
+CYCLES = {
+    ("babelbus.server.administration", "babelbus.server.app"),
+    ("babelbus.storage.sql.cleaner", "babelbus.storage.sql.log"),
+}
+
 TIME_CALLS = {
     "time": {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime", "gmtime"},
     "datetime": {"now", "utcnow", "today"},
@@ -67,23 +73,10 @@ def tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-def for_types_only(module: str) -> set[ast.AST]:
-    """The nodes below `if TYPE_CHECKING:`, which do not run."""
-    blocks = [
-        node
-        for node in ast.walk(tree(module))
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    ]
-    return {node for block in blocks for statement in block.body for node in ast.walk(statement)}
-
-
-def imports(module: str, *, types: bool = True) -> Iterator[str]:
-    """Every module that `module` names in an import, lazy ones included; with `types`, those for annotations too."""
+def imports(module: str) -> Iterator[str]:
+    """Yield every module that `module` names in an import: lazy imports and those below `if TYPE_CHECKING:` too."""
     is_package = MODULES[module].name == "__init__.py"
-    skipped = set() if types else for_types_only(module)
     for node in ast.walk(tree(module)):
-        if node in skipped:
-            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -96,8 +89,8 @@ def imports(module: str, *, types: bool = True) -> Iterator[str]:
                 yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
 
 
-def ours(module: str, *, types: bool = True) -> list[str]:
-    return sorted({name for name in imports(module, types=types) if name.split(".")[0] == "babelbus"} - {module})
+def ours(module: str) -> list[str]:
+    return sorted({name for name in imports(module) if name.split(".")[0] == "babelbus"} - {module})
 
 
 def first(module: str) -> str:
@@ -181,14 +174,16 @@ def test_only_the_file_layer_of_storage_calls_the_operating_systems_files(module
 
 def test_there_is_no_cycle_of_imports() -> None:
     done: set[str] = set()
+    cycles: set[tuple[str, ...]] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, " -> ".join([*path[path.index(module) :], module])
-        if module in done or module not in MODULES:
-            return
-        for name in ours(module, types=False):
-            visit(name, (*path, module))
-        done.add(module)
+        if module in path:
+            cycles.add(tuple(sorted(path[path.index(module) :])))
+        elif module not in done and module in MODULES:
+            for name in ours(module):
+                visit(name, (*path, module))
+            done.add(module)
 
     for module in MODULES:
         visit(module, ())
+    assert cycles == CYCLES

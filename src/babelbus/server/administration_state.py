@@ -22,7 +22,7 @@ from babelbus.core.state import (
     size_fault,
     store_pattern,
 )
-from babelbus.protocols.worterbuch.hub import is_below_sys
+from babelbus.protocols.worterbuch.names import is_below_sys
 from babelbus.protocols.worterbuch.values import parse_value
 from babelbus.web.contract import (
     Entry,

@@ -24,7 +24,7 @@ from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import PROTOCOL as JEBP
 from babelbus.protocols.jebp.session import Options as JebpOptions
 from babelbus.protocols.jebp.session import Session as JebpSession
-from babelbus.protocols.worterbuch.hub import SYS
+from babelbus.protocols.worterbuch.names import SYS
 from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.server.administration import Administrator
 from babelbus.server.allocator import keep_freed_memory

@@ -2,14 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from babelbus.core.groups.in_flight import Delivery, Holder
-from babelbus.core.groups.settings import RecordFilter
+from babelbus.core.groups.settings import GroupSettings, RecordFilter
 from babelbus.errors import BabelbusError
-
-if TYPE_CHECKING:
-    from babelbus.core.groups.group import Group
 
 UNLIMITED = sys.maxsize
 
@@ -19,6 +16,42 @@ event loop, never from inside a call of ours. It must not block; one that raises
 `runs` gets a `group_rows.Run` where that spares an object for each record; others, and it too at times, get a list."""
 OnClosed = Callable[[BabelbusError], None]
 """Told once when the membership ends without `leave`: the group or its topic was removed, or `deliver` raised."""
+
+
+class MemberGroup(Protocol):
+    """The group of a member, as far as the member uses it; `group.Group` documents the methods."""
+
+    name: str
+    settings: GroupSettings
+
+    def wake(self) -> None:
+        """Hand records out in the next turn of the event loop."""
+
+    def take(self, count: int, member: "Member | None" = None) -> list[Delivery]:
+        """Return up to `count` records now, in competition with the other members."""
+
+    def leave(self, member: "Member", *, lost: bool = False) -> None:
+        """End a membership."""
+
+    def ack(self, member: "Member", deliveries: Iterable[Delivery]) -> int:
+        """Record deliveries as done; return how many were the member's own."""
+
+    def nack(
+        self,
+        member: "Member",
+        deliveries: Iterable[Delivery],
+        reason: str,
+        delay_seconds: float | None,
+        *,
+        final: bool,
+    ) -> int:
+        """Return deliveries to the group; return how many were the member's own."""
+
+    def held_by(self, member: "Member", partition: int, offsets: Iterable[int]) -> list[Delivery]:
+        """Return the deliveries of these offsets."""
+
+    def held_up_to(self, member: "Member", partition: int, offset: int) -> list[Delivery]:
+        """Return the deliveries that the member holds up to and with an offset."""
 
 
 class Member(Holder):
@@ -36,7 +69,7 @@ class Member(Holder):
 
     def __init__(
         self,
-        group: "Group",
+        group: MemberGroup,
         deliver: Deliver,
         on_closed: OnClosed,
         *,
@@ -62,7 +95,7 @@ class Member(Holder):
         self.closed = False
 
     @property
-    def group(self) -> "Group":
+    def group(self) -> MemberGroup:
         """The group that it is a member of."""
         return self._group
 

@@ -6,7 +6,7 @@ as events for topics and for the clients of other protocols, and hands theirs ba
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -14,14 +14,12 @@ from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Route, Router
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.sbus.codec import MSG
-from babelbus.protocols.sbus.credentials import SECRET, secret_fields
+from babelbus.protocols.sbus.credentials import SECRET, Credentials, secret_fields
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.protocols.sbus.patterns import key_of, subject_of
+from babelbus.protocols.sbus.ports import Port
 from babelbus.units import MIB
 from babelbus.wire.packets import Packets
-
-if TYPE_CHECKING:
-    from babelbus.protocols.sbus.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +30,16 @@ SETS_MAX = 4096
 CACHED_BYTES_MAX = 256
 """Longer heads are looked up each time: keys are chosen by clients, and may have 400 kB."""
 
-Sessions = tuple["Session", ...]
+
+class Client(Protocol):
+    """A session of the bus, as the hub sees it. `number` orders the clients by when they connected."""
+
+    number: int
+    credentials: Credentials
+    port: Port
+
+
+Sessions = tuple[Client, ...]
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -111,7 +118,7 @@ class Hub:
         subject = subject_of(key)
         route = self.router.route_of(subject)
         secret = secret_fields(key)
-        members = {cast("Session", one.owner) for one in route.subscriptions if one.receiver is self.receiver}
+        members = {cast("Client", one.owner) for one in route.subscriptions if one.receiver is self.receiver}
         if secret is not None and not self.options.open_cred:
             members = {one for one in members if one.credentials.fit(secret)}
         ordered = tuple(sorted(members, key=lambda one: one.number))

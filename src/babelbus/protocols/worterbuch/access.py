@@ -1,7 +1,8 @@
 """What one client may do, and how it proves that it may (docs/specifications/worterbuch.md, sections 9.2 and 10)."""
 
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, RefusedError, UnauthorizedError
-from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.names import is_below_sys
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges, proves_secret
 
 OWN_KEYS = ("graveGoods", "lastWill", "clientName")

@@ -6,9 +6,10 @@ from typing import Protocol
 from babelbus.core.record import Receipt
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch import peer
+from babelbus.protocols.worterbuch import subscriber
 from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.peer import Peer
 from babelbus.protocols.worterbuch.translator import Translator
 
 HEAVY_BYTES = 16_384
@@ -17,7 +18,7 @@ CHANGING = (m.Set, m.CSet, m.Delete, m.PDelete, m.Publish, m.SPub)
 READING = (m.Get, m.CGet, m.PGet, m.Ls, m.PLs)
 
 
-class Framing(peer.Framing, Protocol):
+class Framing(subscriber.Framing, Protocol):
     """How messages and answers stand on a connection."""
 
     def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
@@ -34,7 +35,7 @@ class Answers:
 
     def __init__(
         self,
-        client: peer.Peer,
+        client: Peer,
         hub: Hub,
         outbox: Outbox,
         framing: Framing,

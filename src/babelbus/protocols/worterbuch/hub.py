@@ -9,7 +9,7 @@ import asyncio
 import datetime
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -21,19 +21,15 @@ from babelbus.core.router import Route
 from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
+from babelbus.protocols.worterbuch.names import SYS, is_below_sys
 from babelbus.protocols.worterbuch.privileges import Verifier
-from babelbus.protocols.worterbuch.subscriber import Subscriber
+from babelbus.protocols.worterbuch.subscriber import Client, Subscriber
 from babelbus.protocols.worterbuch.values import parse_value
 from babelbus.units import MIB
-
-if TYPE_CHECKING:
-    from babelbus.protocols.worterbuch.peer import Peer
-    from babelbus.protocols.worterbuch.session import Session
 
 log = logging.getLogger(__name__)
 
 PROTOCOL = "worterbuch"
-SYS = "$SYS"
 FANS_MAX = 65_536
 SETS_MAX = 4096
 CACHED_LENGTH_MAX = 256
@@ -75,6 +71,13 @@ class Options(msgspec.Struct, frozen=True):
     """Send JSON within JSON in server-sent events, as upstream does since 1.3.8."""
 
 
+class LockClient(Protocol):
+    """A client that may wait for locks."""
+
+    def send_granted(self, waits: Sequence[int]) -> None:
+        """Answer the requests that waited for a lock, now that the client has the lock."""
+
+
 class _Fan:
     __slots__ = ("route", "subscribers")
 
@@ -91,7 +94,7 @@ class Hub:
         self.state: State = broker.state
         self.options = options
         self.clock = clock
-        self.clients: dict[str, Peer] = {}
+        self.clients: dict[str, Client] = {}
         self.received: Traffic = metrics.live_received(PROTOCOL)
         self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
         self._metrics = metrics
@@ -100,7 +103,7 @@ class Hub:
         self._fans: dict[str, _Fan] = {}
         self._sets: dict[Subscribers, Subscribers] = {}
         self._ls: dict[str | None, dict[Subscriber, None]] = {}
-        self._touched: dict[Peer, None] = {}
+        self._touched: dict[Client, None] = {}
         self._counted = 0
         self._started = clock.monotonic()
         broker.state_receiver = self._receiver
@@ -147,7 +150,7 @@ class Hub:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def join(self, session: "Peer") -> None:
+    def join(self, session: Client) -> None:
         """Show a client that connected."""
         self.clients[session.client_id] = session
         path = f"clients/{session.client_id}"
@@ -158,7 +161,7 @@ class Hub:
             self.show(f"{path}/connectedSince", timestamp_text(self.clock.now_ms()))
         self.commit()
 
-    def leave(self, session: "Peer") -> None:
+    def leave(self, session: Client) -> None:
         """Do what is due when a client is gone, in the order of section 9.3."""
         client_id = session.client_id
         if self.clients.pop(client_id, None) is None:
@@ -188,7 +191,7 @@ class Hub:
             else:
                 self.show(f"locks/{granted.key}", granted.owner)
         if granted.owner is not None:
-            session = cast("Session", self.clients[cast("str", granted.owner)])  # nobody else asks for locks
+            session = cast("LockClient", self.clients[cast("str", granted.owner)])  # nobody else asks for locks
             session.send_granted(granted.waits)
 
     def flush(self) -> None:
@@ -371,11 +374,6 @@ class Hub:
     def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call back later."""
         return self._loop.call_later(seconds, callback)
-
-
-def is_below_sys(key: str) -> bool:
-    """Return whether a key is `$SYS` or below it."""
-    return key == SYS or key.startswith(f"{SYS}/")
 
 
 def foreign_value(event: Event) -> bytes:

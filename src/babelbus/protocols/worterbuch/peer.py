@@ -2,21 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
 
 from babelbus.core.state import Change
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.worterbuch.subscriber import Subscriber
-
-if TYPE_CHECKING:
-    from babelbus.protocols.worterbuch.hub import Hub
-
-
-class Framing(Protocol):
-    """How messages stand on a connection. There is one object for each kind, compared by identity."""
-
-    def encode(self, texts: Sequence[bytes]) -> bytes:
-        """Return the bytes that carry these messages."""
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.subscriber import Framing, Subscriber
 
 
 class Peer(ABC):
@@ -26,7 +16,7 @@ class Peer(ABC):
 
     def __init__(
         self,
-        hub: "Hub",
+        hub: Hub,
         outbox: Outbox,
         close: Callable[[], None],
         *,

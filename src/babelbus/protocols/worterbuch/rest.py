@@ -19,7 +19,8 @@ from babelbus.core.state import (
 )
 from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
 from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
-from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.names import is_below_sys
 from babelbus.protocols.worterbuch.pointer import InvalidPointerError, find_part
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges
 from babelbus.protocols.worterbuch.profiles import MAIN

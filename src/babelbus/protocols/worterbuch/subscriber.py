@@ -5,16 +5,58 @@ Specification: docs/specifications/worterbuch.md, 7.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from babelbus.core.router import Subscription
 from babelbus.core.state import Change, Kept, Kind
 from babelbus.protocols.worterbuch.values import same_value
 
-if TYPE_CHECKING:
-    from babelbus.protocols.worterbuch.peer import Peer
-
 DELETED = Kind.DELETED
+
+
+class Framing(Protocol):
+    """How messages stand on a connection. There is one object for each kind, compared by identity."""
+
+    def encode(self, texts: Sequence[bytes]) -> bytes:
+        """Return the bytes that carry these messages."""
+
+
+class Client(Protocol):
+    """The client of a subscription, as the hub and the subscription see it; `peer.Peer` documents the members."""
+
+    client_id: str
+    transport_name: str
+    address: str | None
+    source: str
+    framing: Framing
+    subscribers: "dict[int, Subscriber]"
+    ls_subscribers: "dict[int, Subscriber]"
+    counted: int
+
+    @property
+    def form(self) -> str:
+        """Clients of an equal form get the same bytes for the same change and subscription."""
+
+    def encode_run(self, subscriber: "Subscriber", changes: Sequence[Change]) -> list[bytes]:
+        """Return one message for each change."""
+
+    def encode_collected(self, subscriber: "Subscriber", changes: Sequence[Change]) -> bytes:
+        """Return one message for all changes, which are all deletions or all none."""
+
+    def encode_names(self, subscriber: "Subscriber", names: Sequence[str]) -> bytes:
+        """Return the message for the names below the parent of an ls subscription."""
+
+    def push(self, texts: Sequence[bytes]) -> None:
+        """Send messages with the next `flush`."""
+
+    def push_bytes(self, data: bytes) -> None:
+        """Send framed messages with the next `flush`."""
+
+    def flush(self) -> None:
+        """Send what was pushed."""
+
+    def tick(self) -> None:
+        """Do what is due every second."""
 
 
 class Subscriber:
@@ -30,7 +72,7 @@ class Subscriber:
 
     def __init__(
         self,
-        session: "Peer",
+        session: Client,
         transaction_id: int,
         subject: str | None,
         *,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from babelbus.core.state import State, Testament, check_key, check_pattern, size_fault, store_pattern
-from babelbus.protocols.worterbuch.hub import SYS
+from babelbus.protocols.worterbuch.names import SYS
 
 
 class _Will(msgspec.Struct, frozen=True):

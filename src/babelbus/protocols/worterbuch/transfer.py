@@ -12,7 +12,8 @@ import binascii
 from babelbus.core.record import Receipt
 from babelbus.core.state import KeyPattern, size_fault
 from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
-from babelbus.protocols.worterbuch.hub import Hub, is_below_sys
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.names import is_below_sys
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply
 from babelbus.protocols.worterbuch.routes import RequestRefusedError
 from babelbus.wire.http import FileRefusedError, Files

@@ -16,7 +16,7 @@ from babelbus.protocols.worterbuch.codec import (
     encode_state_deleted,
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
-from babelbus.protocols.worterbuch.hub import is_below_sys
+from babelbus.protocols.worterbuch.names import is_below_sys
 from babelbus.protocols.worterbuch.privileges import Privilege
 from babelbus.protocols.worterbuch.testament import note_change
 from babelbus.protocols.worterbuch.translator import Translator

@@ -7,18 +7,15 @@ last record of a segment, so that a segment whose end was lost can be told from 
 
 import logging
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from babelbus.records.columns import Columns, decode_columns, find_positions
 from babelbus.records.format import TOMBSTONE, CorruptRecordError
-from babelbus.storage.contract import LogSettings
+from babelbus.storage.contract import Chunk, LogSettings
+from babelbus.storage.disk.segment import Segment
 from babelbus.storage.files import disk_error
-
-if TYPE_CHECKING:
-    from babelbus.storage.disk.log import Log
-    from babelbus.storage.disk.segment import Segment
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +23,42 @@ READ_BYTES = 4 * 2**20
 COMPACTING_SUFFIX = ".compacting"
 
 
-def clean(partition: "Log", settings: LogSettings, now_ms: int) -> int:
+class Partition(Protocol):
+    """A log as the cleaner sees it; `log.Log` documents the methods."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the stored records."""
+
+    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
+        """Return stored records from an offset on."""
+
+    def flush(self) -> int:
+        """Make the records durable; return the offset up to which the log is durable."""
+
+    def roll(self) -> None:
+        """Begin a new segment."""
+
+    def sealed_segments(self) -> list[Segment]:
+        """Return the segments that nobody appends to any more."""
+
+    def open_segment(self) -> Segment:
+        """Return the segment that is appended to."""
+
+    def drop_first(self, segment: Segment) -> None:
+        """Remove the oldest segment, which is sealed."""
+
+    def note_compaction(self, until: int) -> None:
+        """Record durably how far compaction has looked."""
+
+    def write_file(self, path: str, content: bytes) -> None:
+        """Write a new file of the partition's folder, durably."""
+
+    def swap(self, segment: Segment, source: str) -> None:
+        """Put the file `source` in a segment's place."""
+
+
+def clean(partition: Partition, settings: LogSettings, now_ms: int) -> int:
     """Do what retention and compaction ask for; return how many bytes became free.
 
     Raises:
@@ -42,7 +74,7 @@ def clean(partition: "Log", settings: LogSettings, now_ms: int) -> int:
     return before - partition.size_bytes
 
 
-def _retain_by_age(partition: "Log", oldest_ms: int) -> None:
+def _retain_by_age(partition: Partition, oldest_ms: int) -> None:
     """Remove segments from the front as long as all their records are older; the open one is sealed for it."""
     active = partition.open_segment()
     if active.size_bytes and active.index.greatest_timestamp < oldest_ms:
@@ -54,7 +86,7 @@ def _retain_by_age(partition: "Log", oldest_ms: int) -> None:
         partition.drop_first(segment)
 
 
-def _retain_by_size(partition: "Log", bytes_max: int) -> None:
+def _retain_by_size(partition: Partition, bytes_max: int) -> None:
     """Remove segments from the front while what is left still holds `bytes_max`."""
     size = partition.size_bytes
     for segment in partition.sealed_segments():
@@ -65,7 +97,7 @@ def _retain_by_size(partition: "Log", bytes_max: int) -> None:
         partition.drop_first(segment)
 
 
-def _compact(partition: "Log", settings: LogSettings, now_ms: int) -> None:
+def _compact(partition: Partition, settings: LogSettings, now_ms: int) -> None:
     """Write those sealed segments again that hold records a later one replaces.
 
     Memory: about 150 bytes for each key of the partition while it runs.
@@ -101,7 +133,7 @@ def _compact(partition: "Log", settings: LogSettings, now_ms: int) -> None:
         segment.compacted_with = len(sealed)
 
 
-def _chunks(partition: "Log", segment: "Segment", end: int) -> "list[Columns]":
+def _chunks(partition: Partition, segment: Segment, end: int) -> list[Columns]:
     """Return the columns of a segment, of its records below the offset `end`.
 
     Raises:
@@ -128,8 +160,8 @@ def _keys(columns: Columns) -> dict[bytes, int]:
 
 
 def _compact_segment(
-    partition: "Log",
-    segment: "Segment",
+    partition: Partition,
+    segment: Segment,
     last: dict[bytes, int],
     staying: dict[bytes, int],
     tombstones_until_ms: int,
