@@ -18,6 +18,7 @@ from babelbus.errors import StorageError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
 from babelbus.storage.memory import MemoryFiles
+from babelbus.storage.notes import DamagedNoteError
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, Gate, batch, done, events, in_loop, payloads, read, turns
 
@@ -107,15 +108,53 @@ async def test_a_folder_without_settings_is_a_topic_with_the_defaults() -> None:
     await again.broker.close()
 
 
+@pytest.mark.parametrize("mask", [0x80, 0x01])
+def test_damaged_settings_take_out_their_topic_alone_and_its_name_stays_taken(mask: int) -> None:
+    @in_loop
+    async def test() -> None:
+        files = FaultyFiles()
+        bus = Bus(files)
+        await done(bus.topic("news", 2).publish(events(b"0", b"1")))
+        bus.topic("log")
+        await bus.broker.close()
+        settings = files.content(f"data/topics/news/{SETTINGS_NAME}")
+        settings[20] ^= mask
+        bus = Bus(files)
+        broker = bus.broker
+        assert list(broker.topics) == ["log"]
+        assert list(broker.topics.damaged) == ["news"]
+        with pytest.raises(UnknownTopicError, match=r"settings\.json of topic 'news' is damaged .* put a copy"):
+            broker.topic("news")
+        with pytest.raises(TopicExistsError, match="cannot be opened"):
+            bus.topic("news")
+        (receipt,) = broker.publish(events(b"2", subject="news/sport"))
+        assert isinstance(receipt.error, DamagedNoteError)
+        await done(broker.publish(events(b"x", subject="log")))
+        await broker.close()
+        settings[20] ^= mask
+        bus = Bus(files)
+        assert sorted(payloads(one) for one in bus.broker.topic("news").partitions) == [[b"0"], [b"1"]]
+        await bus.broker.close()
+
+    test()
+
+
 @in_loop
-async def test_settings_that_cannot_be_read_stop_the_start_and_name_the_topic() -> None:
+async def test_settings_of_the_time_before_checksums_are_read_and_written_anew_with_one() -> None:
     files = FaultyFiles()
     bus = Bus(files)
-    bus.topic("news")
+    bus.topic("news", 2, ack="written")
     await bus.broker.close()
-    files.content(f"data/topics/news/{SETTINGS_NAME}")[:] = b'{"partitions": "many"}'
-    with pytest.raises(StorageError, match="news"):
-        Bus(files)
+    path = f"data/topics/news/{SETTINGS_NAME}"
+    files.replace_file(path, bytes(files.content(path)[9:]))
+    bus = Bus(files)
+    assert bus.broker.topic("news").settings.ack == "written"
+    bus.broker.alter_topic("news", {"ack": "flushed"})
+    await bus.broker.close()
+    assert files.content(path)[8:10] == b"\n{"
+    bus = Bus(files)
+    assert bus.broker.topic("news").settings.ack == "flushed"
+    await bus.broker.close()
 
 
 @in_loop

@@ -17,6 +17,7 @@ from babelbus.errors import ConfigError
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ClientHandshake
 from babelbus.protocols.jebp.identity import Identity
+from babelbus.server.administration import Administrator
 from babelbus.server.app import Server
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.errors import FolderLockedError
@@ -379,3 +380,20 @@ def test_a_server_says_where_it_listens_and_what_it_is_about_to_do(live: LiveSer
     assert live.address.startswith("127.0.0.1:")
     assert not live.address.endswith(":0")
     assert not live.server.stopping
+
+
+def test_a_topic_with_damaged_settings_is_named_by_health_and_stays_in_the_list(tmp_path: Path) -> None:
+    with LiveServer(configure(tmp_path)) as live, live.caller() as caller:
+        for name in ("good", "bad"):
+            caller.ask(create_topic(name))
+    settings = tmp_path / "topics/bad/settings.json"
+    content = settings.read_bytes()
+    settings.write_bytes(content[:20] + bytes([content[20] ^ 0x80]) + content[21:])
+    with LiveServer(configure(tmp_path)) as live:
+        assert works(live)  # with a change of the list of topics
+        (reason,) = live.call(lambda: Administrator(live.server).health().reasons)
+        assert reason.startswith("topic bad is not open: settings.json of topic 'bad' is damaged")
+    settings.write_bytes(content)
+    with LiveServer(configure(tmp_path)) as live:
+        assert sorted(live.call(lambda: list(live.server.public_topics()))) == ["bad", "good"]
+        assert "bad 1" in (live.conf / "topics").read_text()

@@ -14,6 +14,7 @@ from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import human_bytes, note, print_json, print_line, progress
 from babelbus.cli.target import Target, folder_options, lock_owner
 from babelbus.errors import StorageError
+from babelbus.storage import notes
 
 if TYPE_CHECKING:
     from babelbus.storage.disk import Problem, Report
@@ -129,8 +130,8 @@ def _in_database(path: str) -> dict[str, int]:
             continue
         try:
             with open(os.path.join(path, "topics", folder, "settings.json"), "rb") as file:
-                kept = msgspec.json.decode(file.read(), type=_Catalogued)
-        except (OSError, msgspec.DecodeError):  # a start says what is wrong with it
+                kept = notes.decode(file.read(), _Catalogued, path=file.name, bare=True)
+        except (OSError, notes.DamagedNoteError):  # a start says what is wrong with it
             continue
         if kept.settings.engine == "db":
             found[unquote(folder)] = kept.partitions

@@ -18,10 +18,11 @@ from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.state import KEY_BYTES_MAX, Change, Commit, History, Kind, State, StateLog, size_fault
 from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
-from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, stamped
+from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, Topics, stamped
 from babelbus.core.transactions import Staging, StagingSettings
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.metrics import Metrics
+from babelbus.storage import notes
 from babelbus.storage.contract import Store
 from babelbus.storage.files import FileSystem
 
@@ -82,7 +83,7 @@ class Broker:
         """The topics whose removal the start finished: another engine may hold something of them still."""
         self._cleaning: asyncio.Future[int] | None = None
         self._closed = False
-        self.topics: dict[str, Topic] = {}
+        self.topics = Topics()
         self.router = Router()
         self.flusher = Flusher(loop, clock, metrics)
         self.state: State
@@ -100,6 +101,8 @@ class Broker:
     def open(self) -> dict[str, str]:
         """Open every topic that is stored; finish removals that a crash cut short.
 
+        A topic whose settings are damaged stays closed (`Topics.damaged`): the others are served.
+
         Returns the topics whose removal was finished: token -> name.
 
         Raises:
@@ -111,7 +114,12 @@ class Broker:
             finished[token] = name
         self._cut_short = set(finished.values())
         for name in self._catalog.topics():
-            kept = self._load_settings(name)
+            try:
+                kept = self._load_settings(name)
+            except notes.DamagedNoteError as error:
+                log.error("topic %r is not opened, its name stays taken: %s", name, error)
+                self.topics.damaged[name] = error
+                continue
             stored = self._stores[kept.settings.engine].partition_count(name)
             if stored < kept.partitions and kept.settings.engine != "memory":
                 # A crash while it was made or grew, or the wrong database or folder: then this must be seen.
@@ -196,6 +204,10 @@ class Broker:
         """
         assert name.startswith(RESERVED_PREFIX)
         topic = self.topics.get(name)
+        if self.topics.damaged.pop(name, None) is not None:  # nothing was lost: the settings are the server's own
+            kept = _Kept(1, settings, _new_id())
+            self._save_settings(name, kept)
+            topic = self.topics[name] = self._open_topic(name, settings, 1, kept.id)
         if topic is None:
             return self._make_topic(name, 1, settings)
         if topic.settings != settings:
@@ -206,13 +218,11 @@ class Broker:
         content = self._catalog.load_settings(name)
         if content is None:  # the folder came from elsewhere
             return _Kept(1, self._defaults)
-        try:
-            return msgspec.json.decode(content, type=_Kept)
-        except msgspec.DecodeError as error:
-            raise StorageError(f"settings of topic {name!r}: {error}") from error
+        advice = "put a copy of the file back, or remove the file: then the topic has the default settings; start again"
+        return notes.decode(content, _Kept, path=f"settings.json of topic {name!r}", advice=advice, bare=True)
 
     def _save_settings(self, name: str, kept: "_Kept") -> None:
-        self._catalog.save_settings(name, msgspec.json.encode(kept))
+        self._catalog.save_settings(name, notes.encode(kept))
 
     def _open_topic(self, name: str, settings: TopicSettings, partitions: int, topic_id: str) -> Topic:
         if settings.engine == "memory":
@@ -252,6 +262,8 @@ class Broker:
             raise TopicClosedError("the server stops")
         if name in self.topics:
             raise TopicExistsError(f"topic {name!r} exists")
+        if name in self.topics.damaged:
+            raise TopicExistsError(f"topic {name!r} exists and cannot be opened: {self.topics.damaged[name]}")
         if partitions is None:
             partitions = self._default_partitions
         if not 1 <= partitions <= PARTITIONS_MAX:
@@ -364,7 +376,8 @@ class Broker:
         self.on_topics_changed()
 
     def _note_names(self) -> None:
-        self._table.replace({name for name in self.topics if not name.startswith(RESERVED_PREFIX)})
+        names = {*self.topics, *self.topics.damaged}
+        self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
 
     def topic(self, name: str) -> Topic:
         """Return a topic.
@@ -375,6 +388,9 @@ class Broker:
         try:
             return self.topics[name]
         except KeyError:
+            damage = self.topics.damaged.get(name)
+            if damage is not None:
+                raise UnknownTopicError(f"topic {name!r} cannot be opened: {damage}") from None
             raise UnknownTopicError(f"there is no topic {name!r}") from None
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -392,6 +408,8 @@ class Broker:
             if name is None:
                 if not self.router.empty:
                     self.router.route(stamped(lane, self._clock.now_ms()))
+            elif name in self.topics.damaged:
+                receipts.append(Receipt.refused(self.topics.damaged[name]))
             else:
                 receipts += self.topics[name].publish(lane)
         return receipts

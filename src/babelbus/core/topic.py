@@ -50,6 +50,14 @@ class UnknownPartitionError(StorageError):
     """The topic has no partition of this number."""
 
 
+class Topics(dict[str, "Topic"]):
+    """The open topics by name. `damaged` says why other topics are not open; their names stay taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.damaged: dict[str, StorageError] = {}
+
+
 class Topic:
     """One topic: settings and partitions. All calls come from the event loop."""
 

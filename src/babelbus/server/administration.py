@@ -70,6 +70,7 @@ class Administrator:
             failing = next((one.failing for one in topic.partitions if one.failing is not None), None)
             if failing is not None:
                 reasons.append(f"topic {name}: {failing}")
+        reasons += [f"topic {name} is not open: {error}" for name, error in server.broker.topics.damaged.items()]
         if server.stopping:
             reasons.append("the server stops")
         return Health(ready=not server.stopping, reasons=reasons)

@@ -78,6 +78,8 @@ class Server:
         self._zbus: ZbusService | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self._watched: set[str] = set()
+        self._closed_topics: dict[str, int] = {}
+        """Topics of the list that are damaged, and how many partitions the list gives them."""
         self.broker: Broker
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -180,7 +182,9 @@ class Server:
         """Make what the list of topics has and the store has not; what the store has is kept in any case."""
         for name, partitions in listed.items():
             topic = self.broker.topics.get(name)
-            if topic is None:
+            if name in self.broker.topics.damaged:
+                self._closed_topics[name] = partitions
+            elif topic is None:
                 if name not in removed:  # else a crash came between the folder and the list
                     self.broker.create_topic(name, partitions)
             elif partitions > len(topic.partitions):
@@ -199,7 +203,8 @@ class Server:
         """Write the list of topics, and show the right ones in the metrics."""
         topics = self.public_topics()
         try:
-            self._lists.write_topics((name, len(topic.partitions)) for name, topic in topics.items())
+            counts = {name: len(topic.partitions) for name, topic in topics.items()}
+            self._lists.write_topics({**self._closed_topics, **counts}.items())
         except OSError as error:
             log.error("the list of topics could not be written; the topics themselves are safe: %s", error)
         if self._sbus is not None:

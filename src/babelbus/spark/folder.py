@@ -19,6 +19,7 @@ from babelbus.records.columns import Columns, decode_columns, find_positions
 from babelbus.records.format import CorruptRecordError
 from babelbus.spark.errors import UnknownTopicError
 from babelbus.spark.plan import Bounds
+from babelbus.storage import notes
 from babelbus.storage.disk import (
     BLOCK_ENTRY,
     BLOCK_RECORDS,
@@ -119,7 +120,7 @@ class PartitionFolder:
 
     def _find_end(self, bases: list[int]) -> int:
         last = bases[-1]
-        known = checkpoints.load(self._files, self._folder)
+        known = checkpoints.note(self._files, self._folder).recall()
         if known is not None and known.segment not in bases:
             known = None
         file = self._files.open(self._log(last))
@@ -285,8 +286,8 @@ def _topic_id(path: str) -> str:
     """Return the id that the server gave to a topic, empty if there is none that can be read."""
     try:
         with open(f"{path}/{SETTINGS_NAME}", "rb") as file:
-            return msgspec.json.decode(file.read(), type=_Kept).id
-    except (FileNotFoundError, msgspec.DecodeError):
+            return notes.decode(file.read(), _Kept, path=file.name, bare=True).id
+    except (FileNotFoundError, notes.DamagedNoteError):
         return ""
 
 

@@ -218,7 +218,8 @@ def _check_history(place: Place, end: int, *, gaps: bool) -> None:
     until = None
     if place.path:
         folder = f"{place.path}/topics/{folder_name(STATE_TOPIC)}/{PARTITION}"
-        until = compacted.load(LocalFiles(), folder)
+        mark = compacted.note(LocalFiles(), folder).recall()
+        until = None if mark is None else mark.until
         if until is not None and end < until:
             raise HistoryGoneError(end - 1, until - 1)
     if until is None and gaps:

@@ -6,7 +6,6 @@ import tempfile
 import pytest
 
 from babelbus.core.broker import UnknownTopicError
-from babelbus.core.groups.cursor_files import DamagedGroupsError
 from babelbus.core.groups.registry import Groups
 from babelbus.core.groups.settings import (
     BEGINNING,
@@ -22,9 +21,10 @@ from babelbus.core.groups.settings import (
 from babelbus.core.settings import InvalidSettingError
 from babelbus.errors import StorageError
 from babelbus.storage.files import LocalFiles
+from babelbus.storage.notes import DamagedNoteError
 from tests.core.groups.support import EXPLICIT, Crew, Taker
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import in_loop, turns
+from tests.support.bus import Bus, in_loop, turns
 
 ON_DELIVERY = GroupSettings()
 
@@ -251,8 +251,34 @@ async def test_two_damaged_files_stop_the_start_and_are_named() -> None:
     await crew.close()
     for name in crew.saved():
         files.content(f"data/{name}")[-7] ^= 1
-    with pytest.raises(DamagedGroupsError, match=r"groups\.0 and data/groups\.1"):
+    with pytest.raises(DamagedNoteError, match=r"groups\.0 and data/groups\.1"):
         Crew(files)
+
+
+@in_loop
+async def test_the_groups_of_a_topic_with_damaged_settings_are_kept_until_it_is_there_again() -> None:
+    files = FaultyFiles()
+    crew = Crew(files)
+    crew.bus.topic("other")
+    crew.groups.create("other", "h")
+    taker = Taker(crew.group())
+    crew.publish(1, 2, 3)
+    await turns()
+    taker.member.ack(taker.got[:2])
+    await crew.close()
+    settings = bytes(files.content("data/topics/work/settings.json"))
+    files.content("data/topics/work/settings.json")[20] ^= 0x80
+    broken = Bus(files)
+    groups = Groups(broken.broker, files, "data", clock=broken.clock, loop=broken.broker._loop)
+    groups.open()
+    groups.remove("other", "h")  # so all are written anew
+    await groups.close()
+    await broken.broker.close()
+    files.replace_file("data/topics/work/settings.json", settings)
+    again = Crew(files)
+    assert again.groups.find("other", "h") is None
+    assert again.groups.get("work", "g").info().lanes[0].committed == 2
+    await again.close()
 
 
 @in_loop

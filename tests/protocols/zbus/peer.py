@@ -61,10 +61,14 @@ class House:
             loop=asyncio.get_running_loop(),
         )
 
-    async def restart(self) -> "House":
-        """Stop in order and start again on the same files."""
+    async def stop(self) -> None:
+        """Stop in order."""
         self.hub.stop()
         await self.bus.broker.close()
+
+    async def restart(self) -> "House":
+        """Stop in order and start again on the same files."""
+        await self.stop()
         return House(self.bus.files, clock=self.clock, **self.options)
 
 

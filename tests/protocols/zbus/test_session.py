@@ -459,6 +459,28 @@ async def test_a_queue_that_cannot_be_noted_is_not_made_and_one_that_is_not_made
 
 
 @in_loop
+async def test_a_queue_with_damaged_settings_is_refused_and_keeps_its_mask() -> None:
+    files = FaultyFiles()
+    house = House(files)
+    for name in ("Q", "R"):
+        Client(house).do("create", mq=name, mqMask=1, mqType="disk")
+    await house.stop()
+    settings = files.content("data/topics/Q/settings.json")
+    settings[20] ^= 0x80
+    house = House(files)
+    client = Client(house)
+    for asked in ("create", "remove"):
+        answer = client.do(asked, mq="Q", mqMask=2, mqType="disk")
+        assert (answer["status"], "settings.json" in answer["body"]) == (500, True)
+    client.do("create", mq="R", mqMask=2)
+    house.hub.tick()
+    await house.stop()
+    settings[20] ^= 0x80
+    client = Client(House(files))
+    assert [client.do("query", mq=name)["body"]["mask"] for name in ("Q", "R")] == [1, 2]
+
+
+@in_loop
 async def test_a_channel_with_takeover_goes_to_who_subscribes_last() -> None:
     house = House()
     first, second = Client(house), Client(house)

@@ -256,7 +256,7 @@ def test_a_wrong_index_entry_is_noticed_when_it_is_used(entry: int) -> None:
 )
 def test_a_checkpoint_that_does_not_fit_cuts_nothing(wrong: Checkpoint) -> None:
     files = big_log()
-    checkpoint.save(files, FOLDER, wrong)
+    checkpoint.note(files, FOLDER).write(wrong)
     log = open_log(files)
     assert log.next_offset == 9000
     assert log.recovery.cut_bytes == 0

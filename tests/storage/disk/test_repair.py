@@ -233,7 +233,7 @@ def test_a_damaged_or_missing_checkpoint_is_named_and_made_again(content: bytes 
 @pytest.mark.parametrize(("segment", "position", "offset"), [(6000, 77, 8048), (6000, 2**40, 20_000), (9, 0, 9)])
 def test_a_checkpoint_that_does_not_fit_the_log_is_named(segment: int, position: int, offset: int) -> None:
     files = stored()
-    checkpoints.save(files, FOLDER, checkpoints.Checkpoint(segment, position, offset, {}))
+    checkpoints.note(files, FOLDER).write(checkpoints.Checkpoint(segment, position, offset, {}))
     (problem,) = check_folder(files, DATA).all_problems
     assert problem.kind == "checkpoint"
     repaired(files)

@@ -14,7 +14,7 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.record import Event, Headers, Receipt, Record
 from babelbus.core.subject import NAME_BYTES_MAX
-from babelbus.core.topic import Topic, event_of
+from babelbus.core.topic import Topic, Topics, event_of
 from babelbus.errors import BabelbusError
 from babelbus.records.format import HEADERS_MAX
 
@@ -37,7 +37,7 @@ class NoDeadLetterError(BabelbusError):
 class TopicDoor(Protocol):
     """What groups need of the broker."""
 
-    topics: dict[str, Topic]
+    topics: Topics
 
     def create_topic(self, name: str, partitions: int | None = None, settings: dict[str, Any] | None = None) -> Topic:
         """Create a topic, durably."""

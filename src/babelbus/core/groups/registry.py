@@ -78,6 +78,8 @@ class Groups:
         self._factories: dict[str, FilterFactory] = {"header": header_filter}
         self._groups: dict[tuple[str, str], Group] = {}
         self._encoded: dict[Group, EncodedGroup] = {}
+        self._waiting: list[EncodedGroup] = []
+        """Groups of damaged topics, kept as they are."""
         self._unsaved = False
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -292,12 +294,15 @@ class Groups:
         """Read what is stored; groups whose topic is gone are forgotten.
 
         Raises:
-            DamagedGroupsError: both files are damaged, or of a later version.
+            DamagedNoteError: both files are damaged, or of a later version.
             StorageError: the disk refused.
         """
         self._sequence, found = self._file.load()
         for stored in found:
             topic = self._door.topics.get(stored.topic)
+            if stored.topic in self._door.topics.damaged:
+                self._waiting.append(encode_group(stored))
+                continue
             if topic is None:
                 log.info("group %r is forgotten: its topic %r is gone", stored.name, stored.topic)
                 self._unsaved = True
@@ -330,7 +335,8 @@ class Groups:
                         group.topic.name, group.name, group.settings, group.paused, group.created_ms, group.stored()
                     )
                 )
-        return self._sequence, encode_file(self._sequence, [self._encoded[group] for group in self._groups.values()])
+        groups = [*self._waiting, *(self._encoded[group] for group in self._groups.values())]
+        return self._sequence, encode_file(self._sequence, groups)
 
     def _save(self) -> None:
         """Write everything now.

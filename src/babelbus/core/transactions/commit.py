@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import Partition
-from babelbus.core.topic import Topic
+from babelbus.core.topic import Topic, Topics
 from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, Entry, PartReader, Place, StagedPart
 from babelbus.core.transactions.transaction_file import Pending, producer_of
 from babelbus.errors import StorageError
@@ -118,7 +118,7 @@ class Commit:
         self,
         calls: FlusherCalls,
         files: FileSystem,
-        topics: Mapping[str, Topic],
+        topics: Topics,
         transaction_id: str,
         parts: Sequence[StagedPart],
     ) -> None:
@@ -132,8 +132,14 @@ class Commit:
         self._gone: set[Place] = set()
 
     def _target(self, place: Place) -> tuple[Topic, Partition] | None:
-        """Return topic and partition of a place, `None` when the topic was removed since the commit began."""
+        """Return topic and partition of a place, `None` when the topic was removed since the commit began.
+
+        Raises:
+            StorageError: the topic is damaged; the commit waits until the topic is there again.
+        """
         name, number = place
+        if name in self._topics.damaged:
+            raise self._topics.damaged[name]
         topic = self._topics.get(name)
         if topic is not None and number < len(topic.partitions):
             return topic, topic.partitions[number]

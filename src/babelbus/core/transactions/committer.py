@@ -7,14 +7,14 @@ last, or with an error that means *unknown*.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
-from babelbus.core.topic import Topic
+from babelbus.core.topic import Topics
 from babelbus.core.transactions.commit import Commit, FlusherCalls, cut_lost_pages
 from babelbus.core.transactions.model import CommitReceipt, UnknownPartError
 from babelbus.core.transactions.part_file import StagedPart
@@ -24,7 +24,7 @@ from babelbus.core.transactions.transaction_file import (
     Pending,
     TransactionDamagedError,
     TransactionState,
-    save,
+    note,
 )
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.storage.files import FileSystem
@@ -60,7 +60,7 @@ class Committer:
         self,
         files: FileSystem,
         *,
-        topics: Mapping[str, Topic],
+        topics: Topics,
         parts: Parts,
         flusher: Flusher,
         clock: Clock,
@@ -164,7 +164,7 @@ class Committer:
         return None
 
     async def _save(self, one: Transaction, state: TransactionState) -> None:
-        await self._calls.run(lambda: save(self._files, one.path, state))
+        await self._calls.run(lambda: note(self._files, one.path).write(state))
         one.state = state
 
     async def _finish(self, one: Transaction, pending: Pending) -> None:

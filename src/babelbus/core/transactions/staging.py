@@ -17,7 +17,7 @@ partitions. Once it is answered, all are there. After a crash all or nothing is 
 import asyncio
 import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -26,7 +26,7 @@ from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.record import Receipt
-from babelbus.core.topic import SERVER_CHOOSES, ReservedTopicError, Topic
+from babelbus.core.topic import SERVER_CHOOSES, ReservedTopicError, Topic, Topics
 from babelbus.core.transactions.committer import Committer, Transaction
 from babelbus.core.transactions.model import (
     ID_BYTES_MAX,
@@ -52,7 +52,7 @@ from babelbus.core.transactions.transaction_file import (
     Pending,
     TransactionDamagedError,
     TransactionState,
-    load,
+    note,
     token_of,
 )
 from babelbus.errors import StorageError
@@ -60,6 +60,7 @@ from babelbus.records.columns import decode_columns
 from babelbus.records.format import HEADERS_MAX, InvalidRecordError
 from babelbus.records.record import RecordBatch
 from babelbus.storage.files import FileSystem, disk_error
+from babelbus.storage.notes import DamagedNoteError
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Staging:
         files: FileSystem,
         folder: str,
         *,
-        topics: Mapping[str, Topic],
+        topics: Topics,
         flusher: Flusher,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
@@ -126,11 +127,12 @@ class Staging:
     def _open_state(self, name: str) -> None:
         path = f"{self._folder}/{name}"
         try:
-            state = load(self._files, path)
-        except TransactionDamagedError as error:
-            log.error("%s; the transaction is refused until the file is removed", error)
+            state = note(self._files, path).read()
+        except DamagedNoteError as error:
+            log.error("%s", error)
             self._damaged[name.removesuffix(STATE_SUFFIX)] = path
             return
+        assert state is not None  # the folder lists it
         one = self._transactions[state.transaction_id] = Transaction(state, path)
         one.touched_ms = state.last.at_ms if state.last else self._clock.now_ms()
 

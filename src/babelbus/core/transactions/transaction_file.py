@@ -1,22 +1,18 @@
 """What is kept of a transaction id: the last batch that was committed, and the one that is being.
 
-The file `<token>.state` is a CRC and JSON, put in place of the last one as a whole. It is no memory of anything else,
-as a checkpoint is: when it is damaged, nobody knows what was committed, and the transaction is refused until an
-operator has decided.
+The note `<token>.state` is no memory of anything else, as a checkpoint is: when it is damaged, nobody knows what was
+committed, and the transaction is refused until an operator has decided.
 """
 
 import hashlib
-import zlib
 
 import msgspec
 
 from babelbus.errors import StorageError
-from babelbus.storage.files import FileSystem, disk_error
+from babelbus.storage.files import FileSystem
+from babelbus.storage.notes import FORMAT, Note
 
 STATE_SUFFIX = ".state"
-FORMAT = 1
-_CRC_BYTES = 9
-"""Eight hex digits and a line end stand in front of the JSON."""
 
 
 class TransactionDamagedError(StorageError):
@@ -66,33 +62,6 @@ def producer_of(transaction_id: str) -> int:
     return int.from_bytes(hashlib.sha256(b"producer\0" + transaction_id.encode()).digest()[:8], "big") >> 1
 
 
-def save(files: FileSystem, path: str, state: TransactionState) -> None:
-    """Put the state in the place of the last one, durably.
-
-    Raises:
-        DiskFullError, DiskError: the old or the new one stands there.
-    """
-    body = msgspec.json.encode(state)
-    try:
-        files.replace_file(path, b"%08x\n" % zlib.crc32(body) + body)
-    except OSError as error:
-        raise disk_error(error, f"writing {path}") from error
-
-
-def load(files: FileSystem, path: str) -> TransactionState:
-    """Return the state that a file holds.
-
-    Raises:
-        TransactionDamagedError: it holds none.
-        OSError: the disk refused.
-    """
-    content = files.read_file(path)
-    body = content[_CRC_BYTES:]
-    try:
-        if int(content[: _CRC_BYTES - 1], 16) == zlib.crc32(body):
-            found = msgspec.json.decode(body, type=TransactionState)
-            if found.format == FORMAT:
-                return found
-    except ValueError:  # no number, or not the JSON that we write
-        pass
-    raise TransactionDamagedError(f"{path}: damaged or of another format; nobody knows what was committed")
+def note(files: FileSystem, path: str) -> Note[TransactionState]:
+    """Return the note of a transaction."""
+    return Note(files, path, TransactionState, advice="the transaction is refused until the file is removed")

@@ -330,8 +330,8 @@ class Hub:
 
     def _is_retained(self, key: str) -> bool:
         """Return whether events under a subject change the state."""
-        topic = self.broker.topic_of(key)
-        return topic is not None and self.broker.topics[topic].settings.retain == "last"
+        topic = self.broker.topics.get(self.broker.topic_of(key) or "")
+        return topic is not None and topic.settings.retain == "last"
 
     def _tell(self, run: list[Change], subscribers: Subscribers, number: int | None) -> None:
         """Send a run of changes to its subscribers, encoded once for each shape of them."""

@@ -2,7 +2,7 @@
 
 Specification: docs/specifications/zbus.md, 4.6, 5.
 
-One small file, written anew when an MQ is made, altered or removed. A topic that is not in it, made by another
+One note, written anew when an MQ is made, altered or removed. A topic that is not in it, made by another
 protocol, is an MQ all the same: without a mask, kept by its own settings.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from babelbus.errors import StorageError
-from babelbus.storage.files import FileSystem, disk_error
+from babelbus.storage.files import FileSystem
+from babelbus.storage.notes import Note
 
 log = logging.getLogger(__name__)
 
@@ -33,34 +34,23 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 UNKNOWN = Entry()
-_decode = msgspec.json.Decoder(dict[str, Entry]).decode
 
 
 class Book:
     """The entries of all MQs. Changes block for a flush of the disk."""
 
     def __init__(self, files: FileSystem, folder: str) -> None:
-        self._files = files
-        self._path = f"{folder}/{FILE_NAME}"
+        advice = "put a copy of the file back, or remove the file: then the masks of MQs are lost, no more"
+        self._note = Note(files, f"{folder}/{FILE_NAME}", dict[str, Entry], advice=advice, bare=True)
         self._entries: dict[str, Entry] = {}
 
     def open(self, current: Callable[[str, Entry], Entry | None]) -> None:
         """Read what is stored; `current` gives what holds of an entry now, `None` for one to be forgotten.
 
         Raises:
-            StorageError: the file is there and cannot be read, or is no such file.
+            StorageError: the file is there and cannot be read, or is damaged.
         """
-        try:
-            content = self._files.read_file(self._path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise disk_error(error, f"reading {self._path}") from error
-        try:
-            entries = _decode(content)
-        except msgspec.DecodeError as error:
-            raise StorageError(f"{self._path}: {error}; without the file the masks of MQs are lost, no more") from error
-        held = ((mq, current(mq, entry)) for mq, entry in entries.items())
+        held = ((mq, current(mq, entry)) for mq, entry in (self._note.read() or {}).items())
         self._entries = {mq: entry for mq, entry in held if entry is not None}
 
     def get(self, mq: str) -> Entry:
@@ -91,8 +81,5 @@ class Book:
                 self._entries = entries
 
     def _replace(self, entries: dict[str, Entry]) -> None:
-        try:
-            self._files.replace_file(self._path, msgspec.json.encode(entries))
-        except OSError as error:
-            raise disk_error(error, f"writing {self._path}") from error
+        self._note.write(entries)
         self._entries = entries

@@ -191,6 +191,7 @@ class Hub:
             if is_ring:
                 settings |= {"segment_bytes": ring.SEGMENT_BYTES, "cleanup": "delete", **ring.NO_RETENTION}
             check_topic_name(mq)
+            self._check_not_damaged(mq)
             entry = Entry(mask or 0, creator, self.clock.now_ms(), is_ring)
             self._book.put(mq, entry)  # first: a ring that nobody knew to be one would grow without a bound
             try:
@@ -212,10 +213,15 @@ class Hub:
         """Return what holds of an entry of the last run; topics in memory have another id in each."""
         topic = self.find_topic(mq)
         if topic is None:
-            return None
+            return entry if mq in self.broker.topics.damaged else None
         if topic.settings.engine == m.MEMORY:
             return msgspec.structs.replace(entry, topic_id=topic.id)
         return entry if entry.topic_id in ("", topic.id) else None
+
+    def _check_not_damaged(self, mq: str) -> None:
+        damage = self.broker.topics.damaged.get(mq)
+        if damage is not None:
+            raise damage
 
     def remove_mq(self, mq: str) -> None:
         """Remove an MQ with its channels and messages; it need not be there.
@@ -223,6 +229,7 @@ class Hub:
         Raises:
             StorageError: the disk refused.
         """
+        self._check_not_damaged(mq)
         if self.exists(mq):
             self.broker.remove_topic(mq)
         self._book.forget(mq)
@@ -445,6 +452,8 @@ class Hub:
             peer.tick(now)
         for mq, entry in self._book.entries():
             topic = self.find_topic(mq)
+            if mq in self.broker.topics.damaged:
+                continue
             if topic is None or entry.topic_id not in ("", topic.id):
                 self._book.forget(mq)  # others have removed it
             elif entry.ring:

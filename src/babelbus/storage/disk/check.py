@@ -221,7 +221,7 @@ def report_partition(topic: str, partition: int, looks: list[Look], problems: li
 def look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
     """Read the segments of a partition once; return them, and what is wrong with the partition as a whole."""
     # In this order: what a running server adds meanwhile is behind the sizes, and the checkpoint in front of them.
-    known = checkpoints.load(files, folder)
+    known = checkpoints.note(files, folder).recall()
     problems = _leftovers(files, folder) if not live else []
     bases = find_bases(files, folder)
     sizes = {base: _size(files, f"{folder}/{base_name(base)}.log") for base in bases}

@@ -127,20 +127,22 @@ class Log:
         """
         with self._lock:
             if self._compacted_until is None:
-                known = compacted.load(self._files, self._folder)
-                if known is None:
-                    known = 0 if all(segment.dense for segment in self._segments.all[:-1]) else self._opened_at
-                self._compacted_until = known
+                mark = compacted.note(self._files, self._folder).recall()
+                if mark is not None:
+                    self._compacted_until = mark.until
+                else:
+                    dense = all(segment.dense for segment in self._segments.all[:-1])
+                    self._compacted_until = 0 if dense else self._opened_at
             return self._compacted_until
 
     def note_compaction(self, until: int) -> None:
         """Remember durably that records before `until` may go (for the cleaner, before the first one does).
 
         Raises:
-            OSError: the disk refused; nothing may go.
+            DiskFullError, DiskError: the disk refused; nothing may go.
         """
         if until > self.compacted_until:
-            compacted.save(self._files, self._folder, until)
+            compacted.note(self._files, self._folder).write(compacted.Compacted(until))
             with self._lock:
                 self._compacted_until = until
 
@@ -312,7 +314,7 @@ class Log:
     def _save_checkpoint(self, mark: _Mark) -> None:
         for segment in mark.segments:
             segment.flush_index()
-        checkpoints.save(self._files, self._folder, mark.checkpoint)
+        checkpoints.note(self._files, self._folder).write(mark.checkpoint)
         with self._lock:
             self._bytes_since_checkpoint -= mark.bytes_before
 

@@ -56,7 +56,7 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
     _finish_rescue(files, folder)
     _remove_leftovers(files, folder)
     bases = find_bases(files, folder)
-    known = checkpoints.load(files, folder)
+    known = checkpoints.note(files, folder).recall()
     if known is not None and known.segment not in bases:
         known = None
     opened = Opened([], [], known)
@@ -142,7 +142,7 @@ def _never_used(files: FileSystem, folder: str, base: int) -> bool:
     """Return whether a segment has no record and no checkpoint stands on it: then the one before it may be
     unflushed.
     """
-    known = checkpoints.load(files, folder)
+    known = checkpoints.note(files, folder).recall()
     return (known is None or known.segment < base) and Segment(files, folder, base).file_bytes() == 0
 
 
