@@ -143,7 +143,7 @@ def test_too_long_subscriptions_disconnect(live: LiveServer) -> None:
 
 
 def test_receivers_that_come_and_go_leave_nothing_behind(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("babelbus.protocols.sbus.hub.SETS_MAX", 5)
+    monkeypatch.setattr("babelbus.core.fanout.SETS_MAX", 5)
     assert live.server._sbus is not None
     hub = live.server._sbus.hub
     with join(live, b"k") as client:
@@ -151,7 +151,7 @@ def test_receivers_that_come_and_go_leave_nothing_behind(live: LiveServer, monke
             with join(live, b"k"):
                 client.publish(b"k", b"%d" % number)
                 assert payloads(client, 1) == [b"%d" % number]
-            assert len(hub._sets) <= 5
+            assert len(hub.fanout._sets) <= 5
 
 
 def test_the_longest_packet_passes_and_a_longer_one_is_dropped_with_both_sides_alive(live: LiveServer) -> None:

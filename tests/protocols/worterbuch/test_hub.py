@@ -2,8 +2,8 @@
 
 import pytest
 
+from babelbus.core import fanout
 from babelbus.core.record import Event
-from babelbus.protocols.worterbuch import hub as hub_module
 from babelbus.protocols.worterbuch.codec import encode_state
 from babelbus.protocols.worterbuch.hub import foreign_value
 from tests.support.bus import in_loop
@@ -28,15 +28,15 @@ async def test_a_key_is_looked_up_once_until_a_subscription_changes_it() -> None
     talker, watcher = Talker(hub), Talker(hub)
     watcher.ask(subscribe(1, "k"))
     talker.ask(put(1, "k", 1))
-    fan = hub._fans["k"]
+    fan = hub._fanout.fans["k"]
     talker.ask(put(2, "k", 2), put(3, "other", 1))
-    assert hub._fans["k"] is fan
+    assert hub._fanout.fans["k"] is fan
     watcher.ask(subscribe(2, "elsewhere"))
     talker.ask(put(4, "k", 3))
-    assert hub._fans["k"] is fan
+    assert hub._fanout.fans["k"] is fan
     watcher.ask(psubscribe(3, "?", liveOnly=True))
     talker.ask(put(5, "k", 4))
-    assert hub._fans["k"] is not fan
+    assert hub._fanout.fans["k"] is not fan
     events = watcher.heard()[-2:]
     assert state(1, 4) in events
     assert pstate(3, "?", {"k": 4}) in events
@@ -44,16 +44,16 @@ async def test_a_key_is_looked_up_once_until_a_subscription_changes_it() -> None
 
 @in_loop
 async def test_more_keys_than_are_remembered_are_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "FANS_MAX", 10)
-    monkeypatch.setattr(hub_module, "SETS_MAX", 3)
+    monkeypatch.setattr(fanout, "FANS_MAX", 10)
+    monkeypatch.setattr(fanout, "SETS_MAX", 3)
     _, hub = make_hub()
     talker, watcher = Talker(hub), Talker(hub)
     watcher.ask(*[subscribe(number, f"k/{number}") for number in range(30)])
     for _ in range(2):
         talker.ask(*[put(number, f"k/{number}", number) for number in range(30)])
         assert watcher.heard() == [state(number, number) for number in range(30)]
-        assert len(hub._fans) <= 10
-        assert len(hub._sets) <= 3
+        assert len(hub._fanout.fans) <= 10
+        assert len(hub._fanout._sets) <= 3
 
 
 @in_loop
@@ -63,7 +63,7 @@ async def test_a_change_is_encoded_once_for_all_subscribers_of_one_shape() -> No
     watchers = [Talker(hub) for _ in range(50)]
     for watcher in watchers:
         watcher.ask(subscribe(1, "k"))
-    before = len(hub._find("k"))
+    before = len(hub._fanout.find("k").receivers)
     talker.ask(put(1, "k", 1), publish(2, "k", 2), delete(3, "k"))
     written = {bytes(watcher.transport.written).partition(b'{"ack"')[2] for watcher in watchers}
     assert before == 50

@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 import msgspec
 
+from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Route, Router
 from babelbus.metrics import Metrics, Traffic
@@ -24,11 +25,6 @@ from babelbus.wire.packets import Packets
 log = logging.getLogger(__name__)
 
 PROTOCOL = "sbus"
-FANS_MAX = 65_536
-SETS_MAX = 4096
-"""Different sets of receivers that are remembered; every change of a subscription may make a new one."""
-CACHED_BYTES_MAX = 256
-"""Longer heads are looked up each time: keys are chosen by clients, and may have 400 kB."""
 
 
 class Client(Protocol):
@@ -53,14 +49,13 @@ class Options(msgspec.Struct, frozen=True):
     """Deliver secret keys to whoever's pattern matches, as the reference does (section 8.4, rule 3)."""
 
 
-class Fan:
-    """Where the packets of one head go: to the sessions, in the order in which they connected; equal ones are one."""
+class HeadFan(Fan[Client]):
+    """Where the packets of one head go: to the sessions, in the order in which they connected, and to the core."""
 
-    __slots__ = ("outward", "route", "sessions", "subject", "topic")
+    __slots__ = ("outward", "subject", "topic")
 
     def __init__(self, route: Route, sessions: Sessions, subject: str, topic: str | None, outward: bool) -> None:
-        self.route = route
-        self.sessions = sessions
+        super().__init__(route, sessions)
         self.subject = subject
         self.topic = topic
         self.outward = outward
@@ -84,14 +79,13 @@ class Hub:
     ) -> None:
         self.router = router
         self.options = options
-        self.fans: dict[bytes, Fan] = {}
+        self.fanout: Fanout[bytes, Client, HeadFan] = Fanout(self._make_fan)
         self.receiver = self._hear  # one object: the router compares by identity
         self.received: Traffic = metrics.live_received(PROTOCOL)
         self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
         self._metrics = metrics
         self._publish = publish
         self._topic_of = topic_of
-        self._sets: dict[Sessions, Sessions] = {}
         self._joined = 0
 
     def next_number(self) -> int:
@@ -101,7 +95,7 @@ class Hub:
 
     def topics_changed(self) -> None:
         """Look anew which topic records what."""
-        self.fans.clear()
+        self.fanout.clear()
 
     def drop(self, reason: str, count: int = 1) -> None:
         """Count packets that do not reach a client."""
@@ -109,11 +103,8 @@ class Hub:
 
     # -- from sbus ---------------------------------------------------------------------------------------------------
 
-    def fan(self, head: bytes) -> Fan:
+    def _make_fan(self, head: bytes) -> HeadFan:
         """Return where packets with this head (`MSG ` and the key) go."""
-        fan = self.fans.get(head)
-        if fan is not None and fan.route.valid:
-            return fan
         key = head[len(MSG) :]
         subject = subject_of(key)
         route = self.router.route_of(subject)
@@ -125,13 +116,7 @@ class Hub:
         topic = None if _is_internal(key) else self._topic_of(subject)
         others = any(one.receiver is not self.receiver for one in route.subscriptions)
         outward = topic is not None or (others and not _is_internal(key))
-        if len(self.fans) >= FANS_MAX or len(self._sets) >= SETS_MAX:
-            self.fans.clear()
-            self._sets.clear()
-        fan = Fan(route, self._sets.setdefault(ordered, ordered), subject, topic, outward)
-        if len(head) <= CACHED_BYTES_MAX:
-            self.fans[head] = fan
-        return fan
+        return HeadFan(route, ordered, subject, topic, outward)
 
     def publish(self, events: list[Event], topics: dict[str, tuple[int, int]]) -> None:
         """Take events to the core. `topics` is how many of them each topic records, and their bytes."""
@@ -150,8 +135,8 @@ class Hub:
 
     def _hear(self, events: Sequence[Event]) -> None:
         """Send what other protocols published: one packet for each event, made once."""
-        run: list[bytes] = []
-        current: Sessions = ()
+        heads: list[bytes] = []
+        packets: list[bytes] = []
         for event in events:
             key = key_of(event.subject)
             payload = event.payload or b""
@@ -159,16 +144,12 @@ class Hub:
                 self.drop("inexpressible")
                 continue
             head = MSG + key
-            sessions = self.fan(head).sessions
-            if sessions is not current:
-                self._send(run, current)
-                run, current = [], sessions
-            run.append(b"%b\0%b" % (head, payload))
-        self._send(run, current)
+            heads.append(head)
+            packets.append(b"%b\0%b" % (head, payload))
+        for run, sessions in self.fanout.runs(packets, heads):
+            self._send(run, sessions)
 
     def _send(self, run: list[bytes], sessions: Sessions) -> None:
-        if not run or not sessions:
-            return
         packets = Packets.of(run)
         count, size_bytes = len(run), sum(packets.sizes)
         for session in sessions:

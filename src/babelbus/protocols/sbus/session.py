@@ -47,7 +47,7 @@ class Session:
         """
         hub = self._hub
         hub.received.inc(last - first, sum(packets.sizes[first:last]))
-        fan_of = hub.fans.get
+        fan_of = hub.fanout.fans.get
         data, starts, sizes = packets.data, packets.starts, packets.sizes
         find = data.find
         events: list[Event] = []
@@ -69,11 +69,11 @@ class Session:
                             events, topics = [], {}
                         self._command(head)
                         continue
-                    fan = hub.fan(head)
-                if fan.sessions is not sessions:
+                    fan = hub.fanout.find(head)
+                if fan.receivers is not sessions:
                     self._send(packets, first, number, sessions)
                     first = number
-                    sessions = fan.sessions
+                    sessions = fan.receivers
                 if fan.outward:
                     payload = b"" if nul < 0 else data[nul + 1 : end]
                     events.append(Event(fan.subject, payload, None, self._headers, 0, hub.receiver))

@@ -15,9 +15,9 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.broker import Broker
+from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.json_text import is_json, json_text
 from babelbus.core.record import Event, Receipt
-from babelbus.core.router import Route
 from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
@@ -30,9 +30,6 @@ from babelbus.units import MIB
 log = logging.getLogger(__name__)
 
 PROTOCOL = "worterbuch"
-FANS_MAX = 65_536
-SETS_MAX = 4096
-CACHED_LENGTH_MAX = 256
 TICK_SECONDS = 1.0
 LICENCE = "Apache-2.0"
 SOURCE_CODE = "https://github.com/babelbus/babelbus"
@@ -40,7 +37,6 @@ MAIN_VERSIONS = b"[[0,11],[1,1]]"
 UNTOLD = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 
 Subscribers = tuple[Subscriber, ...]
-NOBODY: Subscribers = ()
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -78,14 +74,6 @@ class LockClient(Protocol):
         """Answer the requests that waited for a lock, now that the client has the lock."""
 
 
-class _Fan:
-    __slots__ = ("route", "subscribers")
-
-    def __init__(self, route: Route, subscribers: Subscribers) -> None:
-        self.route = route
-        self.subscribers = subscribers
-
-
 class Hub:
     """The shared part of all Wörterbuch connections of one server."""
 
@@ -100,8 +88,7 @@ class Hub:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._receiver = self._hear_events  # one object: the router compares by identity
-        self._fans: dict[str, _Fan] = {}
-        self._sets: dict[Subscribers, Subscribers] = {}
+        self._fanout: Fanout[str, Subscriber, Fan[Subscriber]] = Fanout(self._make_fan)
         self._ls: dict[str | None, dict[Subscriber, None]] = {}
         self._touched: dict[Client, None] = {}
         self._counted = 0
@@ -261,71 +248,42 @@ class Hub:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def _find(self, key: str) -> Subscribers:
-        """Return who subscribed to a key; a dictionary look-up as a rule."""
-        fan = self._fans.get(key)
-        if fan is not None and fan.route.valid:
-            return fan.subscribers
+    def _make_fan(self, key: str) -> Fan[Subscriber]:
+        """Return who subscribed to a key."""
         route = self.broker.router.route_of(key)
         receiver = self._receiver
-        found = tuple(cast("Subscriber", one.owner) for one in route.subscriptions if one.receiver is receiver)
-        if len(self._fans) >= FANS_MAX or len(self._sets) >= SETS_MAX:
-            self._fans.clear()
-            self._sets.clear()
-        found = self._sets.setdefault(found, found)
-        if len(key) <= CACHED_LENGTH_MAX:
-            self._fans[key] = _Fan(route, found)
-        return found
+        owners = tuple(cast("Subscriber", one.owner) for one in route.subscriptions if one.receiver is receiver)
+        return Fan(route, owners)
 
     def _hear_changes(self, changes: Sequence[Change], commit: Commit) -> None:
         if self.broker.router.empty and not self._ls:
             return
-        find, fans = self._find, self._fans
-        run: list[Change] = []
-        current = NOBODY
-        listed: set[str | None] = set()
-        for change in changes:
-            kind, key = change[0], change[1]
-            if kind in UNTOLD:
-                if kind is Kind.CHILDREN and key not in listed:
-                    listed.add(key)
-                    self._tell_children(key)
-                continue
-            fan = fans.get(key)  # type: ignore[arg-type]  # only the root of CHILDREN is None
-            subscribers = fan.subscribers if fan is not None and fan.route.valid else find(cast("str", key))
-            if subscribers is not current:
-                if run:
-                    self._tell(run, current, commit.number)
-                    run = []
-                current = subscribers
-            if subscribers:
-                run.append(change)
-        if run:
-            self._tell(run, current, commit.number)
+        told = [change for change in changes if change[0] not in UNTOLD]
+        if len(told) < len(changes):
+            for parent in dict.fromkeys(change[1] for change in changes if change[0] is Kind.CHILDREN):
+                self._tell_children(parent)
+        keys = [change[1] for change in told]  # only the root of CHILDREN is None
+        for run, subscribers in self._fanout.runs(told, cast("list[str]", keys)):
+            self._tell(run, subscribers, commit.number)
         self.flush()
 
     def _hear_events(self, events: Sequence[Event]) -> None:
         """Tell of what other protocols published: as if somebody had published it here."""
-        run: list[Change] = []
-        current = NOBODY
+        keys: list[str] = []
+        told: list[Change] = []
         for event in events:
             key = event.subject
             if not key.isascii() and not key.isprintable() and any("\ud800" <= one <= "\udfff" for one in key):
                 self.drop("inexpressible")
                 continue
-            subscribers = self._find(key)
-            if subscribers is not current:
-                if run:
-                    self._tell(run, current, None)
-                    run = []
-                current = subscribers
+            keys.append(key)
             before = self.state.find(key) if event.payload is None and self._is_retained(key) else None
             if before is not None:  # the state is about to forget it
-                run.append((Kind.DELETED, key, before, None, 0))
+                told.append((Kind.DELETED, key, before, None, 0))
             else:
-                run.append((Kind.PUBLISHED, key, foreign_value(event), None, 0))
-        if run:
-            self._tell(run, current, None)
+                told.append((Kind.PUBLISHED, key, foreign_value(event), None, 0))
+        for run, subscribers in self._fanout.runs(told, keys):
+            self._tell(run, subscribers, None)
         self.flush()
 
     def _is_retained(self, key: str) -> bool:
