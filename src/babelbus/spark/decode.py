@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from babelbus.records.columns import I64, Columns
 from babelbus.records.format import RESERVED_HEADER_PREFIX, TOMBSTONE
+from babelbus.records.headers import walk_headers
 
 BATCH_RECORDS = 16_384
 """Records of one Arrow batch; Spark is as fast with 1,024 and a third slower with 262,144."""
@@ -34,7 +35,7 @@ class Headers:
     """
 
     def __init__(self, columns: Columns) -> None:
-        rows, keys, sizes, values, value_sizes = _walk(columns)
+        rows, keys, sizes, values, value_sizes = walk_headers(columns)
         buffer = pa.py_buffer(columns.data)
         names = _gather(buffer, keys, sizes)
         kept = np.ones(len(rows), bool)
@@ -200,38 +201,6 @@ def _gather(buffer: pa.Buffer, positions: I64, lengths: I64) -> pa.Array:
         return taken
     bitmap = pa.py_buffer(np.packbits(~missing, bitorder="little"))
     return pa.BinaryArray.from_buffers(pa.binary(), count, [bitmap, *taken.buffers()[1:]], nulls)
-
-
-def _walk(columns: Columns) -> tuple[I64, I64, I64, I64, I64]:
-    """Find all headers, a step of numpy for each header of the record that has the most.
-
-    Gives, sorted by record: the record's number, position and size of the key, position and size of the value (-1: it
-    has none).
-    """
-    data = columns.data
-    sizes = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))
-    counts = columns.headers_counts.astype(np.int64)
-    rows = np.flatnonzero(counts)
-    at = columns.headers_positions[rows] + 1
-    steps: list[tuple[I64, I64, I64, I64, I64]] = []
-    number = 0
-    while len(rows):
-        key_size = sizes[at].astype(np.int64)
-        value_at = at + 4 + key_size
-        value_size = sizes[value_at].astype(np.int64)
-        steps.append((rows, at + 4, key_size, value_at + 4, value_size))
-        number += 1
-        more = counts[rows] > number
-        at = (value_at + 4 + np.maximum(value_size, 0))[more]
-        rows = rows[more]
-    if not steps:
-        empty = np.empty(0, np.int64)
-        return empty, empty, empty, empty, empty
-    joined = [np.concatenate(parts) for parts in zip(*steps, strict=True)]
-    if len(steps) > 1:
-        order = np.argsort(joined[1])  # by position in the chunk, which is record after record
-        joined = [part[order] for part in joined]
-    return joined[0], joined[1], joined[2], joined[3], joined[4]
 
 
 def _list_headers(headers: Headers | None, count: int, type_: Any) -> pa.Array:

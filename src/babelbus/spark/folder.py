@@ -28,12 +28,12 @@ from babelbus.storage.disk import (
     SETTINGS_NAME,
     Segment,
     base_name,
+    checkpoint_note,
     find_bases,
     folder_name,
     parse_base,
     scan,
 )
-from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.storage.files import File, LocalFiles, disk_error
 
@@ -120,7 +120,7 @@ class PartitionFolder:
 
     def _find_end(self, bases: list[int]) -> int:
         last = bases[-1]
-        known = checkpoints.note(self._files, self._folder).recall()
+        known = checkpoint_note(self._files, self._folder).recall()
         if known is not None and known.segment not in bases:
             known = None
         file = self._files.open(self._log(last))

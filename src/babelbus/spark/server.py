@@ -25,7 +25,8 @@ from babelbus.client import (
 from babelbus.client import OffsetOutOfRangeError as NoOffsetError
 from babelbus.client import UnknownTopicError as NoTopicError
 from babelbus.records.columns import Columns, decode_columns, find_positions
-from babelbus.records.format import INT64, CorruptRecordError
+from babelbus.records.fields import offset_of
+from babelbus.records.format import CorruptRecordError
 from babelbus.spark.connection import Patience, connect
 from babelbus.spark.errors import OptionError, PartitionUnreachableError, RecordsRefusedError, UnknownTopicError
 from babelbus.spark.options import Place
@@ -151,7 +152,7 @@ class ServerReach:
                     positions, after = find_positions(data, 0, len(data))
                     if after != len(data) or not len(positions):
                         raise CorruptRecordError(after, f"what the server sent of topic {topic!r} ends inside a record")
-                    start = max(following, int(INT64.unpack_from(data, int(positions[-1]))[0]) + 1)
+                    start = max(following, offset_of(data, int(positions[-1])) + 1)
                     if start < end:
                         room = int((end - start) * len(data) / len(positions)) + PROBE_BYTES
                         size = max(min(FETCH_BYTES, room), PROBE_BYTES)

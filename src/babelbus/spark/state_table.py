@@ -27,8 +27,7 @@ from babelbus.spark.schema import COLUMNS as RECORD_COLUMNS
 from babelbus.spark.schema import arrow_schema
 from babelbus.spark.state_options import STATE_TOPIC, StateOptions
 from babelbus.spark.stream import StreamReader
-from babelbus.storage.disk import compaction_mark as compacted
-from babelbus.storage.disk import folder_name
+from babelbus.storage.disk import compaction_note, folder_name
 from babelbus.storage.files import LocalFiles
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ def _check_history(place: Place, end: int, *, gaps: bool) -> None:
     until = None
     if place.path:
         folder = f"{place.path}/topics/{folder_name(STATE_TOPIC)}/{PARTITION}"
-        mark = compacted.note(LocalFiles(), folder).recall()
+        mark = compaction_note(LocalFiles(), folder).recall()
         until = None if mark is None else mark.until
         if until is not None and end < until:
             raise HistoryGoneError(end - 1, until - 1)

@@ -4,10 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.groups.delivery_rows import Rows, Run, read_headers
+from babelbus.core.groups.delivery_rows import Rows, Run
 from babelbus.records.columns import decode_columns, find_positions, iterate
 from babelbus.records.equal_headers import FEW, cut, decode
 from babelbus.records.format import encode_batch
+from babelbus.records.headers import read_headers
 from babelbus.records.record import Record
 from tests.storage.helpers import NOW, records
 

@@ -32,7 +32,8 @@ from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.protocols.jebp.messages import FROM_OFFSET, FROM_TIMESTAMP, Fetch, Response, Subscribe
 from babelbus.protocols.jebp.status import is_success
 from babelbus.records.columns import I64, Columns, decode_columns, find_positions, iterate, verify
-from babelbus.records.format import INT64, INT64_MAX, CorruptRecordError
+from babelbus.records.fields import offset_of
+from babelbus.records.format import INT64_MAX, CorruptRecordError
 from babelbus.records.record import Record
 
 BYTES_MAX_MAX = FRAME_BYTES_MAX - 18
@@ -65,7 +66,7 @@ class FetchedBatch:
     @property
     def base_offset(self) -> int:
         """The offset of the first record."""
-        return int(INT64.unpack_from(self.data, int(self._find()[0]))[0])
+        return offset_of(self.data, int(self._find()[0]))
 
     @property
     def next_offset(self) -> int:
@@ -74,7 +75,7 @@ class FetchedBatch:
         Raises:
             CorruptRecordError: the batch is not made of whole records.
         """
-        return int(INT64.unpack_from(self.data, int(self._find()[-1]))[0]) + 1
+        return offset_of(self.data, int(self._find()[-1])) + 1
 
     def verify(self) -> None:
         """Check the CRC of every record and decode none: for those who pass the bytes on.

@@ -7,7 +7,7 @@ from babelbus.core.groups.dead_letter_topics import (
     NoDeadLetterTopicError,
 )
 from babelbus.core.groups.dead_letters import OURS, DeadLetter
-from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick, read_headers
+from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
 from babelbus.core.groups.member import Member
@@ -58,5 +58,4 @@ __all__ = [
     "at_offset",
     "check_group_name",
     "pick",
-    "read_headers",
 ]

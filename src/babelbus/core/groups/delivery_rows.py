@@ -10,59 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, cast, overload
 
 import msgspec
-import numpy as np
 
 from babelbus.core.groups.in_flight import Delivery, Lease
 from babelbus.core.record import Headers, Record
-from babelbus.records.columns import I64, Columns
-from babelbus.records.equal_headers import Headed, are_equal, cut
-from babelbus.records.format import INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers
-
-RESERVED = RESERVED_HEADER_PREFIX[0]
+from babelbus.records.columns import Columns
+from babelbus.records.equal_headers import Headed
+from babelbus.records.format import TOMBSTONE, decode_headers, public_headers
+from babelbus.records.headers import Leading, Numbers, decode_all_headers, find_leading
 
 Column = TypeVar("Column")
 Made = TypeVar("Made")
-Numbers = range | list[int]
-"""Records of a chunk by their place in it, rising."""
-
-
-class Leading:
-    """Records that have a certain first header, with a value, and are no tombstones; see `Rows.leading`.
-
-    Each column is made when it is asked for.
-    """
-
-    __slots__ = ("_columns", "_data", "_known", "_rests", "_values", "numbers")
-
-    def __init__(
-        self,
-        numbers: Numbers,
-        columns: tuple[I64, I64, I64],
-        data: bytes,
-        values: I64,
-        rests: I64,
-        known: list[bytes] | None,
-    ) -> None:
-        self.numbers = numbers
-        self._columns = columns
-        self._data = data
-        self._values = values
-        self._rests = rests
-        self._known = known
-
-    def payloads(self) -> list[bytes]:
-        """Return their payloads."""
-        return cut(self._data, self._columns[0], self._columns[1])
-
-    def values(self) -> list[bytes]:
-        """Return the values of that header."""
-        return cut(self._data, self._values, self._rests - self._values)
-
-    def rests(self) -> list[bytes]:
-        """Return the headers behind it, as they are stored (`read_headers`); one object for many where they are
-        equal.
-        """
-        return self._known or cut(self._data, self._rests, self._columns[2] - self._rests)
 
 
 class _Fields(msgspec.Struct, frozen=True, eq=False):
@@ -105,13 +62,7 @@ class Rows:
 
     def leading(self, name: bytes) -> Leading:
         """Return those whose first header is `name`, with a value; tombstones are left out."""
-        columns, headed, head = self._columns, self._headed, INT32.pack(len(name)) + name
-        if headed is None or headed.front[1:] != head or columns.attributes.any():
-            return _find_leading(columns, self._data, head)
-        values = columns.headers_positions + (len(headed.front) + 4)
-        places = columns.payload_positions, columns.payload_lengths, columns.ends
-        sizes = np.ndarray((len(self._data) - 3,), ">i4", self._data, 0, (1,))[values - 4]
-        return Leading(range(self.count), places, self._data, values, values + sizes, headed.rests)
+        return find_leading(self._columns, self._data, self._headed, name)
 
     def made(self, make: Callable[["Rows"], Made]) -> Made:
         """Return what `make` makes of the whole chunk; it is made once, and kept as long as the chunk is."""
@@ -252,74 +203,3 @@ def pick(column: list[Column], numbers: Numbers) -> list[Column]:
     if type(numbers) is range:
         return column[numbers.start : numbers.stop : numbers.step]
     return [column[number] for number in numbers]
-
-
-def decode_all_headers(columns: Columns, data: bytes) -> list[Headers]:
-    """Return the headers of each record, without the bus's own; about 0.4 us a header.
-
-    Records with equally many are walked in step, a header at a time.
-    """
-    found: list[Headers] = [()] * len(columns)
-    for count in np.unique(columns.headers_counts).tolist():
-        if count:
-            numbers = np.flatnonzero(columns.headers_counts == count)
-            headers = _decode_in_step(data, columns.headers_positions[numbers] + 1, count)
-            for number, some in zip(numbers.tolist(), headers, strict=True):
-                found[number] = some
-    return found
-
-
-def _decode_in_step(data: bytes, current: I64, count: int) -> list[Headers]:
-    """Return the headers of records that have `count` each, the first one at `current`; they are known to be good."""
-    sizes = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))
-    octets = np.frombuffer(data, np.uint8)
-    columns: list[list[tuple[bytes, bytes | None]]] = []
-    reserved = False
-    for _ in range(count):
-        names = current + 4
-        ends = names + sizes[current]
-        lengths = sizes[ends].astype(np.int64)
-        values = ends + 4
-        current = values + np.maximum(lengths, 0)
-        reserved = reserved or bool(((octets[names] == RESERVED) & (ends > names)).any())
-        places = zip(names.tolist(), ends.tolist(), values.tolist(), current.tolist(), strict=True)
-        if (lengths < 0).any():
-            missing = (lengths < 0).tolist()
-            columns.append(
-                [
-                    (data[name:end], None if none else data[value:stop])
-                    for (name, end, value, stop), none in zip(places, missing, strict=True)
-                ]
-            )
-        else:
-            columns.append([(data[name:end], data[value:stop]) for name, end, value, stop in places])
-    rows = list(zip(*columns, strict=True))
-    return [public_headers(row) for row in rows] if reserved else rows
-
-
-def read_headers(rest: bytes) -> Headers:
-    """Return the headers that `Leading.rests` has, without the bus's own."""
-    count = at = 0
-    while at < len(rest):
-        at += 4 + INT32.unpack_from(rest, at)[0]
-        at += 4 + max(INT32.unpack_from(rest, at)[0], 0)
-        count += 1
-    return public_headers(decode_headers(rest, 0, count))
-
-
-def _find_leading(columns: Columns, data: bytes, head: bytes) -> Leading:
-    """Find the records whose first header begins with `head`, a length and a name. All lengths are known to be good."""
-    count, firsts = len(columns), columns.headers_positions + 1
-    values = firsts + (len(head) + 4)
-    numbers = np.flatnonzero(values <= columns.ends)
-    numbers = numbers[are_equal(data, firsts[numbers], head)]
-    values = values[numbers]
-    sizes = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))[values - 4].astype(np.int64)
-    good = (sizes >= 0) & (columns.headers_counts[numbers] > 0) & (columns.attributes[numbers] & TOMBSTONE == 0)
-    if not good.all():
-        numbers, values, sizes = numbers[good], values[good], sizes[good]
-    if len(numbers) == count:
-        places = columns.payload_positions, columns.payload_lengths, columns.ends
-        return Leading(range(count), places, data, values, values + sizes, None)
-    places = columns.payload_positions[numbers], columns.payload_lengths[numbers], columns.ends[numbers]
-    return Leading(numbers.tolist(), places, data, values, values + sizes, None)

@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from babelbus.core.groups.delivery_rows import Numbers, Rows, RowsFilter, Run, pick
+from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick
 from babelbus.core.groups.in_flight import DUE, Counts, Delivery, Entry, Flight, KeyState, Lease
 from babelbus.core.groups.member import Member, share
 from babelbus.core.groups.partition_cursor import Lane
 from babelbus.core.groups.settings import GroupClosedError, GroupSettings, RecordFilter
 from babelbus.core.record import Record
 from babelbus.errors import StorageError
+from babelbus.records.headers import Numbers
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import READ_BYTES, SOURCE_HEADER, VERSION_HEADER, Kept, Loaded, replay
@@ -21,9 +19,9 @@ from babelbus.core.state.tree import NoSuchKeyError
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import Columns, decode_chunk
-from babelbus.records.format import INT64, TOMBSTONE, CorruptRecordError, decode_headers
+from babelbus.records.fields import rows_of_key, timestamp_of
+from babelbus.records.format import TOMBSTONE, CorruptRecordError, decode_headers
 from babelbus.storage.contract import PartitionLog
-from babelbus.storage.disk import TIMESTAMP_AT
 from babelbus.storage.errors import OffsetOutOfRangeError
 
 REVISIONS_MAX = 1000
@@ -198,7 +196,7 @@ def _earliest(log: PartitionLog) -> tuple[int, int | None]:
         data = log.read(at, 2**31 - 1, at + 1).data
     except CorruptRecordError:
         return offset, None
-    return offset, INT64.unpack_from(data, TIMESTAMP_AT)[0] if data else None
+    return offset, timestamp_of(data) if data else None
 
 
 def _entries(loaded: Loaded) -> list[tuple[str, bytes, int]]:
@@ -240,21 +238,9 @@ def _revisions(log: PartitionLog, key: str, offset: int, end: int) -> Iterator[R
             chunk = log.read(offset, 2**31 - 1, end)
         if chunk.data:
             columns = decode_chunk(chunk.data, verified=True)
-            for row in _rows_of(columns, raw).tolist():
+            for row in rows_of_key(columns, raw).tolist():
                 yield _revision(columns, row)
         offset = chunk.next_offset
-
-
-def _rows_of(columns: Columns, raw: bytes) -> npt.NDArray[np.int64]:
-    """Return the rows of a key; all bytes of all keys of its length are compared a column at a time, from the end."""
-    rows = np.flatnonzero(columns.key_lengths == len(raw))
-    octets = np.frombuffer(columns.data, np.uint8)
-    ends = columns.payload_positions - 5  # the key's last byte, in front of the payload's length
-    for back, byte in enumerate(reversed(raw)):  # keys differ at their end: few rows are left after some steps
-        if not len(rows):
-            break
-        rows = rows[octets[ends[rows] - back] == byte]
-    return rows
 
 
 def _revision(columns: Columns, row: int) -> Revision:

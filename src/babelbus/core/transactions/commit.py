@@ -14,7 +14,8 @@ from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, Entry, PartRea
 from babelbus.core.transactions.transaction_file import Pending, producer_of
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
-from babelbus.records.format import LENGTH_FROM, LENGTH_MIN, PRODUCER_HEADER, CorruptRecordError, read_producer
+from babelbus.records.fields import crcs_at, offsets_at, size_of
+from babelbus.records.format import PRODUCER_HEADER, RECORD_BYTES_MIN, CorruptRecordError, read_producer
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import PartitionLog
 from babelbus.storage.files import FileSystem, disk_error
@@ -26,7 +27,6 @@ WINDOW_ENTRIES = 32
 that the log can say of each whether a failed flush has lost it."""
 READ_BYTES = 4 * 2**20
 PAGE_BYTES = 4096
-CRC_AT = 12
 
 
 class FlusherCalls:
@@ -332,9 +332,9 @@ def _is_lost_page(files: FileSystem, path: str, position: int) -> bool:
     try:
         file = files.open(path, write=False)
         try:
-            head = file.pread(LENGTH_FROM, position)
-            length = int.from_bytes(head[8:LENGTH_FROM], "big")
-            size = LENGTH_FROM + length if LENGTH_MIN <= length <= ENTRY_BYTES_MAX else LENGTH_FROM + LENGTH_MIN
+            size = size_of(file.pread(RECORD_BYTES_MIN, position))
+            if not RECORD_BYTES_MIN <= size <= ENTRY_BYTES_MAX:
+                size = RECORD_BYTES_MIN
             data = file.pread(size, position)
         finally:
             file.close()
@@ -360,7 +360,7 @@ def count_stored(partition_log: PartitionLog, base_offset: int, batch: RecordBat
         StorageError: the log cannot be read.
     """
     positions = np.asarray(batch.positions)
-    crcs = np.ndarray((len(batch.data) - 3,), ">u4", batch.data, 0, (1,))[positions + CRC_AT]
+    crcs = crcs_at(batch.data, positions)
     end = min(base_offset + batch.count, partition_log.next_offset)
     offset, bytes_max = max(base_offset + 1, partition_log.first_offset), READ_BYTES
     while offset < end:
@@ -370,8 +370,8 @@ def count_stored(partition_log: PartitionLog, base_offset: int, batch: RecordBat
             continue
         if chunk.data:
             at, _ = find_positions(chunk.data, 0, len(chunk.data))
-            offsets = np.ndarray((len(chunk.data) - 7,), ">i8", chunk.data, 0, (1,))[at].astype(np.int64)
-            there = np.ndarray((len(chunk.data) - 3,), ">u4", chunk.data, 0, (1,))[at + CRC_AT]
+            offsets = offsets_at(chunk.data, at)
+            there = crcs_at(chunk.data, at)
             other = np.flatnonzero(there != crcs[offsets - base_offset])
             if len(other):
                 return int(offsets[other[0]]) - base_offset

@@ -11,11 +11,11 @@ import zlib
 from collections import deque
 
 import msgspec
-import numpy as np
 
 from babelbus.core.record import Receipt
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
+from babelbus.records.fields import timestamps_at
 from babelbus.records.record import RecordBatch
 from babelbus.storage.errors import DiskError
 from babelbus.storage.files import File, FileSystem, disk_error
@@ -25,8 +25,6 @@ FRAME = struct.Struct(">II")
 ENTRY = struct.Struct(">qiiH")
 ENTRY_BYTES_MAX = 64 * 2**20
 """The largest batch that is staged at once: what a commit has in memory of one transaction."""
-TIMESTAMP_AT = 17
-"""Where the timestamp stands in a stored record."""
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -121,7 +119,7 @@ class PartReader:
         positions, end = find_positions(data, 0, len(data))
         if len(positions) != count or end != len(data):
             raise DiskError(f"{self.path}: {len(positions)} records in front of byte {self.position}, not {count}")
-        timestamps = np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[positions + TIMESTAMP_AT].astype(np.int64)
+        timestamps = timestamps_at(data, positions)
         topic = body[ENTRY.size : start].decode()
         return Entry(topic, partition, first_record, RecordBatch(data, positions, timestamps, 0))
 

@@ -5,8 +5,9 @@ Specification: docs/specifications/zbus.md, 6.3.
 
 from collections.abc import Collection, Sequence
 
-from babelbus.core.groups import Delivery, Rows, Run, read_headers
+from babelbus.core.groups import Delivery, Rows, Run
 from babelbus.core.record import Headers
+from babelbus.records.headers import read_headers
 
 SourceAndId = tuple[str, str]
 

@@ -13,11 +13,12 @@ from typing import Final
 
 import msgspec
 
-from babelbus.core.groups import Delivery, Rows, Run, pick, read_headers
+from babelbus.core.groups import Delivery, Rows, Run, pick
 from babelbus.core.record import Record
 from babelbus.protocols.zbus.codec import delivery_head
 from babelbus.protocols.zbus.ids import stored_id
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record
+from babelbus.records.headers import read_headers
 
 SHAPES_MAX: Final = 1024
 SHAPE_BYTES_MAX: Final = 1024

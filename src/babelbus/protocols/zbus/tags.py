@@ -1,10 +1,11 @@
 """The tags of messages as they are stored, and filters over them (docs/specifications/zbus.md, section 5.3)."""
 
-from babelbus.core.groups import RecordFilter, Rows, RowsFilter, read_headers
+from babelbus.core.groups import RecordFilter, Rows, RowsFilter
 from babelbus.core.record import Headers, Record
 from babelbus.core.settings import InvalidSettingError
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.filters import Matches, compile_filter
+from babelbus.records.headers import read_headers
 
 
 class TagFilter(RowsFilter):

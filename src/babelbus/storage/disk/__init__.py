@@ -1,9 +1,10 @@
 """Engine `disk`: topics as folders of segment files (docs/storage.md)."""
 
 from babelbus.storage.disk.check import Meter, PartitionReport, Problem, Progress, Report, SegmentReport, check_folder
+from babelbus.storage.disk.checkpoint import note as checkpoint_note
+from babelbus.storage.disk.compaction_mark import note as compaction_note
 from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
 from babelbus.storage.disk.log import Log
-from babelbus.storage.disk.reading import TIMESTAMP_AT
 from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_base
 from babelbus.storage.disk.repair import repair_folder
 from babelbus.storage.disk.scan import scan
@@ -17,7 +18,6 @@ __all__ = [
     "LOCK_NAME",
     "RESCUED_SUFFIX",
     "SETTINGS_NAME",
-    "TIMESTAMP_AT",
     "FolderStore",
     "InvalidTopicNameError",
     "Log",
@@ -30,6 +30,8 @@ __all__ = [
     "SegmentReport",
     "base_name",
     "check_folder",
+    "checkpoint_note",
+    "compaction_note",
     "find_bases",
     "folder_name",
     "parse_base",

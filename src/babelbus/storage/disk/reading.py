@@ -10,11 +10,8 @@ import numpy as np
 from babelbus.errors import StorageError
 from babelbus.records.checksum import crcs_hold
 from babelbus.records.columns import I64, find_positions
+from babelbus.records.fields import offset_of, offsets_at, size_of, timestamps_at
 from babelbus.records.format import (
-    HEAD_BYTES,
-    INT32,
-    INT64,
-    LENGTH_FROM,
     RECORD_BYTES_MIN,
     CorruptRecordError,
     record_error,
@@ -24,7 +21,6 @@ from babelbus.storage.disk.index import BLOCK_RECORDS, UNKNOWN_SUM, SparseIndex,
 from babelbus.storage.disk.scan import good_records
 from babelbus.storage.files import File, FileSystem, disk_error
 
-TIMESTAMP_AT = 17
 """Where in a record its timestamp stands."""
 
 
@@ -76,7 +72,7 @@ class SegmentReader:
         data = self.pread(end - start, start)
         positions, last = find_positions(data, 0, len(data))
         if len(positions) and last == len(data):
-            offsets = _int64s(data, positions)
+            offsets = offsets_at(data, positions)
             if self.dense:
                 # Each record is there, so its number says where; its own CRC is checked by `read`.
                 lowest = self._first_of(block)
@@ -163,7 +159,7 @@ class SegmentReader:
     def offset_at(self, position: int) -> int:
         """Return the eight bytes at `position` as an offset, -1 when they are not there."""
         head = self.pread(8, position)
-        return int(INT64.unpack(head)[0]) if len(head) == 8 else -1
+        return offset_of(head) if len(head) == 8 else -1
 
     def find_time(self, timestamp: int) -> int | None:
         """Return the offset of the first record, in offset order, at or after `timestamp` (DECISION 39).
@@ -176,8 +172,8 @@ class SegmentReader:
             start, end = self._bounds(block)
             data = self.pread(end - start, start)
             positions, last = find_positions(data, 0, len(data))
-            offsets = _int64s(data, positions)
-            times = _int64s(data, positions + TIMESTAMP_AT)
+            offsets = offsets_at(data, positions)
+            times = timestamps_at(data, positions)
             if crc32c(data) != self.index.sums[block]:
                 bad = next((n for n, at in enumerate(positions.tolist()) if record_error(data, at, last)), None)
                 if bad is not None or last != len(data):
@@ -222,7 +218,7 @@ class SegmentReader:
             return Chunk(b"", offset, offset)
         if good < len(data):
             data = data[:good]
-        return Chunk(data, INT64.unpack_from(data)[0], INT64.unpack_from(data, final)[0] + 1)
+        return Chunk(data, offset_of(data), offset_of(data, final) + 1)
 
     def _check(self, data: bytes, position: int, offset: int) -> tuple[int, int]:
         """Check what was read at `position`, where `offset` is expected, as far as it is good.
@@ -243,13 +239,13 @@ class SegmentReader:
             begin = index.positions[block] - position
             at, final = self._check_records(data, 0, begin, expected)
             if final >= 0:
-                expected = int(INT64.unpack_from(data, final)[0]) + 1
+                expected = offset_of(data, final) + 1
             whole = -1
             while at == begin and block < last:
                 finish = index.positions[block + 1] - position
                 if index.sums[block] == UNKNOWN_SUM or crc32c(data[begin:finish]) != index.sums[block]:
                     break
-                first = INT64.unpack_from(data, begin)[0]
+                first = offset_of(data, begin)
                 if first != expected if self.dense else first < expected:
                     return at, final
                 whole = begin
@@ -258,7 +254,7 @@ class SegmentReader:
                 expected = first + BLOCK_RECORDS if self.dense else first + 1
             if whole >= 0:
                 final = int(find_positions(data, whole, at)[0][-1])
-                expected = int(INT64.unpack_from(data, final)[0]) + 1
+                expected = offset_of(data, final) + 1
         good, behind = self._check_records(data, at, size, expected)
         return (good, behind) if behind >= 0 else (at, final)
 
@@ -279,7 +275,7 @@ class SegmentReader:
         positions, end = find_positions(data, begin, finish)
         if not len(positions):
             return begin, -1
-        count, offsets = len(positions), _int64s(data, positions)
+        count, offsets = len(positions), offsets_at(data, positions)
         if self.dense:
             wrong = offsets != np.arange(expected, expected + count)
         else:
@@ -297,14 +293,12 @@ class SegmentReader:
 
     def _refuse(self, data: bytes, position: int, offset: int, bytes_max: int, end: int) -> None:
         """Raise what is wrong with the record at `position`, unless it is only larger than what was asked for."""
-        head = data if len(data) >= HEAD_BYTES else self.pread(HEAD_BYTES, position)
-        if len(head) >= HEAD_BYTES:
-            size = INT32.unpack_from(head, 8)[0] + LENGTH_FROM
+        head = data if len(data) >= RECORD_BYTES_MIN else self.pread(RECORD_BYTES_MIN, position)
+        if len(head) >= RECORD_BYTES_MIN:
+            size = size_of(head)
             if RECORD_BYTES_MIN <= size <= end - position and size > bytes_max:
                 return
-        reason = (
-            record_error(data, 0, len(data)) or f"its offset is {INT64.unpack_from(data)[0]}, or one near it is wrong"
-        )
+        reason = record_error(data, 0, len(data)) or f"its offset is {offset_of(data)}, or one near it is wrong"
         raise CorruptRecordError(position, reason, path=f"{self.path}.log", offset=offset)
 
     def corrupt(self, offset: int) -> CorruptRecordError:
@@ -349,9 +343,3 @@ class SegmentReader:
         if self._log is not None:
             self._log.close()
             self._log = None
-
-
-def _int64s(data: bytes, positions: I64) -> I64:
-    if not len(positions):
-        return np.empty(0, np.int64)
-    return np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[positions].astype(np.int64)

@@ -9,10 +9,9 @@ that a start uses.
 import logging
 import struct
 
-import numpy as np
-
 from babelbus.clock import SystemClock
 from babelbus.records.columns import find_positions
+from babelbus.records.fields import offsets_at
 from babelbus.records.format import INT64, encode_batch
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
@@ -348,7 +347,7 @@ def _find_flipped_bit(data: bytes, total: int) -> tuple[int, bytes] | None:
     Only bits that leave the offsets rising are tried: a handful for each record, 10 us each.
     """
     positions, _ = find_positions(data, 0, len(data))
-    offsets = np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[positions].tolist()
+    offsets = offsets_at(data, positions).tolist()
     changed = bytearray(data)
     for number, at in enumerate(positions.tolist()):
         lowest = offsets[number - 1] if number else -1

@@ -12,6 +12,7 @@ import numpy as np
 
 from babelbus.records.checksum import crcs_hold
 from babelbus.records.columns import I64, decode_columns, find_positions
+from babelbus.records.fields import offsets_at, timestamps_at
 from babelbus.records.format import (
     HEAD,
     LENGTH_FROM,
@@ -161,7 +162,7 @@ def _take(found: Scan, data: bytes, position: int, gaps: bool, limit: int) -> tu
             if reason and "bytes are there" in reason:  # cut off by the chunk, not by the file: the caller reads on
                 reason = None
         return 0, reason
-    offsets = np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[positions].astype(np.int64)
+    offsets = offsets_at(data, positions)
     good = _offsets_good(offsets, found.next_offset, gaps, limit)
     if good < len(positions):
         expected = (int(offsets[good - 1]) if good else found.next_offset - 1) + 1
@@ -189,7 +190,7 @@ def _take(found: Scan, data: bytes, position: int, gaps: bool, limit: int) -> tu
 
 
 def _add(found: Scan, data: bytes, positions: I64, offsets: I64, position: int) -> None:
-    timestamps = np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[positions + 17].astype(np.int64)
+    timestamps = timestamps_at(data, positions)
     found.index.add(RecordBatch(data, positions, timestamps, int(offsets[0])), position)
     if PRODUCER_HEADER in data:
         for number, at in enumerate(positions.tolist()):

@@ -8,7 +8,8 @@ from bisect import bisect_right
 import numpy as np
 
 from babelbus.records.columns import I64, find_positions
-from babelbus.records.format import INT64, LENGTH_FROM, CorruptRecordError
+from babelbus.records.fields import offsets_at, size_of
+from babelbus.records.format import RECORD_BYTES_MIN, CorruptRecordError
 from babelbus.storage.contract import Chunk
 from babelbus.storage.disk.recovery import replace_from
 from babelbus.storage.disk.segment import Segment
@@ -259,13 +260,13 @@ def _position_to_cut(segment: Segment, offset: int) -> int:
         position, found = segment.locate(offset - 1)
         if found != offset - 1:
             raise
-        return position + LENGTH_FROM + int.from_bytes(segment.pread(4, position + 8), "big")
+        return position + size_of(segment.pread(RECORD_BYTES_MIN, position))
 
 
 def _cut_chunk(chunk: Chunk, end_offset: int) -> Chunk:
     """Return the records of a chunk below `end_offset`."""
     positions, _ = find_positions(chunk.data, 0, len(chunk.data))
-    offsets = [INT64.unpack_from(chunk.data, at)[0] for at in positions.tolist()]
+    offsets = offsets_at(chunk.data, positions).tolist()
     count = int(np.searchsorted(offsets, end_offset))
     if count == len(offsets):
         return chunk

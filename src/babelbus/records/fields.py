@@ -1,0 +1,64 @@
+"""Single fields of stored records: one number at many positions of a chunk, or of the record that some bytes begin."""
+
+import numpy as np
+import numpy.typing as npt
+
+from babelbus.records.columns import I64, Columns
+from babelbus.records.format import INT64, LENGTH_FROM, Buffer
+
+CRC_AT = 12
+TIMESTAMP_AT = 17
+
+
+def int32s(data: Buffer) -> npt.NDArray[np.int32]:
+    """Return the 32-bit number that begins at each byte of a chunk, as a view: index it with positions."""
+    return np.ndarray((max(len(data) - 3, 0),), ">i4", data, 0, (1,))
+
+
+def offsets_at(data: Buffer, positions: I64) -> I64:
+    """Return the offsets of the records that begin at these positions."""
+    return _int64s_at(data, positions)
+
+
+def timestamps_at(data: Buffer, positions: I64) -> I64:
+    """Return the timestamps of the records that begin at these positions."""
+    return _int64s_at(data, positions + TIMESTAMP_AT)
+
+
+def crcs_at(data: Buffer, positions: I64) -> npt.NDArray[np.uint32]:
+    """Return the CRCs that the records at these positions say they have."""
+    crcs: npt.NDArray[np.uint32] = np.ndarray((max(len(data) - 3, 0),), ">u4", data, 0, (1,))[positions + CRC_AT]
+    return crcs
+
+
+def _int64s_at(data: Buffer, places: I64) -> I64:
+    if not len(places):
+        return np.empty(0, np.int64)
+    return np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[places].astype(np.int64)
+
+
+def offset_of(data: Buffer, position: int = 0) -> int:
+    """Return the offset of the record at a position."""
+    return int(INT64.unpack_from(data, position)[0])
+
+
+def timestamp_of(data: Buffer, position: int = 0) -> int:
+    """Return the timestamp of the record at a position."""
+    return int(INT64.unpack_from(data, position + TIMESTAMP_AT)[0])
+
+
+def size_of(head: bytes) -> int:
+    """Return the size of the record that begins with the bytes `head`, as its length field says it."""
+    return LENGTH_FROM + int.from_bytes(head[8:LENGTH_FROM], "big", signed=True)
+
+
+def rows_of_key(columns: Columns, key: bytes) -> I64:
+    """Return the rows of a key; all bytes of all keys of its length are compared a column at a time, from the end."""
+    rows = np.flatnonzero(columns.key_lengths == len(key))
+    octets = np.frombuffer(columns.data, np.uint8)
+    ends = columns.payload_positions - 5  # the key's last byte, in front of the payload's length
+    for back, byte in enumerate(reversed(key)):  # keys differ at their end: few rows are left after some steps
+        if not len(rows):
+            break
+        rows = rows[octets[ends[rows] - back] == byte]
+    return rows
