@@ -38,11 +38,52 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
-# Modules of a protocol that turn bytes into messages and back: no I/O, no clock, no log, no broker.
-PURE_NAMES = {"codec", "decoder", "messages", "box", "handshake", "status", "frames", "names", "readers", "values"} | {
-    *("content", "records", "http_mapping", "signature", "routing", "filters", "errors", "multipart"),
-}
 IMPURE_LIBRARIES = {"asyncio", "socket", "logging", "time", "datetime", "select", "selectors", "ssl", "subprocess"}
+
+# Packages that others enter only by their face, `__init__`.
+FACES = {
+    "storage.disk",
+    "storage.sql",
+    "core.groups",
+    "core.state",
+    "core.transactions",
+    "wire.http",
+    "wire.websocket",
+} | {
+    *("clients.jebp", "clients.worterbuch", "server.packets"),
+}
+
+# What knows files and databases, and who may import it: the server, the commands that work on a data folder, Spark,
+# which reads data folders, and the module of the core that opens stores.
+ENGINES = ("storage.disk", "storage.sql", "storage.files")
+OPENERS = ("server", "spark", "cli.repair", "core.broker")
+# Others that import an engine today. The list may only become shorter: remove what is no longer true.
+ENGINE_DEBTS = {
+    ("cli.clients", "storage.files"),
+    ("core.groups.cursor_files", "storage.files"),
+    ("core.groups.registry", "storage.files"),
+    ("core.partition", "storage.files"),
+    ("core.state.log", "storage.files"),
+    ("core.transactions.commit", "storage.files"),
+    ("core.transactions.committer", "storage.files"),
+    ("core.transactions.part_file", "storage.files"),
+    ("core.transactions.parts", "storage.files"),
+    ("core.transactions.staging", "storage.files"),
+    ("core.transactions.transaction_file", "storage.files"),
+    ("protocols.jebp.session", "storage.disk"),
+    ("protocols.zbus.book", "storage.files"),
+    ("protocols.zbus.hub", "storage.files"),
+    ("protocols.zbus.ring", "storage.disk"),
+}
+
+# Names of `records` that say where the bytes of a stored record lie; only `records` uses them.
+BYTE_NAMES = {"HEAD", "HEAD_BYTES", "BODY", "PLAIN_BODY", "PLAIN_FIELDS", "PLAIN_DTYPE", "PLAIN_BODY_BYTES"} | {
+    *("LENGTH_FROM", "LENGTH_MIN", "LENGTHS", "INT32", "INT64", "CRC_AT", "TIMESTAMP_AT", "END_TABLE"),
+}
+# Modules that use them, or lay an array over bytes. The list may only become shorter, as above.
+BYTE_DEBTS = {"storage.disk.repair", "storage.disk.scan", "storage.sql.rows"} | {
+    *("spark.decode", "protocols.zbus.stored"),
+}
 
 # Cycles that stand until the rooms that they are in are rewritten; never add one.
 CYCLES = {
@@ -89,6 +130,7 @@ def imports(module: str) -> Iterator[str]:
                 yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
 
 
+@cache
 def ours(module: str) -> list[str]:
     return sorted({name for name in imports(module) if name.split(".")[0] == "babelbus"} - {module})
 
@@ -97,9 +139,55 @@ def first(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def is_pure(module: str) -> bool:
-    parts = module.split(".")
-    return first(module) == "wire" or (first(module) == "protocols" and parts[-1] in PURE_NAMES)
+def short(module: str) -> str:
+    return module.removeprefix("babelbus.")
+
+
+def below(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def reached(module: str) -> set[str]:
+    """The module and what it takes from its own package, directly or not."""
+    package = module.rpartition(".")[0]
+    seen, waiting = {module}, [module]
+    while waiting:
+        new = {name for name in ours(waiting.pop()) if below(name, package) or first(name) == "wire"} - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+@cache
+def knows_the_core(module: str) -> bool:
+    """Whether a module of a protocol is about more than bytes: it imports something beside codecs and errors."""
+    package = module.rpartition(".")[0]
+    return any(
+        first(name) not in ("errors", "wire") and not below(name, package)
+        for current in reached(module)
+        for name in ours(current)
+    )
+
+
+def codecs() -> list[str]:
+    """All of `wire`, each protocol's codec and messages, and what programs take of a protocol that are no server."""
+    outside = {name for module in MODULES if first(module) in ("clients", "client", "spark") for name in ours(module)}
+    return [
+        module
+        for module in MODULES
+        if first(module) == "wire"
+        or (first(module) == "protocols" and (module in outside or module.split(".")[-1] in ("codec", "messages")))
+    ]
+
+
+def assigned(module: str, variable: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of the strings in the list that a module assigns to a variable."""
+    for node in tree(module).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == variable:
+            assert isinstance(node.value, ast.List)
+            for element in node.value.elts:
+                assert isinstance(element, ast.Constant)
+                yield element.lineno, str(element.value)
 
 
 def calls(module: str) -> Iterator[tuple[str, str, int]]:
@@ -131,18 +219,61 @@ def test_a_protocol_imports_no_other_protocol(module: str) -> None:
     assert own == [] or others == []
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if is_pure(name)])
-def test_a_codec_does_no_io_and_knows_neither_clock_nor_log_nor_broker(module: str) -> None:
-    package = module.rpartition(".")[0]
-    seen, waiting = {module}, [module]
-    while waiting:  # what it takes from its own package must be as innocent as itself
-        current = waiting.pop()
-        assert {name.split(".")[0] for name in imports(current)} & IMPURE_LIBRARIES == set(), current
-        for name in ours(current):
-            assert first(name) in ("errors", "wire") or name.startswith(f"{package}."), f"{current} imports {name}"
-            if first(name) != "errors" and name not in seen:
-                seen.add(name)
-                waiting.append(name)
+@pytest.mark.parametrize("module", codecs())
+def test_a_codec_knows_nothing_of_the_core(module: str) -> None:
+    assert not knows_the_core(module)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if first(name) in ("wire", "protocols")])
+def test_what_knows_nothing_of_the_core_does_no_io_and_knows_neither_clock_nor_log(module: str) -> None:
+    if not knows_the_core(module):
+        assert {name.split(".")[0] for name in imports(module)} & IMPURE_LIBRARIES == set()
+
+
+@pytest.mark.parametrize("face", sorted(FACES))
+def test_a_package_with_a_face_is_entered_by_it(face: str) -> None:
+    package = f"babelbus.{face}"
+    exported = {name for _, name in assigned(package, "__all__")}
+    inside = {
+        (short(module), name)
+        for module in MODULES
+        if not below(module, package)
+        for name in ours(module)
+        if name.startswith(f"{package}.") and name.removeprefix(f"{package}.") not in exported
+    }
+    assert inside == set()
+
+
+def test_engines_of_the_storage_are_known_to_who_opens_them_alone() -> None:
+    users = {
+        (short(module), engine)
+        for module in MODULES
+        if first(module) != "storage" and not any(below(short(module), opener) for opener in OPENERS)
+        for name in ours(module)
+        for engine in ENGINES
+        if below(short(name), engine)
+    }
+    assert users == ENGINE_DEBTS
+
+
+def test_only_records_knows_the_bytes_of_a_stored_record() -> None:
+    def knows(module: str) -> bool:
+        return any(
+            (
+                isinstance(node, ast.ImportFrom)
+                and below(node.module or "", "babelbus.records")
+                and BYTE_NAMES & {alias.name for alias in node.names}
+            )
+            or (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "ndarray"
+                and len(node.args) > 2
+            )
+            for node in ast.walk(tree(module))
+        )
+
+    assert {short(module) for module in MODULES if first(module) != "records" and knows(module)} == BYTE_DEBTS
 
 
 @pytest.mark.parametrize("module", MODULES)
