@@ -1,11 +1,18 @@
-"""Write the tables of docs/operations.md that come from the code: `python docs/tables.py`. A test compares them."""
+"""Write what the documentation takes from the code: `python docs/tables.py`. A test compares it.
 
+The tables of settings and metrics in docs/operations.md, and the tree of packages in CONTRIBUTING.md.
+"""
+
+import ast
+import re
 from pathlib import Path
 
 from babelbus import config
 from babelbus.metrics import Metrics
 
-PAGE = Path(__file__).with_name("operations.md")
+ROOT = Path(__file__).parent.parent
+OPERATIONS = ROOT / "docs" / "operations.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 
 def settings_table() -> str:
@@ -22,17 +29,39 @@ def metrics_table() -> str:
     return "\n".join(lines)
 
 
-def filled(page: str) -> str:
-    """Give `page` with both tables as they are now, each between its two marks."""
-    for name, table in (("settings", settings_table()), ("metrics", metrics_table())):
+def packages_tree() -> str:
+    """Return a line for each package below `src`: its name and what the first line of its docstring says."""
+    lines = ["```"]
+    for file in sorted((ROOT / "src").rglob("__init__.py")):
+        depth = len(file.relative_to(ROOT).parts) - 3
+        doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        sentence = re.sub(r" \(docs/[^)]*\)", "", doc.partition("\n")[0]).rstrip(".")
+        lines.append(f"{'  ' * depth + file.parent.name + '/':<18} {sentence}")
+    return "\n".join([*lines, "```"])
+
+
+def filled(page: str, **parts: str) -> str:
+    """Return `page` with each part as it is now between its two marks."""
+    for name, part in parts.items():
         begin, end = f"<!-- {name}: made by docs/tables.py -->\n", f"\n<!-- end of {name} -->"
         before, _, rest = page.partition(begin)
         _, found, after = rest.partition(end)
-        assert found, f"{PAGE.name} has no marks for {name}"
-        page = before + begin + table + end + after
+        assert found, f"there are no marks for {name}"
+        page = before + begin + part + end + after
     return page
 
 
+def pages() -> dict[Path, str]:
+    """Return the pages that have such parts, as they should be."""
+    operations = OPERATIONS.read_text(encoding="utf-8")
+    contributing = CONTRIBUTING.read_text(encoding="utf-8")
+    return {
+        OPERATIONS: filled(operations, settings=settings_table(), metrics=metrics_table()),
+        CONTRIBUTING: filled(contributing, packages=packages_tree()),
+    }
+
+
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"{PAGE.name}: {len(config.describe())} settings, {len(Metrics().describe())} metrics")
+    for path, content in pages().items():
+        path.write_text(content, encoding="utf-8")
+        print(path.name)

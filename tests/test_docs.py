@@ -10,14 +10,37 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def test_the_tables_of_settings_and_metrics_are_complete() -> None:
+def test_what_the_pages_take_from_the_code_is_true() -> None:
     spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
     assert spec is not None
     assert spec.loader is not None
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    assert page == tables.filled(page), "run: .venv/bin/python docs/tables.py"
+    for page, content in tables.pages().items():
+        assert page.read_text(encoding="utf-8") == content, "run: .venv/bin/python docs/tables.py"
+
+
+def test_every_package_says_in_one_line_what_it_is() -> None:
+    lines = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
+    rooms = [line for line in lines if re.match(r" *\w+/ ", line)]
+    assert len(rooms) == len(list(ROOT.glob("src/**/__init__.py")))
+    assert [line for line in rooms if len(line) > 120 or not line.split("/", 1)[1].strip()] == []
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "bench", "examples"])
+def test_every_page_that_the_code_names_exists(folder: str) -> None:
+    named = {
+        (page, file.name)
+        for file in (ROOT / folder).rglob("*.py")
+        for page in re.findall(r"docs/[\w./-]+?\.md\b", file.read_text(encoding="utf-8"))
+    }
+    assert [(page, file) for page, file in named if not (ROOT / page).is_file()] == []
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - {"index.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

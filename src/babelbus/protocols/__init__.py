@@ -1,1 +1,1 @@
-"""The protocols: each folder has its messages, its codec, its session and its client."""
+"""The protocols: each folder has its messages, its codec and its session."""

@@ -1,1 +1,1 @@
-"""Spark's way into the bus: the data source `babelbus` of PySpark. The only package of ours that imports pyspark."""
+"""Spark's way into the bus: the data source `babelbus` of PySpark, and the only package that imports it."""
