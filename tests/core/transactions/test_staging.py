@@ -589,6 +589,27 @@ async def test_a_commit_that_began_and_lost_a_part_says_so_and_goes_no_further()
 
 
 @in_loop
+async def test_a_commit_into_a_topic_with_damaged_settings_waits_until_it_is_there_again() -> None:
+    stage = Stage()
+    stage.bus.topic("late")
+    await stage.staged("p", b"p", topic="late")
+    stage.files.fail("pwrite", suffix=".log")
+    with pytest.raises(StorageError):
+        await stage.committed(("p", 1))
+    await die(stage)
+    settings = stage.files.content("data/topics/late/settings.json")
+    settings[20] ^= 0x80
+    stage = await Stage(stage.files).settled()
+    assert stage.staging.transaction("t").pending_batch_id == 0
+    await stage.close()
+    settings[20] ^= 0x80
+    stage = await Stage(stage.files).settled()
+    assert payloads(stage.bus.broker.topic("late").partitions[0]) == [b"p"]
+    assert stage.staging.transaction("t").last_batch_id == 0
+    await stage.close()
+
+
+@in_loop
 async def test_records_behind_a_hole_that_power_loss_left_in_a_commit_are_not_there_twice() -> None:
     files = FaultyFiles()
     await Stage(files).close()
