@@ -15,9 +15,9 @@ import pytest
 
 from babelbus.config import ZbusSettings
 from babelbus.protocols.zbus.messages import Message
-from babelbus.protocols.zbus.signature import sign_frame, sign_request
 from babelbus.wire.websocket import encode_texts
 from tests.support.server import LiveServer, configure
+from tests.support.signing import sign_frame, sign_request
 from tests.support.zbus import HttpClient, SocketClient, command, request_of
 
 LIMIT = 65_536

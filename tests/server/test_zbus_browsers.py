@@ -9,9 +9,9 @@ import pytest
 from babelbus.config import ZbusSettings
 from babelbus.errors import ConfigError
 from babelbus.protocols.zbus.messages import Message
-from babelbus.protocols.zbus.signature import sign_frame
 from babelbus.server.zbus import read_web_options
 from tests.support.server import LiveServer, configure
+from tests.support.signing import sign_frame
 from tests.support.zbus import HttpClient, SocketClient, command, request_of
 
 PAGE = "http://page.example"

@@ -162,5 +162,6 @@ def test_what_belongs_to_a_body_is_no_request_although_it_looks_like_one_before(
             decoder.runs()
         assert decoder.take_single(known) is not None
         decoder.receive_data(head)
-        assert (decoder.runs(), decoder.buffered_bytes, decoder.idle) == ([], 0, False)
+        assert (decoder.runs(), decoder.idle) == ([], False)
+        assert not decoder._held
         assert decoder.take_single(known) is None

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from babelbus.server.access import AccessLists, ClientEntry
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
-WHO_HELP = "NAME or fingerprint of the client"
 
 
 @click.group(cls=BusGroup)

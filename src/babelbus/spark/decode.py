@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,8 +23,6 @@ RUN_MIN = 16
 SUBJECT_HEADER = b"ce_subject"
 MICROSECONDS_MAX = 2**63 - 1
 _MILLISECONDS_MAX = MICROSECONDS_MAX // 1000
-
-Bools = npt.NDArray[np.bool_]
 
 
 class Headers:

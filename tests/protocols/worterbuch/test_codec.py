@@ -398,16 +398,9 @@ def test_a_decoder_that_has_raised_raises_again_and_keeps_nothing() -> None:
     assert decoder.error is not None
     for _ in range(2):
         decoder.receive_data(b'{"get":{"transactionId":1,"key":"a"}}\n')
-        assert decoder.buffered_bytes == 0
+        assert not decoder._chunks
         with pytest.raises(MalformedMessageError):
             decoder.messages()
-
-
-def test_a_decoder_tells_how_much_waits_for_the_rest_of_its_line() -> None:
-    decoder = LineDecoder(line_bytes_max=100)
-    decoder.receive_data(bytearray(b'""\n{"ge'))
-    assert decoder.messages() == [m.Keepalive()]
-    assert decoder.buffered_bytes == 4
 
 
 def test_replies_look_as_the_specification_shows_them() -> None:

@@ -91,19 +91,19 @@ def test_headers_of_clients_that_never_repeat_themselves_are_not_remembered() ->
     for begin in range(0, 3000, 100):
         records = [text(b"t", kind=(b"x%d" % at, b"y")) for at in range(begin, begin + 100)]
         assert [one["headers"][f"x{begin}"] for one in parsed(heads.of(run_of(records))[:1])] == ["y"]
-    assert heads.shapes_known == 0
+    assert len(heads._shapes) == 0
     long = text(b"t", kind=(b"x", b"y" * SHAPE_BYTES_MAX))
     assert len(parsed(heads.of(run_of([long, long])))) == 2
-    assert heads.shapes_known == 0
+    assert len(heads._shapes) == 0
 
 
 def test_no_more_shapes_are_remembered_than_there_is_room_for() -> None:
     heads = Heads("Q")
     for begin in range(0, 2 * SHAPES_MAX, LEARNED_ONCE_MAX):
         heads.of(run_of([text(b"t", kind=(b"x%d" % at, b"y")) for at in range(begin, begin + LEARNED_ONCE_MAX)]))
-        assert heads.shapes_known <= SHAPES_MAX
+        assert len(heads._shapes) <= SHAPES_MAX
     heads.of(run_of([text(b"t", kind=(b"z%d" % (at % 1100), b"y")) for at in range(2200)]))
-    assert 0 < heads.shapes_known <= SHAPES_MAX
+    assert 0 < len(heads._shapes) <= SHAPES_MAX
 
 
 callers = st.tuples(st.sampled_from(["", "a", "b"]), st.sampled_from(["", "1", "2"]))

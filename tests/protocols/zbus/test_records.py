@@ -8,7 +8,7 @@ from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.http_mapping import encode_response
 from babelbus.protocols.zbus.messages import HEADERS_MAX, Message
-from babelbus.protocols.zbus.records import from_record, origin, to_record
+from babelbus.protocols.zbus.records import from_record, to_record
 from tests.protocols.zbus.strategies import messages, stored_headers
 
 RECORD_HEADERS_MAX = 127
@@ -16,7 +16,7 @@ RECORD_HEADERS_MAX = 127
 
 @given(messages(stored_headers))
 def test_every_part_of_a_message_survives_the_log(message: Message) -> None:
-    assert from_record(*to_record(message, origin("alice"))) == message
+    assert from_record(*to_record(message, "zbus:alice")) == message
 
 
 CONTENT_TYPES = [
@@ -34,7 +34,7 @@ def test_a_body_keeps_its_kind_under_every_content_type(content_type: str, messa
 
 def test_the_payload_is_natural_and_the_headers_are_those_of_cloudevents() -> None:
     frame = b'{"headers":{"cmd":"pub","mq":"M","id":"7","source":"u-1","tag":"a.b","x":"y"},"body":"hello"}'
-    payload, key, headers = to_record(decode_message(frame), origin("alice"))
+    payload, key, headers = to_record(decode_message(frame), "zbus:alice")
     assert (payload, key) == (b"hello", b"a.b")
     assert dict(headers) == {
         b"ce_id": b"7",

@@ -9,12 +9,12 @@ from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import PeerLeavesError
 from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.protocols.zbus.messages import Message
-from babelbus.protocols.zbus.signature import sign_frame, sign_request
 from babelbus.protocols.zbus.web_options import WebOptions
 from babelbus.wire.websocket import Close, encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Gate, in_loop
+from tests.support.signing import sign_frame, sign_request
 
 KEYS = {"k": "secret"}
 

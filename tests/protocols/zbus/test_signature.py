@@ -15,12 +15,11 @@ from babelbus.protocols.zbus.signature import (
     ReplayGuard,
     canonical_text,
     digest,
-    sign_frame,
-    sign_request,
     verify_frame,
     verify_request,
 )
 from tests.protocols.zbus.strategies import messages, stored_headers
+from tests.support.signing import sign_frame, sign_request
 
 API_KEY = "2ba912a8-4a8d-49d2-1a22-198fd285cb06"
 SECRET = "461277322-943d-4b2f-b9b6-3f860d746ffd"

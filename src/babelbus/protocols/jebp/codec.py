@@ -269,15 +269,6 @@ def batch_head(topic: str, partition: int, size: int) -> bytes:
     return encode_name_field(topic) + _PLACE_FIELDS.pack(partition, size)
 
 
-def batches_parts(batches: Iterable[Batch]) -> list[Data]:
-    """Return the content of a successful fetch in parts, without a copy of the records; for `Sealer.seal_parts`."""
-    parts: list[Data] = []
-    for batch in batches:
-        parts.append(batch_head(batch.topic, batch.partition, len(batch.records)))
-        parts.append(batch.records)
-    return parts
-
-
 def decode_batches(content: bytes | memoryview) -> list[Batch]:
     """Read the content of a successful fetch; the records are parts of `content`, not copies.
 
@@ -340,14 +331,3 @@ def decode_missing_topics(content: bytes | memoryview) -> tuple[str, ...]:
 def encode_missing_offset(start: int) -> bytes:
     """Return the content of `b1` to a fetch: the START of the request (DECISION 29)."""
     return _START.pack(start)
-
-
-def decode_missing_offset(content: bytes | memoryview) -> int:
-    """Read the content of `b1` to a fetch.
-
-    Raises:
-        RemoteProtocolError: it does not have 8 bytes.
-    """
-    if len(content) != _START.size:
-        raise RemoteProtocolError(f"missing offset of {len(content)} bytes, not {_START.size}")
-    return int(_START.unpack(content)[0])

@@ -66,11 +66,6 @@ class _Decoder(ABC, Generic[M]):
             raise self.error
         return messages
 
-    @property
-    def buffered_bytes(self) -> int:
-        """How many bytes wait for the rest of their frame."""
-        return self._parts_bytes + sum(map(len, self._chunks))
-
     def _cut(self, messages: list[M]) -> None:
         chunks = self._chunks
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -17,10 +17,6 @@ Reading = Literal["command", "table"]
 REPEAT_NO = 0x30
 REPEAT_YES = 0x31
 
-SUCCESS_READ = 0xA0
-SUCCESS_CREATED = 0xA1
-SUCCESS_REMOVED = 0xA2
-
 
 class Outcome(Enum):
     """How a request ended; an `Answers` table gives the bytes that say so."""

@@ -145,11 +145,6 @@ class LineDecoder:
         self._open_bytes = 0  # of the line that is not complete
         self._complete = False
 
-    @property
-    def buffered_bytes(self) -> int:
-        """How many bytes wait for the rest of their line."""
-        return sum(map(len, self._chunks))
-
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Take what the transport read, cut anywhere; parse it with `messages`."""
         if data and self.error is None:

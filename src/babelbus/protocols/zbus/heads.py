@@ -57,11 +57,6 @@ class Heads:
         self.topic_id = topic_id
         self._shapes: dict[bytes, _Shape | None] = {}
 
-    @property
-    def shapes_known(self) -> int:
-        """How many shapes are remembered."""
-        return len(self._shapes)
-
     def of(self, messages: Sequence[Record]) -> list[bytes]:
         """Return the head of each."""
         if not isinstance(messages, Run):

@@ -55,12 +55,6 @@ _UNTYPED: Final[dict[BodyKind, Headers]] = {
 }
 
 
-def origin(identity: str) -> str:
-    """Return what `to_record` needs to know of a session: who it is. An identity may not contain `#`."""
-    assert "#" not in identity
-    return ORIGIN_PREFIX + identity
-
-
 def record_name(name: str) -> bytes:
     """Return the name that a header of a message has in the record."""
     return _short_record_name(name) if len(name) <= NAME_LENGTH_MAX else _make_record_name(name)
@@ -76,7 +70,7 @@ _short_record_name: Final = lru_cache(maxsize=4096)(_make_record_name)
 
 
 def to_record(message: Message, sender: str = ORIGIN_PREFIX) -> Stored:
-    """Return payload, key and record headers of a message; `sender` is an `origin`.
+    """Return payload, key and record headers of a message; `sender` begins with `zbus:`.
 
     The key is the header `key`, else the tag. A message without a body has an empty payload.
 

@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from babelbus.protocols.zbus import messages
-from babelbus.protocols.zbus.codec import encode_message
 from babelbus.protocols.zbus.content import is_json, parse_json
 from babelbus.protocols.zbus.errors import AuthenticationError, MalformedMessageError
 from babelbus.protocols.zbus.messages import HEADER_NAMES, Message, canonical_name
@@ -290,28 +289,6 @@ def _string(text: str, *, escape: bool) -> bytes:
 def _escaped(found: "re.Match[str]") -> str:
     units = found[0].encode("utf-16-be")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
-
-
-def sign_frame(message: Message, api_key: str, secret: str, sign_fields: str | None = None) -> Message:
-    """Return a message with its proof, to be sent as `encode_message` has it."""
-    message = _with_key(message, api_key, sign_fields)
-    canonical = canonical_text(encode_message(message), sign_fields=sign_fields)
-    return _with(message, "signature", digest(secret, canonical))
-
-
-def sign_request(message: Message, api_key: str, secret: str, sign_fields: str) -> Message:
-    """Return a message with its proof, to be sent as an HTTP request with just these headers, url, method and body."""
-    message = _with_key(message, api_key, sign_fields)
-    return _with(message, "signature", digest(secret, request_text(message, sign_fields)))
-
-
-def _with_key(message: Message, api_key: str, sign_fields: str | None) -> Message:
-    message = _with(message, "apiKey", api_key)
-    return message if sign_fields is None else _with(message, "signFields", sign_fields)
-
-
-def _with(message: Message, name: str, value: str) -> Message:
-    return msgspec.structs.replace(message, headers={**message.headers, name: value})
 
 
 class ReplayGuard:

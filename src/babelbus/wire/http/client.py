@@ -73,17 +73,6 @@ class ResponseDecoder:
         """Take what the transport read, cut anywhere; parse it with `responses`."""
         self._held += data
 
-    def receive_end(self) -> None:
-        """The server has closed the connection: that is the end of a body without a length, or an error."""
-        if self._stopped or self.error is not None or (self._head is None and not self._held):
-            return
-        if self._left == UNTIL_CLOSE and self._head is not None:
-            self._body += self._held
-            self._held.clear()
-            self._left = 0
-            return
-        self.error = HttpError(400, "the connection was closed in the middle of a response")
-
     def responses(self) -> list[Response]:
         """Return the complete responses in order, without the interim ones (100, 102, 103).
 

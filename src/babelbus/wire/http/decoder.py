@@ -167,11 +167,6 @@ class RequestDecoder:
         begun = self._held or self._head is not None
         return not (begun or self._closed or self._stopped or self.error is not None)
 
-    @property
-    def buffered_bytes(self) -> int:
-        """How many bytes wait for the rest of their request."""
-        return len(self._held) + (len(self._chunks.data) if self._chunks is not None else 0)
-
     def _drop(self) -> None:
         self._held = b""
         self._head = self._chunks = None

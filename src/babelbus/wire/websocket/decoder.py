@@ -118,11 +118,6 @@ class Decoder:
             raise self.error
         return events
 
-    @property
-    def buffered_bytes(self) -> int:
-        """How many bytes wait for the rest of their frame or message."""
-        return len(self._held) + len(self._gathered)
-
     def _read(self, data: bytes, events: list[Event]) -> None:
         firsts: list[int] = []
         starts: list[int] = []
