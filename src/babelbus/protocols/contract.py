@@ -18,6 +18,24 @@ class PeerLeavesError(BabelbusError):
 Encode = Callable[[], bytes | bytearray]
 
 
+class Sender(Protocol):
+    """What a session needs to answer: an `Outbox`, or a wrapper that transforms the bytes of its answers."""
+
+    @property
+    def bytes_max(self) -> int:
+        """The bound of what waits."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What waits."""
+
+    def answer(self, encode: Encode, weight: int = 0) -> None:
+        """Send what `encode` returns, behind all answers that were promised before."""
+
+    def answer_when(self, receipts: Sequence[Receipt], encode: Encode, weight: int = 0) -> None:
+        """Send what `encode` returns once all receipts are done, behind all answers that were promised before."""
+
+
 class Transport(Protocol):
     """What an outbox needs of a socket."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from babelbus.core.record import Receipt
-from babelbus.protocols.contract import Outbox
+from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch import subscriber
 from babelbus.protocols.worterbuch.errors import ErrorCode
@@ -37,7 +37,7 @@ class Answers:
         self,
         client: Peer,
         hub: Hub,
-        outbox: Outbox,
+        outbox: Sender,
         framing: Framing,
         translator: Translator,
         again: Callable[[m.ClientMessage], bytes],

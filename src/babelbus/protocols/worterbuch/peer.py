@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from babelbus.core.state import Change
-from babelbus.protocols.contract import Outbox
+from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.subscriber import Framing, Subscriber
 
@@ -17,7 +17,7 @@ class Peer(ABC):
     def __init__(
         self,
         hub: Hub,
-        outbox: Outbox,
+        outbox: Sender,
         close: Callable[[], None],
         *,
         client_id: str,

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from babelbus.core.state import ELEMENTS_MAX, Change, NoSuchKeyError, VersionedError
 from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import Outbox
+from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.answers import HEAVY_BYTES, Answers, Framing
@@ -46,7 +46,7 @@ class Session(Peer):
     def __init__(
         self,
         hub: Hub,
-        outbox: Outbox,
+        outbox: Sender,
         close: Callable[[], None],
         *,
         framing: Framing,

@@ -51,7 +51,7 @@ TEXTS = TextFraming()
 
 
 class LateFraming:
-    """Messages that `DeflatingOutbox` compresses: each behind its length."""
+    """Messages that `DeflatingSender` compresses: each behind its length."""
 
     def encode(self, texts: Sequence[bytes]) -> bytes:
         """Return these messages with their lengths."""
@@ -66,8 +66,8 @@ _LENGTH_BYTES = 8
 LATE = LateFraming()
 
 
-class DeflatingOutbox(Outbox):
-    """The outbox of a connection that compresses.
+class DeflatingSender:
+    """Compresses what an outbox sends.
 
     A compressor remembers what it sent, so messages are compressed in the order in which they leave: when their turn
     has come, behind answers that waited for the disk, and not at all if they are dropped.
@@ -76,7 +76,11 @@ class DeflatingOutbox(Outbox):
     def __init__(self, outbox: Outbox, agreed: Deflate) -> None:
         self._outbox = outbox
         self._deflater = Deflater(agreed, is_server=True)
-        self.bytes_max = outbox.bytes_max
+
+    @property
+    def bytes_max(self) -> int:
+        """The bound of what waits."""
+        return self._outbox.bytes_max
 
     @property
     def size_bytes(self) -> int:
@@ -84,11 +88,11 @@ class DeflatingOutbox(Outbox):
         return self._outbox.size_bytes
 
     def answer(self, encode: Encode, weight: int = 0) -> None:
-        """Send what `encode` gives, compressed, behind all answers that were promised before."""
+        """Send what `encode` returns, compressed, behind all answers that were promised before."""
         self._outbox.answer(lambda: self._deflate(encode()), weight)
 
     def answer_when(self, receipts: Sequence[Receipt], encode: Encode, weight: int = 0) -> None:
-        """Do the same once all receipts are done."""
+        """Send what `encode` returns, compressed, once all receipts are done."""
         self._outbox.answer_when(receipts, lambda: self._deflate(encode()), weight)
 
     def _deflate(self, data: bytes | bytearray) -> bytes:
@@ -122,7 +126,7 @@ class SocketSession:
         self._close_code = NORMAL
         self.session = Session(
             hub,
-            outbox if deflate is None else DeflatingOutbox(outbox, deflate),
+            outbox if deflate is None else DeflatingSender(outbox, deflate),
             close,
             framing=TEXTS if deflate is None else LATE,
             profile=profile,
