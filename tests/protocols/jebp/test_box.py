@@ -1,12 +1,13 @@
 """The box against the bytes of the specification, against PyNaCl's public functions, and at its limits."""
 
+import nacl
 import nacl.bindings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
-from babelbus.protocols.jebp.box import MESSAGES_MAX, Opener, Sealer, check_nonces, shared_key
+from babelbus.protocols.jebp.box import MESSAGES_MAX, Opener, Sealer, check_nonces, load_sodium, shared_key
 from babelbus.protocols.jebp.frames import encode_frame
 
 KEY = bytes.fromhex("ec88f6e13b22bf9f04d480e0d8525c08ac7e2f48e212742bcbcafa104a74b08d")
@@ -29,6 +30,19 @@ def open_all(opener: Opener, sealed: list[bytes]) -> list[bytes]:
         for plain, stride, part in opener.open_many(sealed)
         for i, item in enumerate(part)
     ]
+
+
+def test_the_private_functions_of_pynacl_are_those_that_the_box_calls() -> None:
+    ffi, seal, open_ = load_sodium()
+    text, size = "unsigned char *", "unsigned long long"
+    assert ffi.typeof(seal) is ffi.typeof(open_) is ffi.typeof(f"int(*)({text}, {text}, {size}, {text}, {text})")
+
+
+@pytest.mark.parametrize("other", [None, object()])
+def test_another_pynacl_is_refused_with_what_to_do(other: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nacl, "_sodium", other)
+    with pytest.raises(ImportError, match="install the version"):
+        load_sodium()
 
 
 def test_the_shared_key_is_the_one_of_the_specification_on_both_sides() -> None:

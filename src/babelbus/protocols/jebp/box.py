@@ -3,10 +3,10 @@
 Each direction has its own start nonce and counts up, so one `Sealer` and one `Opener` belong to a connection.
 A box with a precomputed key *is* a secretbox (XSalsa20-Poly1305, tag first), which is what is called here.
 
-This is the only module that uses `nacl._sodium`, PyNaCl's private face of libsodium, and it does so for speed: the
-public functions allocate and copy the message three times. On the machine where they took 4.4 us to seal and 6.6 us to
-open a small message, a message of a batch took 0.9 and 1.5 us here. A test holds the bytes of the specification
-against it, so that a PyNaCl that changes there is seen.
+`load_sodium` is the only place that uses `nacl._sodium`, PyNaCl's private face of libsodium, and it does so for speed:
+the public functions allocate and copy the message three times. On the machine where they took 4.4 us to seal and 6.6 us
+to open a small message, a message of a batch took 0.9 and 1.5 us here. Tests hold the types of the functions and the
+bytes of the specification against it, so that a PyNaCl that changes there is seen.
 """
 
 import operator
@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, repeat
 from typing import Any, Final
 
+import nacl
 import nacl.bindings
 import nacl.exceptions
 import numpy as np
-from nacl import _sodium
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX, encode_length
@@ -38,9 +38,25 @@ _NONCES: Final = 2 ** (8 * NONCE_BYTES)
 _LOW: Final = 2**64
 _NONCE_DISTANCE_MIN: Final = 2**64
 
-_ffi: Any = _sodium.ffi
-_seal: Any = _sodium.lib.crypto_secretbox_easy
-_open: Any = _sodium.lib.crypto_secretbox_open_easy
+
+def load_sodium() -> tuple[Any, Any, Any]:
+    """Return the cffi of PyNaCl's libsodium and two of its functions: seal and open of a secretbox.
+
+    Raises:
+        ImportError: this PyNaCl keeps them elsewhere.
+    """
+    try:
+        from nacl import _sodium
+
+        return _sodium.ffi, _sodium.lib.crypto_secretbox_easy, _sodium.lib.crypto_secretbox_open_easy
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"PyNaCl {nacl.__version__} does not have libsodium where jebp looks for it (nacl._sodium): "
+            "install the version that constraints.txt names"
+        ) from error
+
+
+_ffi, _seal, _open = load_sodium()
 
 _GAP: Final = bytes(TAG_BYTES)
 # Head of the frame and room for the tag, by the size of a small content; and the size of the whole frame.
