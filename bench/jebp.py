@@ -1,10 +1,13 @@
 """jebp end to end: a `babelbus serve` process, a client on the other core, every byte encrypted. 100-byte payloads."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import time
+import zlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -12,6 +15,10 @@ from pathlib import Path
 import uvloop
 
 from babelbus.client import Client, Identity
+from babelbus.protocols.jebp.codec import RECORD_FIELDS
+from babelbus.protocols.jebp.messages import Response
+from babelbus.protocols.jebp.names import encode_name_field
+from babelbus.protocols.jebp.status import is_success
 from babelbus.server.allocator import keep_freed_memory
 from bench.frame import Reading, figure
 from bench.load import one_at_a_time
@@ -20,6 +27,8 @@ from bench.workload import CLIENTS, PAYLOAD, SECONDS, latency_note, scratch_fold
 
 TOPIC = "bench"
 CALL_RECORDS = 100_000
+PLAIN_CHUNK = 512
+PLAIN_CHUNKS_MAX = 8
 BATCH_RECORDS = 1_000
 FETCH_BYTES = 2**20
 FETCH_RECORDS = 1_000_000
@@ -73,9 +82,18 @@ def server(ack: str) -> Iterator[Running]:
 Publish = Callable[[Client, list[bytes]], Awaitable[object]]
 
 
-def plain(client: Client, payloads: list[bytes]) -> Awaitable[object]:
-    """Command 12: a request and an answer for each record."""
-    return client.create_records_plain(TOPIC, payloads)
+async def plain(client: Client, payloads: list[bytes]) -> None:
+    """Command 12: a request and an answer for each record, up to 4,096 of them on the way."""
+    link = await client._keeper.get(None)
+    prefix, pack, crc32 = b"\x12" + encode_name_field(TOPIC), RECORD_FIELDS.pack, zlib.crc32
+    calls: deque[asyncio.Future[list[Response]]] = deque()
+    for at in range(0, len(payloads), PLAIN_CHUNK):
+        chunk = payloads[at : at + PLAIN_CHUNK]
+        calls.append(link.call(*[prefix + pack(crc32(payload), 0) + payload for payload in chunk]))
+        while len(calls) == PLAIN_CHUNKS_MAX or (calls and at + PLAIN_CHUNK >= len(payloads)):
+            answers = await calls.popleft()
+            assert answers.count(answers[0]) == len(answers), "a record was refused"
+            assert is_success(answers[0].status), answers[0]
 
 
 def batches(client: Client, payloads: list[bytes]) -> Awaitable[object]:

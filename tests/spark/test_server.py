@@ -11,7 +11,7 @@ from babelbus.client import BlockingClient, ConnectionLostError
 from babelbus.config import JebpSettings
 from babelbus.records.columns import iterate
 from babelbus.records.record import Record
-from babelbus.spark.errors import OptionError, PartitionUnreachableError, RecordsRefusedError, UnknownTopicError
+from babelbus.spark.errors import OptionError, RecordsRefusedError, UnknownTopicError
 from babelbus.spark.options import Place, parse
 from babelbus.spark.reader import BatchReader
 from babelbus.spark.schema import full_schema
@@ -20,7 +20,6 @@ from babelbus.spark.stream import StreamReader
 from babelbus.storage.disk.log import Log
 from babelbus.storage.errors import OffsetOutOfRangeError
 from tests.spark.support import NOW, numbered
-from tests.support.jebp import make_older
 from tests.support.server import LiveServer, configure
 
 
@@ -30,10 +29,8 @@ def live(tmp_path: Path) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture(params=["a server of today", "an older one"])
-def reach(live: LiveServer, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerReach]:
-    if request.param == "an older one":
-        make_older(monkeypatch)
+@pytest.fixture
+def reach(live: LiveServer) -> Iterator[ServerReach]:
     made = reach_of(live)
     yield made
     made.close()
@@ -102,22 +99,6 @@ def test_the_first_partition_is_read_beside_longer_and_shorter_ones(live: LiveSe
     publish(live, numbered(5), partition=2)
     assert edges(reach) == (0, 50)
     assert payloads(reach, 0, 50) == [b"%d" % n for n in range(50)]
-
-
-def test_an_older_server_is_read_only_where_it_can_be_for_certain(
-    live: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_older(monkeypatch)
-    make(live, partitions=2)
-    reach = reach_of(live)
-    for wanted in (None, (1,), (0, 1)):
-        with pytest.raises(PartitionUnreachableError, match=r"write assign=\{\"news\": \[0\]\}"):
-            reach.bounds("news", wanted)
-    with pytest.raises(PartitionUnreachableError, match="does not list its topics"):
-        reach.topics()
-    with pytest.raises(PartitionUnreachableError, match="partition 1 cannot be read"):
-        payloads(reach, 0, 1, partition=1)
-    reach.close()
 
 
 def test_every_partition_of_every_topic_is_reached(live: LiveServer) -> None:
@@ -227,22 +208,6 @@ def test_a_damaged_record_is_named_by_topic_offset_file_and_byte(live: LiveServe
     at = int(found[1])
     assert content[at : at + 8] == (1500).to_bytes(8, "big")
     assert payloads(reach, 1501, 1503, partition=1) == [b"1501", b"1502"]
-    reach.close()
-
-
-def test_an_older_server_that_does_not_give_a_record_has_its_offset_named(
-    live: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_older(monkeypatch)
-    make(live)
-    publish(live, numbered(10))
-    file = Path(live.server.config.data.folder) / "topics" / "news" / "0" / f"{0:020d}.log"
-    content = bytearray(file.read_bytes())
-    content[content.index(b"\x014") + 1] ^= 0x40
-    file.write_bytes(content)
-    reach = reach_of(live)
-    with pytest.raises(RecordsRefusedError, match=r"topic 'news', partition 0, offset 4 cannot be read: .*damaged"):
-        payloads(reach, 0, 10)
     reach.close()
 
 

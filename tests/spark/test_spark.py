@@ -19,7 +19,6 @@ from babelbus.spark.pipelines import progress
 from babelbus.spark.schema import COLUMNS, NULLABLE
 from babelbus.storage.disk.log import Log
 from tests.spark.support import NOW, Folder, numbered
-from tests.support.jebp import make_older
 from tests.support.server import LiveServer, configure
 
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
@@ -187,9 +186,7 @@ def publish(live: LiveServer, records: list[Record], topic: str = "news", partit
         client.publish_many(topic, records, partition=partition)
 
 
-def test_a_server_says_what_it_cannot_give(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_says_what_it_cannot_give(spark: SparkSession, tmp_path: Path) -> None:
     with LiveServer(configure(tmp_path / "data")) as live:
         publish(live, numbered(3))
         place = {"identity": str(live.conf / "admin_key"), "url": f"jebp://{live.address}"}
@@ -202,12 +199,6 @@ def test_a_server_says_what_it_cannot_give(
         with pytest.raises(AnalysisException, match="topic 'news' has no partition 1"):
             rows(assign='{"news": [1]}')
         assert len(rows(subscribe="news", startingOffsets='{"news": {"0": 1}}')) == 2
-    make_older(monkeypatch)
-    with LiveServer(configure(tmp_path / "data")) as live:
-        place["url"] = f"jebp://{live.address}"
-        with pytest.raises(AnalysisException, match=r'write assign=\{"news": \[0\]\}'):
-            rows(subscribe="news")
-        assert len(rows(assign='{"news": [0]}', startingOffsets='{"news": {"0": 1}}')) == 2
 
 
 def run(source: DataFrame, target: Path) -> StreamingQuery:

@@ -4,12 +4,10 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Sequence
 
-import pytest
-
+from babelbus.client import Client as BusClient
 from babelbus.core.access import ADMIN_GRANTS, CLIENT_GRANTS
 from babelbus.core.access import Identity as Client
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.jebp import codec
 from babelbus.protocols.jebp.codec import decode_batches, encode_request
 from babelbus.protocols.jebp.decoder import ClientDecoder
 from babelbus.protocols.jebp.handshake import ClientHandshake, Established, ServerHandshake
@@ -21,13 +19,11 @@ from babelbus.protocols.jebp.messages import (
     CreateRecords,
     CreateTopic,
     Fetch,
-    Malformed,
     RemoveTopic,
     Response,
     Subscribe,
 )
 from babelbus.protocols.jebp.session import Options, Session
-from babelbus.protocols.jebp.status import Outcome
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
@@ -41,6 +37,13 @@ TIMEOUT_SECONDS = SAFETY_NET_SECONDS
 
 def create(topic: str, payload: bytes, timestamp: int = NOW, *, valid: bool = True) -> bytes:
     return encode_request(CreateRecord(topic, timestamp, payload, checksum_valid=valid))
+
+
+async def create_singly(client: BusClient, topic: str, payloads: Iterable[bytes]) -> None:
+    """Publish over a client's connection with command 12: a request and an answer for each record."""
+    link = await client._keeper.get(None)
+    responses = await link.call(*[create(topic, payload) for payload in payloads])
+    assert {said(response) for response in responses} == {"a130"}
 
 
 def create_many(
@@ -269,10 +272,3 @@ class Caller:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def make_older(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the servers of this process be older ones, which do not know partitions by number."""
-    monkeypatch.setattr(
-        codec, "decode_partition_request", lambda content: Malformed(content[0], Outcome.UNKNOWN_COMMAND)
-    )

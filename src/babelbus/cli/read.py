@@ -13,7 +13,6 @@ from babelbus.cli.output import json_record, print_json, print_line, show_record
 from babelbus.cli.spans import Span, all_partitions, find_ends, find_spans
 from babelbus.cli.target import Target, bus_options, clear_errors
 from babelbus.cli.times import read_time
-from babelbus.clock import SystemClock
 
 if TYPE_CHECKING:
     from babelbus.records.record import Record
@@ -64,7 +63,7 @@ def tail(
             if offset is not None or timestamp is not None:
                 spans = all_partitions(target, client, topic, partition, offset, timestamp)
             else:
-                spans = find_ends(target, client, topic, partition, SystemClock().now_ms())
+                spans = find_ends(target, client, topic, partition)
         asyncio.run(_tail(target, topic, spans, count_max, as_json))
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from babelbus.cli.command import CommandError
-from babelbus.cli.output import note
 from babelbus.cli.target import Target
 
 if TYPE_CHECKING:
@@ -32,24 +31,19 @@ class Span(msgspec.Struct, frozen=True):
         )
 
 
-def find_partitions(target: Target, client: "BlockingClient", topic: str) -> list[dict[str, Any]] | None:
-    """Return number, `first_offset` and `high_watermark` of a topic's partitions; `None`: nobody in reach tells.
+def find_partitions(target: Target, client: "BlockingClient", topic: str) -> list[dict[str, Any]]:
+    """Return number, `first_offset` and `high_watermark` of a topic's partitions.
 
     Raises:
         CommandError, ClientError: there is no such topic.
     """
-    from babelbus.client import UnsupportedByServerError
-
     partitions = target.partitions(topic)
     if partitions is not None:
         return partitions
-    try:
-        (told,) = client.positions([topic])
-    except UnsupportedByServerError:
-        return None
+    (positions,) = client.positions([topic])
     return [
         {"partition": number, "first_offset": one.first_offset, "high_watermark": one.high_watermark}
-        for number, one in enumerate(told.partitions)
+        for number, one in enumerate(positions.partitions)
     ]
 
 
@@ -68,8 +62,6 @@ def find_spans(
         CommandError: there is no such topic, partition or offset.
     """
     partitions = find_partitions(target, client, topic)
-    if partitions is None:
-        return [Span(_only(partition), offset, timestamp)]
     spans, bounds = [], []
     for one in partitions:
         number, first, end = one["partition"], one["first_offset"], one["high_watermark"]
@@ -87,21 +79,13 @@ def find_spans(
     return [span for span in spans if span.count_max]
 
 
-def find_ends(target: Target, client: "BlockingClient", topic: str, partition: int | None, now_ms: int) -> list[Span]:
+def find_ends(target: Target, client: "BlockingClient", topic: str, partition: int | None) -> list[Span]:
     """Return the spans that begin where the partitions end now.
 
     Raises:
         CommandError: there is no such topic or partition.
     """
-    from babelbus.client import OffsetOutOfRangeError
-
     partitions = find_partitions(target, client, topic)
-    if partitions is None:
-        number = _only(partition)
-        try:
-            return [Span(number, client.end_offset(topic))]
-        except OffsetOutOfRangeError:  # retention removed everything: what comes from now on is what is meant
-            return [Span(number, None, now_ms)]
     spans = [
         Span(one["partition"], one["high_watermark"]) for one in partitions if partition in (None, one["partition"])
     ]
@@ -120,21 +104,9 @@ def all_partitions(
     """
     spans = find_spans(target, client, topic, partition, offset=offset, timestamp=ts)
     found = {span.partition: span for span in spans}
-    partitions = find_partitions(target, client, topic)
-    if partitions is None:
-        return list(found.values())
-    for one in partitions:
+    for one in find_partitions(target, client, topic):
         number, end = one["partition"], one["high_watermark"]
         if number not in found and partition in (None, number) and (offset is None or offset >= end):
             # Nothing here yet, or less than elsewhere: from its end on, all that comes is later than what was meant.
             found[number] = Span(number, end)
     return [found[number] for number in sorted(found)]
-
-
-def _only(partition: int | None) -> int:
-    if partition is None:
-        note(
-            "babelbus: partition 0 is read; the server is an older one that does not tell how many there are: name "
-            "others with --partition, or give --admin"
-        )
-    return partition or 0

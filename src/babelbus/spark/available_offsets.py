@@ -7,7 +7,6 @@ from babelbus.spark.errors import (
     DataLossError,
     NoRecordError,
     OptionError,
-    PartitionUnreachableError,
     UnknownTopicError,
 )
 from babelbus.spark.options import EARLIEST, LATEST, Edge, SourceOptions
@@ -74,7 +73,7 @@ class Survey:
         topic, number = at
         try:
             return self._reach.bounds(topic, (number,)).get(number)
-        except (UnknownTopicError, PartitionUnreachableError):
+        except UnknownTopicError:
             return None
 
     def batch(self) -> list[Span]:

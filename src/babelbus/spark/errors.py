@@ -39,10 +39,6 @@ class DataLossError(SparkError):
         self.topic, self.partition, self.wanted, self.available = topic, partition, wanted, available
 
 
-class PartitionUnreachableError(SparkError):
-    """The server is an older one, whose protocol has no way to the partition's records."""
-
-
 class RecordsRefusedError(SparkError):
     """The server has the records and does not give them: the first one is damaged, or its disk failed."""
 

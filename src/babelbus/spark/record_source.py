@@ -22,7 +22,6 @@ class Reach(Protocol):
 
         Raises:
             UnknownTopicError: there is no such topic.
-            PartitionUnreachableError: there is no way to one of them.
         """
 
     def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:

@@ -14,7 +14,6 @@ from babelbus.client import (
     OutcomeUnknownError,
     Position,
     Published,
-    Record,
     RequestError,
     RequestTimeoutError,
     UnsupportedByServerError,
@@ -24,13 +23,14 @@ from babelbus.protocols.jebp.codec import encode_records_created
 from babelbus.protocols.jebp.decoder import ServerDecoder
 from babelbus.protocols.jebp.handshake import ServerHandshake
 from babelbus.protocols.jebp.identity import Identity as ServerIdentity
-from babelbus.protocols.jebp.messages import CreateRecord, CreateRecords, RecordsCreated, Request, Subscribe
+from babelbus.protocols.jebp.messages import CreateRecords, RecordsCreated, Request, Subscribe
 from babelbus.records.columns import decode_chunk, iterate
 
 CREATED = b"\xa1\x30"
 AGAIN = b"\xb3\x31"
 REFUSED = b"\xb3\x30"
 SUBSCRIBED = b"\xa0\x30"
+UNKNOWN = b"\xb0\x30"
 
 Answer = Callable[[Request], "bytes | list[bytes] | None"]
 
@@ -213,8 +213,6 @@ def test_a_server_that_is_silent_gets_its_connection_closed_and_the_outcome_is_u
             await client.fetch("t")
         with pytest.raises(OutcomeUnknownError):
             await client.create_topic("t")
-        with pytest.raises(OutcomeUnknownError):
-            await client.create_records_plain("t", [b"x"])
 
     with_peer(lambda script, request: None, check, request_timeout_seconds=0.1)
 
@@ -240,31 +238,18 @@ def test_a_broken_answer_to_a_batch_ends_the_connection_and_the_batch_is_sent_ag
     with_peer(answer, check)
 
 
-def test_a_server_of_version_1_0_gets_command_12_and_what_that_cannot_say_is_refused() -> None:
+def test_a_server_that_does_not_know_our_commands_is_told_by_one_error() -> None:
     async def check(script: Script, client: Client) -> None:
-        assert await client.publish("t", b"a", timestamp=7) == Position(-1, -1)
-        assert await client.publish_many("t", [b"b", b"c"]) == [Published(-1, -1, 2)]
-        assert await client.publish_many("t", [Record(b"d", timestamp=8)]) == [Published(-1, -1, 1)]
-        assert script.seen == [
-            CreateRecord("t", 7, b"a"),
-            CreateRecord("t", 0, b"b"),
-            CreateRecord("t", 0, b"c"),
-            CreateRecord("t", 8, b"d"),
-        ]
-        with pytest.raises(UnsupportedByServerError):
-            await client.publish("t", b"a", key=b"k")
-        with pytest.raises(UnsupportedByServerError):
-            await client.publish("t", b"a", partition=1)
-        with pytest.raises(UnsupportedByServerError):
-            client.send("t", b"a")
+        for command, call in (
+            ("13", client.publish("t", b"x")),
+            ("13", client.publish_many("t", [b"x"])),
+            ("24", client.positions(["t"])),
+            ("25", client.fetch_partition("t", 0)),
+            ("25", anext(client.follow("t"))),
+            ("26", client.move_group("t", "g", {0: 1})),
+            ("14", client.transaction("t").writer(0, "p").stage("t", [b"x"])),
+        ):
+            with pytest.raises(UnsupportedByServerError, match=f"understand command {command}; Babelbus 0.1 or newer"):
+                await call
 
-    with_peer(lambda script, request: CREATED, check, version=b"jebp/1.0")
-
-
-def test_the_first_refused_record_of_many_is_named_and_no_more_are_sent() -> None:
-    async def check(script: Script, client: Client) -> None:
-        with pytest.raises(RequestError, match="record 5 "):
-            await client.create_records_plain("t", PAYLOADS * 2_000)
-        assert len(script.seen) < 20_000
-
-    with_peer(lambda script, request: REFUSED if script.turn in (6, 8) else CREATED, check)
+    with_peer(lambda script, request: UNKNOWN, check, version=b"jebp/1.0")

@@ -16,7 +16,6 @@ from babelbus.client import (
     Client,
     Identity,
     OffsetOutOfRangeError,
-    PartitionOutOfReachError,
     PartitionPositions,
     Record,
     RecordTooLargeError,
@@ -24,7 +23,6 @@ from babelbus.client import (
     TopicPositions,
     UnknownPartitionError,
     UnknownTopicError,
-    UnsupportedByServerError,
 )
 from babelbus.config import Config, JebpSettings
 from babelbus.core.groups.settings import BEGINNING
@@ -58,7 +56,7 @@ from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
 from babelbus.storage.disk.log import Log
 from tests.support.bus import in_loop
-from tests.support.jebp import make_older
+from tests.support.jebp import create_singly
 from tests.support.server import configure
 
 NOW = 1_700_000_000_000
@@ -498,31 +496,6 @@ async def test_following_a_partition_stops_at_its_own_end_and_crosses_what_compa
             [one async for one in client.follow("t", partition=3, offset=0, until_end=True)]
 
 
-def test_an_older_server_is_followed_as_far_as_its_fetch_reaches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_older(monkeypatch)
-
-    @in_loop
-    async def check(tmp_path: Path) -> None:
-        async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
-            topic = server.broker.create_topic("t", 2)
-            await client.publish_many("t", numbered(9), partition=1)
-            with pytest.raises(UnsupportedByServerError):
-                await client.positions()
-            with pytest.raises(UnsupportedByServerError):
-                await client.fetch_partition("t", 1)
-            for options in ({}, {"offset": 4}, {"timestamp": NOW + 4}):
-                found = [one async for one in client.follow("t", partition=1, until_end=True, **options)]
-                assert [one.offset for one in found] == list(range(4 if options else 0, 9))
-            await client.publish_many("t", [Record(b"x" * 2**20, timestamp=NOW)] * 17, partition=0)
-            assert topic.partitions[0].high_watermark == 17
-            with pytest.raises(PartitionOutOfReachError):
-                [one async for one in client.follow("t", partition=1, until_end=True)]
-
-    check(tmp_path)
-
-
 def test_the_blocking_client_has_both(tmp_path: Path) -> None:
     loop = asyncio.new_event_loop()
     server = Server(configure(tmp_path, jebp=JebpSettings(port=0)))
@@ -556,11 +529,9 @@ async def test_live_events_say_who_published_them_and_the_records_stay_as_they_c
         for name in ("one", "two"):
             server.broker.subscribe(exactly(name), heard.extend)
         async with Client(server.addresses["jebp"], identity=guest) as client:
-            await asyncio.gather(
-                admin.create_records_plain("one", [b"a"]), client.create_records_plain("one", [b"g1", b"g2"])
-            )
-            await admin.create_records_plain("one", [b"a"] * 100)
-            await client.create_records_plain("two", [b"g3", b"g4"])
+            await asyncio.gather(create_singly(admin, "one", [b"a"]), create_singly(client, "one", [b"g1", b"g2"]))
+            await create_singly(admin, "one", [b"a"] * 100)
+            await create_singly(client, "two", [b"g3", b"g4"])
             await client.publish("one", b"g5", headers=((b"ce_source", b"forged"), (b"h", b"v")))
         sources = {(event.payload, dict(event.headers)[b"ce_source"]) for event in heard}
         assert sources == {(b"a", b"jebp:admin")} | {(b"g%d" % n, b"jebp:guest") for n in range(1, 6)}

@@ -123,11 +123,6 @@ class BlockingClient:
         return self._client.server_fingerprint
 
     @property
-    def server_minor(self) -> int:
-        """The minor version of jebp that the server speaks."""
-        return self._client.server_minor
-
-    @property
     def connected(self) -> bool:
         """Whether there is a connection now."""
         return self._client.connected
@@ -189,12 +184,6 @@ class BlockingClient:
                 topic, payloads, timestamps=timestamps, partition=partition, batch_records=batch_records
             )
         )
-
-    def create_records_plain(
-        self, topic: str, payloads: Sequence[bytes], timestamps: Sequence[int] | None = None
-    ) -> int:
-        """Publish with command 12; see `Client.create_records_plain`."""
-        return self._run(self._client.create_records_plain(topic, payloads, timestamps))
 
     def send(
         self,

@@ -25,17 +25,15 @@ from babelbus.clients.jebp.errors import (
     RequestTimeoutError,
     TopicExistsError,
     UnknownTopicError,
-    UnsupportedByServerError,
 )
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition, Reader, start_of
 from babelbus.clients.jebp.reconnect import Keeper
-from babelbus.clients.jebp.single_records import PlainRun
+from babelbus.clients.jebp.requests import Requests
 from babelbus.clients.jebp.transactions import Asker, Transaction
 from babelbus.clock import Clock, SystemClock
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.codec import encode_request
-from babelbus.protocols.jebp.handshake import MINOR_WITH_CREATE_RECORDS
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import ANY_PARTITION, CreateTopic, RemoveTopic, Response, TopicPositions
 from babelbus.protocols.jebp.status import is_success
@@ -43,7 +41,7 @@ from babelbus.records.record import Headers, Record
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where one record was stored; both numbers are -1 when the server speaks jebp/1.0, which does not say."""
+    """Where one record was stored."""
 
     partition: int
     offset: int
@@ -67,7 +65,7 @@ class Client:
         clock: where records without a time get theirs from.
 
     A lost connection: publishing (command 13, by sequence numbers: stored once), fetching and following go on when the
-    server is back. Creating and removing topics and `create_records_plain` raise `OutcomeUnknownError`.
+    server is back. Creating and removing topics raise `OutcomeUnknownError`.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class Client:
     ) -> None:
         self._timeout_seconds = request_timeout_seconds
         self._batch_bytes_max = batch_bytes_max
-        self._in_flight_bytes_max = in_flight_bytes_max
         self._clock = clock or SystemClock()
         self._producer = Producer(
             self._clock.monotonic,
@@ -107,8 +104,9 @@ class Client:
         self._batcher = Batcher(
             self._producer, self._clock, linger_seconds=linger_seconds, batch_bytes_max=batch_bytes_max
         )
-        self._reader = Reader(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
-        self._asker = Asker(self._keeper.get, self._clock, timeout_seconds=request_timeout_seconds, resend=reconnect)
+        requests = Requests(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
+        self._reader = Reader(requests)
+        self._asker = Asker(requests, self._clock)
 
     # -- connection --------------------------------------------------------------------------------------------------
 
@@ -141,11 +139,6 @@ class Client:
     def server_fingerprint(self) -> str:
         """The fingerprint of the server's certificate; empty before the first connection."""
         return self._keeper.fingerprint or ""
-
-    @property
-    def server_minor(self) -> int:
-        """The minor version of jebp that the server speaks."""
-        return self._keeper.minor
 
     @property
     def connected(self) -> bool:
@@ -243,9 +236,6 @@ class Client:
             ClientError: there is no connection any more.
         """
         record = Record(payload, key, headers, timestamp)
-        if self._keeper.minor < MINOR_WITH_CREATE_RECORDS and self._producer.closed is None:
-            await self._publish_plain(topic, [record], partition)
-            return Position(-1, -1)
         self._batcher.close_batch(topic, partition)  # what was sent before goes before
         published = await publish_one(self._producer, topic, partition, record, self._clock.now_ms())
         return Position(published.partition, published.base_offset)
@@ -277,9 +267,6 @@ class Client:
         """
         if not 1 <= batch_records <= BATCH_RECORDS_MAX:
             raise LocalProtocolError(f"batches of {batch_records} records, 1 to {BATCH_RECORDS_MAX} are possible")
-        if self._keeper.minor < MINOR_WITH_CREATE_RECORDS and self._producer.closed is None:
-            await self._publish_plain(topic, payloads, partition, timestamps)
-            return [Published(-1, -1, len(payloads))] if payloads else []
         batches = cut_batches(
             payloads,
             timestamps,
@@ -288,47 +275,6 @@ class Client:
             batch_bytes_max=self._batch_bytes_max,
         )
         return await publish_batches(self._producer, topic, partition, batches)
-
-    async def _publish_plain(
-        self,
-        topic: str,
-        records: Sequence[bytes] | Sequence[Record],
-        partition: int,
-        timestamps: Sequence[int] | None = None,
-    ) -> None:
-        """Do with command 12 what it can do."""
-        payloads: list[bytes] = []
-        times = list(timestamps or [0] * len(records))
-        for number, record in enumerate(records):
-            if isinstance(record, Record):
-                if record.key is not None or record.headers or record.payload is None:
-                    raise UnsupportedByServerError("the server speaks jebp/1.0: no keys, headers or tombstones")
-                payloads.append(record.payload)
-                times[number] = times[number] or record.timestamp
-            else:
-                assert isinstance(record, bytes)
-                payloads.append(record)
-        if partition != ANY_PARTITION:
-            raise UnsupportedByServerError("the server speaks jebp/1.0: it chooses the partition itself")
-        await self.create_records_plain(topic, payloads, times)
-
-    async def create_records_plain(
-        self, topic: str, payloads: Sequence[bytes], timestamps: Sequence[int] | None = None
-    ) -> int:
-        """Publish with command 12, a request for each record, up to 4,096 of them on the way; return how many.
-
-        For servers of jebp/1.0; `publish_many` is several times as fast and stores each record once. Costs about 2 us
-        a record. `timestamps` 0 or none is the server's time.
-
-        Raises:
-            RequestError: the server refused a record; nothing was sent after that was known.
-            OutcomeUnknownError: the connection was lost; the message says how many records it is about.
-            LocalProtocolError: a payload is over the frame limit or a time impossible.
-        """
-        link = await self._keeper.get(self._timeout_seconds)
-        run = PlainRun(link, topic, in_flight_bytes_max=self._in_flight_bytes_max)
-        await run.send(payloads, timestamps)
-        return run.stored
 
     def send(
         self,
@@ -352,10 +298,8 @@ class Client:
 
         Raises:
             InvalidRecordError: it is no record that can be stored.
-            ClientError: the client is closed, or the server speaks jebp/1.0.
+            ClientError: the client is closed.
         """
-        if self._keeper.minor < MINOR_WITH_CREATE_RECORDS and self._producer.closed is None:
-            raise UnsupportedByServerError("the server speaks jebp/1.0: use publish_many")
         self._batcher.add(topic, payload, key, headers, timestamp, partition)
 
     @property
@@ -405,7 +349,6 @@ class Client:
 
         Raises:
             UnknownTopicError: one of those that are named is not there, or we may not read it.
-            UnsupportedByServerError: the server is an older one.
             RequestError, ClientError: as `fetch`.
         """
         return await self._reader.partitions.positions(topics, timestamp)
@@ -418,7 +361,6 @@ class Client:
 
         Raises:
             UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
-            UnsupportedByServerError: the server is an older one.
             RequestError: the group is one whose members share the records, or it cannot have this name.
             ClientError: as `fetch`.
         """
@@ -444,7 +386,6 @@ class Client:
             OffsetOutOfRangeError: the partition does not have the offset; the error says which ones it has.
             RecordTooLargeError: the first record alone is over `bytes_max` bytes.
             UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
-            UnsupportedByServerError: the server is an older one.
             RequestError, ClientError: as `fetch`; a damaged record is a `RequestError`.
         """
         start_type, start = start_of(offset, timestamp)
@@ -453,19 +394,22 @@ class Client:
         )
 
     async def first_offset(self, topic: str) -> int:
-        """Return the offset of the oldest record that there is (0 if there is none), of the first partition with
-        one.
-        """
-        return await self._reader.find_first(topic)
-
-    async def end_offset(self, topic: str) -> int:
-        """Return the offset that the next record gets, of the longest partition; some 40 small requests for a million.
+        """Return the offset at which the first partition with records begins, 0 if there are no records.
 
         Raises:
-            OffsetOutOfRangeError: retention removed every record, so there is nothing to search from.
-            UnknownTopicError, ClientError: as `fetch`.
+            UnknownTopicError, ClientError: as `positions`.
         """
-        return await self._reader.find_end(topic, await self._reader.find_first(topic))
+        (positions,) = await self.positions([topic])
+        return next((one.first_offset for one in positions.partitions if one.first_offset < one.high_watermark), 0)
+
+    async def end_offset(self, topic: str) -> int:
+        """Return the offset that the next record gets, of the longest partition.
+
+        Raises:
+            UnknownTopicError, ClientError: as `positions`.
+        """
+        (positions,) = await self.positions([topic])
+        return max(one.high_watermark for one in positions.partitions)
 
     async def follow(
         self,
@@ -482,9 +426,6 @@ class Client:
         It asks again when there is nothing: after 5 ms at first, then after `poll_seconds_max` seconds at the most, for
         jebp has no push. A lost connection is waited for, as long as it takes. Costs about 1.5 us a record.
 
-        A server that does not know partitions by number gives the records of all of them from the same start, and this
-        throws away those of the others: it is for topics with few partitions then.
-
         Args:
             topic: an existing topic.
             offset: where to begin; compaction may have removed it, retention may not.
@@ -496,7 +437,6 @@ class Client:
         Raises:
             OffsetOutOfRangeError, UnknownTopicError, RequestError, ClientError: as `fetch`.
             UnknownPartitionError: the topic has no such partition.
-            PartitionOutOfReachError: an older server's: the partitions in front leave no room for this one.
             CorruptRecordError: a record is not what was written.
         """
         start = self.follow_chunks(topic, offset, timestamp, partition, until_end, poll_seconds_max, 2**20)

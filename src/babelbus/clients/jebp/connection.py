@@ -67,7 +67,6 @@ class Link(asyncio.Protocol):
 
     Attributes:
         fingerprint: the server's, from the handshake on.
-        minor: the server's minor version.
         lost_error: why it ended; `None` while it lives.
         outstanding: answers that are still to come.
         stalled_since: when (loop time, seconds) the server was last heard of, or was first asked after that.
@@ -82,7 +81,6 @@ class Link(asyncio.Protocol):
         on_lost: Callable[["Link", ClientError], None],
     ) -> None:
         self.fingerprint = ""
-        self.minor = 0
         self.lost_error: ClientError | None = None
         self.outstanding = 0
         self.stalled_since = 0.0
@@ -180,7 +178,7 @@ class Link(asyncio.Protocol):
             if out:
                 self._transport.write(out)
             return None
-        self.fingerprint, self.minor = established.fingerprint, established.minor
+        self.fingerprint = established.fingerprint
         self.sealer = established.sealer
         self._decoder = ClientDecoder(established.opener)
         self._decoder.receive_data(established.surplus)

@@ -47,7 +47,13 @@ class UntrustedServerError(ClientError):
 
 
 class UnsupportedByServerError(ClientError):
-    """The server speaks jebp/1.0, or an earlier state of our extensions, which has no words for this."""
+    """The server does not understand a command: it is no Babelbus, or one from before our extensions of jebp."""
+
+    def __init__(self, what: str, command: int) -> None:
+        super().__init__(
+            f"{what}: this server does not understand command {command:02x}; Babelbus 0.1 or newer is needed"
+        )
+        self.command = command
 
 
 class RequestError(ClientError):
@@ -99,11 +105,3 @@ class RecordTooLargeError(RequestError):
             repeat=False,
         )
         self.bytes_max = bytes_max
-
-
-class PartitionOutOfReachError(ClientError):
-    """The partitions in front fill a fetch of the greatest size, so that none of this one's records is in it.
-
-    jebp's own fetch names no partition and begins with the first (DECISION 26); servers that know the extension with
-    partitions by number never cause this.
-    """

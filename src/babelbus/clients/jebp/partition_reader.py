@@ -1,17 +1,14 @@
 """Partitions by number, from the client's side: what there is of them, and reading one alone."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from babelbus.clients.jebp.errors import (
     OffsetOutOfRangeError,
     RecordTooLargeError,
-    RequestError,
     UnknownPartitionError,
     UnknownTopicError,
-    UnsupportedByServerError,
 )
+from babelbus.clients.jebp.requests import Requests, check
 from babelbus.protocols.jebp.codec import decode_missing_topics, encode_request
 from babelbus.protocols.jebp.messages import (
     NO_OFFSET,
@@ -30,30 +27,20 @@ from babelbus.protocols.jebp.partition_codec import (
     decode_partition_fetched,
     decode_positions,
 )
-from babelbus.protocols.jebp.status import is_success
 
-UNKNOWN_COMMAND_STATUS = 0xB0
 NO_TOPIC_STATUS = 0xB1
 NO_OFFSET_STATUS = 0xB2
 TOO_LARGE_STATUS = 0xB4
 NO_PARTITION_STATUS = 0xB6
-RETRY_SECONDS = 0.1
-RETRIES = 3
-
-
-class Call(Protocol):
-    """Sends requests together and gives their answers; again on a new connection if this one is lost."""
-
-    async def __call__(self, *contents: bytes, what: str, patient: bool = False) -> list[Response]:
-        """Wait for the answers; `patient`: for as long as it takes."""
+RETRY_SECONDS = 0.3
+"""How long a request that the server's disk refused is repeated."""
 
 
 class PartitionReader:
-    """The requests that name partitions. An older server has none of them (`UnsupportedByServerError`)."""
+    """The requests that name partitions."""
 
-    def __init__(self, call: Call, *, timeout_seconds: float) -> None:
-        self._call = call
-        self._timeout_seconds = timeout_seconds
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
 
     async def positions(self, topics: Sequence[str] | None, timestamp: int | None) -> list[TopicPositions]:
         """Ask as often as it takes for all; see `Client.positions`."""
@@ -76,7 +63,7 @@ class PartitionReader:
                 raise UnknownTopicError(
                     f"there is no topic {missing}, or no right to read it", response.status, response.repeat
                 )
-            _check(response, "positions")
+            check(response, "positions")
             told = decode_positions(response.content)
             found += told.topics
             if not told.more or not told.topics:
@@ -96,7 +83,7 @@ class PartitionReader:
     ) -> PartitionFetched:
         """Fetch once; see `Client.fetch_partition`."""
         # Longer and a server that waits could not be told from one that is gone.
-        wait_ms = min(int(min(wait_seconds, self._timeout_seconds / 2) * 1000), WAIT_MS_MAX)
+        wait_ms = min(int(min(wait_seconds, self._requests.timeout_seconds / 2) * 1000), WAIT_MS_MAX)
         until = NO_OFFSET if end is None else end
         what = f"fetch partition {partition} of {topic!r}"
         request = FetchPartition(topic, partition, start_type, start, until, bytes_max, wait_ms)
@@ -111,7 +98,7 @@ class PartitionReader:
             raise OffsetOutOfRangeError(start, status, bounds.first_offset, bounds.high_watermark)
         if status == TOO_LARGE_STATUS:
             raise RecordTooLargeError(bytes_max, status)
-        _check(response, what)
+        check(response, what)
         return decode_partition_fetched(response.content)
 
     async def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
@@ -124,21 +111,7 @@ class PartitionReader:
             )
         if response.status == NO_PARTITION_STATUS:
             raise UnknownPartitionError(str(response.content, "utf-8", "replace"), response.status, response.repeat)
-        _check(response, what)
+        check(response, what)
 
     async def _ask(self, content: bytes, what: str, *, patient: bool = False) -> Response:
-        """Return the answer; what the server's disk refused is asked for again a few times."""
-        for turn in range(RETRIES + 1):
-            (response,) = await self._call(content, what=what, patient=patient)
-            if response.status == UNKNOWN_COMMAND_STATUS:
-                raise UnsupportedByServerError(f"{what}: the server does not know partitions by number")
-            if not response.repeat or turn == RETRIES:
-                break
-            await asyncio.sleep(RETRY_SECONDS)
-        return response
-
-
-def _check(response: Response, what: str) -> None:
-    if not is_success(response.status):
-        reason = str(response.content, "utf-8", "replace") or "the server refused"
-        raise RequestError(f"{what}: {reason}", response.status, response.repeat)
+        return await self._requests.ask(content, what, patient=patient, retry_seconds=RETRY_SECONDS)

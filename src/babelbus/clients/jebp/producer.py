@@ -12,11 +12,18 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from babelbus.clients.jebp.connection import Link
-from babelbus.clients.jebp.errors import ClientClosedError, ClientError, RequestError, RequestTimeoutError
+from babelbus.clients.jebp.errors import (
+    ClientClosedError,
+    ClientError,
+    RequestError,
+    RequestTimeoutError,
+    UnsupportedByServerError,
+)
+from babelbus.clients.jebp.requests import UNKNOWN_COMMAND_STATUS
 from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.protocols.jebp.codec import decode_records_created, request_parts
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.protocols.jebp.messages import CreateRecords, Data, Response
+from babelbus.protocols.jebp.messages import CREATE_RECORDS, CreateRecords, Data, Response
 from babelbus.protocols.jebp.names import encode_name
 from babelbus.protocols.jebp.status import is_success
 
@@ -29,10 +36,7 @@ _HEAD_BYTES_MAX = 300  # command, name, partition, producer and sequence, tag
 
 
 class Published(msgspec.Struct, frozen=True):
-    """Where a batch was stored: `count` records of one partition, the first at `base_offset`.
-
-    `base_offset` and `partition` are -1 when the server speaks jebp/1.0, which does not say.
-    """
+    """Where a batch was stored: `count` records of one partition, the first at `base_offset`."""
 
     partition: int
     base_offset: int
@@ -313,7 +317,9 @@ def _new_producer_id() -> int:
     return secrets.randbits(63)
 
 
-def _refusal(topic: str, response: Response) -> RequestError:
+def _refusal(topic: str, response: Response) -> ClientError:
+    if response.status == UNKNOWN_COMMAND_STATUS:
+        return UnsupportedByServerError(f"publish to {topic!r}", CREATE_RECORDS)
     if response.repeat:
         return RequestError(f"the server could not store a batch of topic {topic!r}", response.status, True)
     return RequestError(

@@ -4,28 +4,24 @@ jebp has no push (DECISION 24) and its fetch names no topic: it reads what the c
 fetch goes out behind its own subscribe, both in one write. That costs the server some microseconds, and no caller can
 ever read what another one subscribed to, or be left without a topic that was made again under the same name.
 
-Following reads its partition by number (`partition_reader`), and does with fetches only where the server is older.
+Following reads its partition by number (`partition_reader`).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 
 import msgspec
 
-from babelbus.clients.jebp.connection import Link
 from babelbus.clients.jebp.errors import (
     ClientError,
-    ConnectionLostError,
     OffsetOutOfRangeError,
-    PartitionOutOfReachError,
     RecordTooLargeError,
     RequestError,
-    RequestTimeoutError,
     UnknownPartitionError,
     UnknownTopicError,
-    UnsupportedByServerError,
 )
 from babelbus.clients.jebp.partition_reader import PartitionReader
+from babelbus.clients.jebp.requests import Requests
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.codec import decode_batches, encode_request
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
@@ -124,26 +120,17 @@ class FetchedPartition(msgspec.Struct, frozen=True):
     high_watermark: int
 
 
-GetLink = Callable[[float | None], Awaitable[Link]]
-"""Gives the connection, waiting for a new one this many seconds at the most; `None` is for as long as it takes."""
-
-
 class Reader:
     """The reading side of a client."""
 
-    def __init__(self, get_link: GetLink, *, timeout_seconds: float, resend: bool) -> None:
-        self._get_link = get_link
-        self._timeout_seconds = timeout_seconds
-        self._resend = resend
-        self.partitions = PartitionReader(self.call, timeout_seconds=timeout_seconds)
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self.partitions = PartitionReader(requests)
 
-    async def fetch(
-        self, topic: str, start_type: int, start: int, bytes_max: int, *, patient: bool = False
-    ) -> list[FetchedBatch]:
-        """Fetch once; again on a new connection if this one is lost. See `Client.fetch`."""
+    async def fetch(self, topic: str, start_type: int, start: int, bytes_max: int) -> list[FetchedBatch]:
+        """Fetch once; see `Client.fetch`."""
         contents = fetch_contents(topic, start_type, start, bytes_max)
-        responses = await self.call(*contents, what="a fetch", patient=patient)
-        return read_answer(topic, start, bytes_max, *responses)
+        return read_answer(topic, start, bytes_max, *await self._requests.send(*contents, what="a fetch"))
 
     async def fetch_partition(
         self,
@@ -162,26 +149,6 @@ class Reader:
         batch = FetchedBatch(topic, partition, found.records) if len(found.records) else None
         return FetchedPartition(batch, found.next_offset, found.first_offset, found.high_watermark)
 
-    async def call(self, *contents: bytes, what: str, patient: bool = False) -> list[Response]:
-        """Send requests together and return their answers; again on a new connection if this one is lost.
-
-        Raises:
-            RequestTimeoutError: no answer within the time limit, unless it is `patient`.
-            ClientError: the connection was lost, and is not made again.
-        """
-        deadline = None if patient else asyncio.get_running_loop().time() + self._timeout_seconds
-        while True:
-            left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
-            link = await self._get_link(left)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    return await link.call(*contents)
-            except TimeoutError:
-                raise RequestTimeoutError(f"no answer to {what} for {self._timeout_seconds:g} s") from None
-            except (ConnectionLostError, RequestTimeoutError):
-                if not self._resend:
-                    raise
-
     async def follow(
         self,
         topic: str,
@@ -197,147 +164,76 @@ class Reader:
         start_type, start = start_of(offset, timestamp)
         pause = 0.0
         end: int | None = None
-        by_number = True
         if until_end and start_type == FROM_OFFSET:
-            end, by_number = await self._end_of(topic, partition, start)
-        number = partition if by_number else None
-        asked = self._ask(topic, number, start_type, start, bytes_max)
+            end = await self._end_of(topic, partition, start)
+        asked = self._ask(topic, partition, start_type, start, bytes_max)
         try:
             while end is None or start < end:
                 try:
-                    batches = await asked
-                except UnsupportedByServerError:  # an older server, perhaps since a moment ago
-                    number = None
-                    asked = self._ask(topic, number, start_type, start, bytes_max)
-                    continue
+                    batch = await asked
                 except RecordTooLargeError:
                     if bytes_max >= BYTES_MAX_MAX:
                         raise
                     bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
-                    asked = self._ask(topic, number, start_type, start, bytes_max)
+                    asked = self._ask(topic, partition, start_type, start, bytes_max)
                     continue
-                mine = next((batch for batch in batches if batch.partition == partition), None)
-                if mine is not None:
-                    start_type, start, pause = FROM_OFFSET, mine.next_offset, 0.0
+                if batch is not None:
+                    start_type, start, pause = FROM_OFFSET, batch.next_offset, 0.0
                     if until_end and end is None:
-                        end, _ = await self._end_of(topic, partition, start)
-                    # The next chunk is on its way while the caller decodes this one.
-                    asked = self._ask(topic, number, start_type, start, bytes_max)
-                    # One turn of the loop for the request to be made, one for uvloop to write it: only then may the
-                    # caller keep the loop busy.
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
-                    yield mine, end
-                    continue
-                if batches and max(batch.partition for batch in batches) < partition and bytes_max < BYTES_MAX_MAX:
-                    bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
-                elif batches and sum(len(batch.data) for batch in batches) > BYTES_MAX_MAX // 2:
-                    raise PartitionOutOfReachError(
-                        f"partition {partition} of topic {topic!r}: the partitions in front fill a fetch of "
-                        f"{bytes_max} bytes from {'offset' if start_type == FROM_OFFSET else 'time'} {start} on"
-                    )
+                        end = await self._end_of(topic, partition, start)
                 elif until_end:
                     return
                 else:
                     pause = min(max(2 * pause, POLL_SECONDS_MIN), poll_seconds_max)
                     await asyncio.sleep(pause)
-                asked = self._ask(topic, number, start_type, start, bytes_max)
+                asked = self._ask(topic, partition, start_type, start, bytes_max)
+                if batch is not None:
+                    # The next chunk is on its way while the caller decodes this one. One turn of the loop for the
+                    # request to be made, one for uvloop to write it: only then may the caller keep the loop busy.
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+                    yield batch, end
         finally:
             asked.cancel()
 
     def _ask(
-        self, topic: str, partition: int | None, start_type: int, start: int, bytes_max: int
-    ) -> "asyncio.Task[list[FetchedBatch]]":
-        """Start to fetch, from one partition or (`None`: the server does not know them) from all."""
-        if partition is None:
-            answer = self.fetch(topic, start_type, start, bytes_max, patient=True)
-        else:
-            answer = self._fetch_one(topic, partition, start_type, start, bytes_max)
-        task = asyncio.get_running_loop().create_task(answer)
+        self, topic: str, partition: int, start_type: int, start: int, bytes_max: int
+    ) -> "asyncio.Task[FetchedBatch | None]":
+        """Start to fetch."""
+        task = asyncio.create_task(self._fetch_one(topic, partition, start_type, start, bytes_max))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a follower may stop before it reads
         return task
 
     async def _fetch_one(
         self, topic: str, partition: int, start_type: int, start: int, bytes_max: int
-    ) -> list[FetchedBatch]:
-        """Return the next batch of one partition, behind whatever compaction left empty; none when there is nothing."""
+    ) -> FetchedBatch | None:
+        """Return the next batch of one partition, behind whatever compaction left empty; `None` at the end."""
         while True:
-            found = await self.partitions.fetch(topic, partition, start_type, start, bytes_max=bytes_max, patient=True)
-            if len(found.records):
-                return [FetchedBatch(topic, partition, found.records)]
-            if found.next_offset >= found.high_watermark or found.next_offset <= start:
-                return []
-            start_type, start = FROM_OFFSET, found.next_offset
-
-    async def _end_of(self, topic: str, partition: int, known: int) -> tuple[int, bool]:
-        """Return the offset after a partition's last record, and whether the server knows partitions by number.
-
-        Raises:
-            OffsetOutOfRangeError: `known` lies behind it.
-            UnknownPartitionError: there is none of this number.
-        """
-        try:
-            (told,) = await self.partitions.positions([topic], None)
-        except UnsupportedByServerError:
-            return await self.find_end(topic, known), False
-        if partition >= len(told.partitions):
-            raise UnknownPartitionError(
-                f"topic {topic!r} has partitions 0 to {len(told.partitions) - 1}, not {partition}", 0xB6, False
+            fetched = await self.partitions.fetch(
+                topic, partition, start_type, start, bytes_max=bytes_max, patient=True
             )
-        there = told.partitions[partition]
-        if known > there.high_watermark:
-            raise OffsetOutOfRangeError(known, 0xB2, there.first_offset, there.high_watermark)
-        return there.high_watermark, True
+            if len(fetched.records):
+                return FetchedBatch(topic, partition, fetched.records)
+            if fetched.next_offset >= fetched.high_watermark or fetched.next_offset <= start:
+                return None
+            start_type, start = FROM_OFFSET, fetched.next_offset
 
-    async def find_end(self, topic: str, known: int) -> int:
-        """Return the offset after the last record that can be read; `known` is an offset that exists or is that one.
-
-        jebp has no request for it. But a fetch of no bytes tells by its status on which side of the end an offset is
-        (DECISION 26 and 28), so a search finds it: two requests for each doubling of the distance. With several
-        partitions it is the end of the longest.
+    async def _end_of(self, topic: str, partition: int, start: int) -> int:
+        """Return the offset after a partition's last record.
 
         Raises:
-            OffsetOutOfRangeError: `known` does not exist.
+            OffsetOutOfRangeError: `start` lies behind it.
+            UnknownPartitionError: the topic has no partition of this number.
         """
-        side = await self._side(topic, known)
-        if side > 0:
-            raise OffsetOutOfRangeError(known, 0xB1)
-        low, step = known, 1
-        while side < 0:
-            low = known
-            known, step = min(known + step, INT64_MAX), step * 2
-            side = await self._side(topic, known)
-        high = known  # at the end or beyond
-        while side > 0 and high - low > 1:
-            middle = (low + high) // 2
-            found = await self._side(topic, middle)
-            if found == 0:
-                return middle
-            low, high = (middle, high) if found < 0 else (low, middle)
-        return high
-
-    async def _side(self, topic: str, offset: int) -> int:
-        """Tell whether an offset is below the end (-1), the end (0) or beyond it (1)."""
-        try:
-            batches = await self.fetch(topic, FROM_OFFSET, offset, 0)
-        except RecordTooLargeError:
-            return -1
-        except OffsetOutOfRangeError:
-            return 1
-        return -1 if batches else 0
-
-    async def find_first(self, topic: str) -> int:
-        """Return the offset of the first record of the first partition that has one; 0 if no record can be read."""
-        bytes_max = 2**16
-        while True:
-            try:
-                batches = await self.fetch(topic, FROM_TIMESTAMP, 0, bytes_max)
-            except RecordTooLargeError:
-                if bytes_max >= BYTES_MAX_MAX:
-                    raise
-                bytes_max = min(16 * bytes_max, BYTES_MAX_MAX)
-                continue
-            return batches[0].base_offset if batches else 0
+        (positions,) = await self.partitions.positions([topic], None)
+        if partition >= len(positions.partitions):
+            raise UnknownPartitionError(
+                f"topic {topic!r} has partitions 0 to {len(positions.partitions) - 1}, not {partition}", 0xB6, False
+            )
+        bounds = positions.partitions[partition]
+        if start > bounds.high_watermark:
+            raise OffsetOutOfRangeError(start, 0xB2, bounds.first_offset, bounds.high_watermark)
+        return bounds.high_watermark
 
 
 def start_of(offset: int | None, timestamp: int | None) -> tuple[int, int]:

@@ -45,7 +45,6 @@ class Keeper:
     Attributes:
         link: the connection, `None` while there is none.
         fingerprint: of the server that is trusted; after the first connection always the one that answered there.
-        minor: the minor version that the server spoke last.
         dead: why there will be no connection any more.
     """
 
@@ -63,7 +62,6 @@ class Keeper:
     ) -> None:
         self.link: Link | None = None
         self.fingerprint = fingerprint
-        self.minor = 0
         self.dead: ClientError | None = None
         self._address = address
         self._identity = identity
@@ -136,7 +134,7 @@ class Keeper:
         )
 
     def _connected(self, link: Link) -> None:
-        self.fingerprint, self.minor = link.fingerprint, link.minor
+        self.fingerprint = link.fingerprint
         self.link = link
         if link.lost_error is not None:  # in the moment between
             self._disconnected(link, link.lost_error)

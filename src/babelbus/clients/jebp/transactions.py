@@ -11,20 +11,12 @@ Every request can be sent again without harm, and is: on a new connection, and w
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from babelbus.clients.jebp.batching import cut_batches
-from babelbus.clients.jebp.connection import Link
-from babelbus.clients.jebp.errors import (
-    ConnectionLostError,
-    RequestError,
-    RequestTimeoutError,
-    UnsupportedByServerError,
-)
+from babelbus.clients.jebp.requests import Requests, check
 from babelbus.clock import Clock
-from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.codec import encode_request
-from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.protocols.jebp.messages import (
     ANY_PARTITION,
     AbortBatch,
@@ -39,28 +31,19 @@ from babelbus.protocols.jebp.messages import (
     TransactionTold,
 )
 from babelbus.protocols.jebp.staging_codec import decode_committed, decode_dropped, decode_staged, decode_told
-from babelbus.protocols.jebp.status import is_success
 from babelbus.records.record import Record, RecordBatch
 
-UNKNOWN_COMMAND_STATUS = 0xB0
-RETRY_SECONDS_MIN = 0.02
-RETRY_SECONDS_MAX = 1.0
 REQUESTS_ON_THE_WAY = 3
 """Of one writer: enough that both sides always have something to do."""
 BATCH_BYTES_MAX = 2 * 2**20
-TAG_BYTES = 16
-
-GetLink = Callable[[float | None], Awaitable[Link]]
 
 
 class Asker:
-    """Sends requests that do no harm when they are sent again, until they are answered for good."""
+    """Sends the requests of staging."""
 
-    def __init__(self, get_link: GetLink, clock: Clock, *, timeout_seconds: float, resend: bool) -> None:
+    def __init__(self, requests: Requests, clock: Clock) -> None:
         self.clock = clock
-        self._get_link = get_link
-        self._timeout_seconds = timeout_seconds
-        self._resend = resend
+        self._requests = requests
 
     async def ask(self, request: StagingRequest, what: str) -> Response:
         """Return the answer of success.
@@ -71,32 +54,7 @@ class Asker:
             UnsupportedByServerError: the server does not know the command.
             LocalProtocolError, ClientError: nothing was sent.
         """
-        content = encode_request(request)
-        if len(content) + TAG_BYTES > FRAME_BYTES_MAX:
-            raise LocalProtocolError(f"{what}: {len(content)} bytes, limit {FRAME_BYTES_MAX - TAG_BYTES}")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeout_seconds
-        pause = RETRY_SECONDS_MIN
-        while True:
-            link = await self._get_link(max(deadline - loop.time(), 0))
-            try:
-                async with asyncio.timeout_at(deadline):
-                    (response,) = await link.call(content)
-            except TimeoutError:
-                raise RequestTimeoutError(f"{what}: no answer for {self._timeout_seconds:g} s") from None
-            except (ConnectionLostError, RequestTimeoutError):
-                if not self._resend:
-                    raise
-                continue
-            if is_success(response.status):
-                return response
-            if response.status == UNKNOWN_COMMAND_STATUS:
-                raise UnsupportedByServerError(f"{what}: the server has no staged batches")
-            if not response.repeat or loop.time() + pause >= deadline:
-                reason = str(response.content, "utf-8", "replace") or "the server refused"
-                raise RequestError(f"{what}: {reason}", response.status, response.repeat)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, RETRY_SECONDS_MAX)
+        return check(await self._requests.ask(encode_request(request), what), what)
 
 
 class PartWriter:

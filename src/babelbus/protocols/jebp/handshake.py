@@ -30,7 +30,6 @@ from babelbus.protocols.jebp.identity import CERTIFICATE_BYTES, SIGNATURE_BYTES,
 
 VERSION: Final = b"jebp/1.1"
 TIMEOUT_SECONDS: Final = 10.0
-MINOR_WITH_CREATE_RECORDS: Final = 1
 
 _VERSION: Final = re.compile(rb"jebp/([0-9]{1,9})\.([0-9]{1,9})")
 _MAJOR: Final = 1
@@ -55,7 +54,7 @@ class Established(msgspec.Struct, frozen=True):
     Attributes:
         fingerprint: of the peer's certificate. The server's session decides about it before it looks at `surplus`.
         certificate: what the peer showed; proven unless bare certificates are in use.
-        minor: the server's minor version; from 1 on it knows command 13.
+        minor: the server's minor version.
         sealer: for what this side says, at its place in the count.
         opener: for what the peer says; return it to a `ServerDecoder` or `ClientDecoder`.
         surplus: bytes that arrived behind the handshake; the first data of that decoder.

@@ -100,7 +100,7 @@ _ROWS: dict[Outcome, tuple[int, int, bool]] = {
     Outcome.PARTITION_MISSING: (0xB6, 0xB6, False),
     Outcome.PARTITION_NO_OFFSET: (0xB2, 0xB2, False),
     Outcome.PARTITION_RECORD_TOO_LARGE: (0xB4, 0xB4, False),
-    Outcome.PARTITION_REFUSED: (0xB3, 0xB3, False),  # not b0, which an older server says
+    Outcome.PARTITION_REFUSED: (0xB3, 0xB3, False),  # not b0, which stands for an unknown command
     Outcome.PARTITION_DISK: (0xB3, 0xB3, True),
     Outcome.SUBSCRIBED: (0xA0, 0xA0, False),  # DECISION 17: not a2
     Outcome.SUBSCRIBE_MISSING: (0xB1, 0xB1, False),
