@@ -1,8 +1,7 @@
 """The client of jebp: publish, fetch, follow and transactions over one encrypted connection."""
 
 from babelbus.clients.jebp.batching import Flushed
-from babelbus.clients.jebp.blocking import BlockingClient
-from babelbus.clients.jebp.blocking_transactions import BlockingPartWriter
+from babelbus.clients.jebp.blocking import BlockingClient, BlockingPartWriter
 from babelbus.clients.jebp.client import Client, Position
 from babelbus.clients.jebp.errors import (
     ClientClosedError,

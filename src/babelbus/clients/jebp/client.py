@@ -439,15 +439,20 @@ class Client:
             UnknownPartitionError: the topic has no such partition.
             CorruptRecordError: a record is not what was written.
         """
-        start = self.follow_chunks(topic, offset, timestamp, partition, until_end, poll_seconds_max, 2**20)
-        async with contextlib.aclosing(start) as batches:
-            async for batch, end in batches:
+        batches = self.follow_batches(
+            topic,
+            offset=offset,
+            timestamp=timestamp,
+            partition=partition,
+            until_end=until_end,
+            poll_seconds_max=poll_seconds_max,
+        )
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
                 for record in batch.records():
-                    if end is not None and record.offset >= end:
-                        return
                     yield record
 
-    async def follow_batches(
+    def follow_batches(
         self,
         topic: str,
         *,
@@ -461,24 +466,8 @@ class Client:
         """Yield what `follow` yields a chunk at a time, for bulk readers: `batch.columns()` or `batch.records()`.
 
         The next chunk, of `bytes_max` bytes at the most unless one record is larger, is fetched while the caller works
-        on the last one. With `until_end` the last batch may reach a little beyond the end.
+        on the last one.
         """
-        start = self.follow_chunks(topic, offset, timestamp, partition, until_end, poll_seconds_max, bytes_max)
-        async with contextlib.aclosing(start) as batches:
-            async for batch, _ in batches:
-                yield batch
-
-    def follow_chunks(
-        self,
-        topic: str,
-        offset: int | None,
-        timestamp: int | None,
-        partition: int,
-        until_end: bool,
-        poll_seconds_max: float,
-        bytes_max: int,
-    ) -> AsyncGenerator[tuple[FetchedBatch, int | None], None]:
-        """Yield what `follow_batches` yields, each batch with the offset to stop at if there is one."""
         return self._reader.follow(
             topic,
             offset=offset,

@@ -159,14 +159,14 @@ class Reader:
         until_end: bool,
         poll_seconds_max: float,
         bytes_max: int,
-    ) -> AsyncGenerator[tuple[FetchedBatch, int | None], None]:
-        """Yield the batches of one partition, and the offset to stop at if there is one. See `Client.follow`."""
+    ) -> AsyncGenerator[FetchedBatch, None]:
+        """Yield the batches of one partition. See `Client.follow`."""
         start_type, start = start_of(offset, timestamp)
         pause = 0.0
         end: int | None = None
         if until_end and start_type == FROM_OFFSET:
             end = await self._end_of(topic, partition, start)
-        asked = self._ask(topic, partition, start_type, start, bytes_max)
+        asked = self._ask(topic, partition, start_type, start, end, bytes_max)
         try:
             while end is None or start < end:
                 try:
@@ -175,7 +175,7 @@ class Reader:
                     if bytes_max >= BYTES_MAX_MAX:
                         raise
                     bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
-                    asked = self._ask(topic, partition, start_type, start, bytes_max)
+                    asked = self._ask(topic, partition, start_type, start, end, bytes_max)
                     continue
                 if batch is not None:
                     start_type, start, pause = FROM_OFFSET, batch.next_offset, 0.0
@@ -186,35 +186,35 @@ class Reader:
                 else:
                     pause = min(max(2 * pause, POLL_SECONDS_MIN), poll_seconds_max)
                     await asyncio.sleep(pause)
-                asked = self._ask(topic, partition, start_type, start, bytes_max)
+                asked = self._ask(topic, partition, start_type, start, end, bytes_max)
                 if batch is not None:
                     # The next chunk is on its way while the caller decodes this one. One turn of the loop for the
                     # request to be made, one for uvloop to write it: only then may the caller keep the loop busy.
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
-                    yield batch, end
+                    yield batch
         finally:
             asked.cancel()
 
     def _ask(
-        self, topic: str, partition: int, start_type: int, start: int, bytes_max: int
+        self, topic: str, partition: int, start_type: int, start: int, end: int | None, bytes_max: int
     ) -> "asyncio.Task[FetchedBatch | None]":
         """Start to fetch."""
-        task = asyncio.create_task(self._fetch_one(topic, partition, start_type, start, bytes_max))
+        task = asyncio.create_task(self._fetch_one(topic, partition, start_type, start, end, bytes_max))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a follower may stop before it reads
         return task
 
     async def _fetch_one(
-        self, topic: str, partition: int, start_type: int, start: int, bytes_max: int
+        self, topic: str, partition: int, start_type: int, start: int, end: int | None, bytes_max: int
     ) -> FetchedBatch | None:
         """Return the next batch of one partition, behind whatever compaction left empty; `None` at the end."""
         while True:
             fetched = await self.partitions.fetch(
-                topic, partition, start_type, start, bytes_max=bytes_max, patient=True
+                topic, partition, start_type, start, end=end, bytes_max=bytes_max, patient=True
             )
             if len(fetched.records):
                 return FetchedBatch(topic, partition, fetched.records)
-            if fetched.next_offset >= fetched.high_watermark or fetched.next_offset <= start:
+            if fetched.next_offset <= start or fetched.next_offset >= (fetched.high_watermark if end is None else end):
                 return None
             start_type, start = FROM_OFFSET, fetched.next_offset
 

@@ -300,6 +300,13 @@ class Client:
             self._room.clear()
             await self._room.wait()
 
+    async def send_many(
+        self, values: Iterable[tuple[str, Any]], *, store: bool = True, in_flight_max: int = 10_000
+    ) -> None:
+        """Set or publish many values; see `send`."""
+        for key, value in values:
+            await self.send(key, value, store=store, in_flight_max=in_flight_max)
+
     async def flush(self) -> None:
         """Wait for the answers to what was sent.
 
