@@ -145,6 +145,8 @@ def test_a_reader_that_goes_away_is_no_error(served: Served, orders: str) -> Non
 def test_nobody_there_is_told_with_what_to_do(served: Served) -> None:
     told = served.run("publish", "orders", "x", "--server", "127.0.0.1:1", code=1)
     assert "nothing listens on 127.0.0.1:1; start one with 'babelbus serve'" in told
+    told = served.run("fetch", "orders", "--server", served.ready["addresses"]["admin"], code=1)
+    assert "said nothing for 3 s: this may be the port of another protocol; that of jebp is 5320" in told
 
 
 def test_bench_leaves_figures_and_no_topic(served: Served) -> None:

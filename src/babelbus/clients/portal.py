@@ -89,8 +89,10 @@ class Portal:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
-        except CancelledError:  # the portal was closed meanwhile
-            raise self._refuse() from None
+        except CancelledError:
+            if self.is_open:
+                raise
+            raise self._refuse() from None  # closed while this call waited
         except BaseException:
             future.cancel()
             raise

@@ -18,9 +18,11 @@ from babelbus.client import (
     RequestTimeoutError,
     UnsupportedByServerError,
 )
+from babelbus.clients.jebp import connection, reconnect
 from babelbus.protocols.jebp.box import Sealer
 from babelbus.protocols.jebp.codec import encode_records_created
 from babelbus.protocols.jebp.decoder import ServerDecoder
+from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ServerHandshake
 from babelbus.protocols.jebp.identity import Identity as ServerIdentity
 from babelbus.protocols.jebp.messages import CreateRecords, RecordsCreated, Request, Subscribe
@@ -253,3 +255,51 @@ def test_a_server_that_does_not_know_our_commands_is_told_by_one_error() -> None
                 await call
 
     with_peer(lambda script, request: UNKNOWN, check, version=b"jebp/1.0")
+
+
+def connect_to(greeting: bytes, *, then_close: bool = False) -> tuple[str, list[dict[str, Any]]]:
+    """Connect to a server that says this and no more; return the error, and what the loop complained about."""
+    complaints: list[dict[str, Any]] = []
+
+    class Other(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            transports.append(transport)
+            transport.write(greeting)
+            if then_close:
+                transport.close()
+
+    transports: list[Any] = []
+
+    async def run() -> str:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: complaints.append(context))
+        server = await loop.create_server(Other, "127.0.0.1", 0)
+        with pytest.raises(ConnectionLostError) as caught:
+            await Client(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", identity=Identity.generate()).__aenter__()
+        for transport in transports:
+            transport.abort()
+        server.close()
+        await asyncio.sleep(0)  # in which connections hear of their end
+        await asyncio.sleep(0)
+        return str(caught.value)
+
+    return asyncio.run(run()), complaints
+
+
+def test_a_port_of_another_protocol_is_told_with_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "GREETING_SECONDS", 0.05)
+    for greeting, reason in ((b"", "said nothing for 0.05 s"), (b'{"welcome":{}}\n', "frame starts with 7b, not 01")):
+        told, complaints = connect_to(greeting)
+        assert reason in told
+        assert told.endswith("that of jebp is 5320 unless the server was told otherwise")
+        assert complaints == []
+    told, complaints = connect_to(b"", then_close=True)
+    assert "the server ended the connection during the handshake" in told
+    assert complaints == []
+
+
+def test_a_handshake_that_is_never_finished_is_one_error_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconnect, "TIMEOUT_SECONDS", 0.05)
+    told, complaints = connect_to(encode_frame(b"jebp/1.1"))
+    assert "no handshake with 127.0.0.1" in told
+    assert complaints == []

@@ -22,6 +22,10 @@ from babelbus.protocols.jebp.handshake import ClientHandshake, UntrustedPeerErro
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import Data, Response, Subscribe
 
+GREETING_SECONDS = 3.0
+"""How long a server may be silent behind `connect`: one of jebp speaks first, at once; one of HTTP waits for us."""
+WRONG_PORT = "this may be the port of another protocol; that of jebp is 5320 unless the server was told otherwise"
+
 _PROBE = encode_request(Subscribe(()))
 
 
@@ -147,6 +151,12 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """Begin; the server speaks first."""
         self._transport = transport
+        self._loop.call_later(GREETING_SECONDS, self._expect_greeting)
+
+    def _expect_greeting(self) -> None:
+        if not self.stalled_since and self.lost_error is None:
+            silence = f"the server took the connection and said nothing for {GREETING_SECONDS:g} s"
+            self.abort(ConnectionLostError(f"{silence}: {WRONG_PORT}"))
 
     def data_received(self, data: bytes) -> None:
         """Handle one chunk as one batch."""
@@ -167,7 +177,8 @@ class Link(asyncio.Protocol):
         except UntrustedPeerError as error:
             self.abort(UntrustedServerError(error.fingerprint, self._expected or ""))
         except RemoteProtocolError as error:
-            lost = ConnectionLostError(f"the server broke the protocol: {error}")
+            hint = f"; {WRONG_PORT}" if self._decoder is None else ""
+            lost = ConnectionLostError(f"the server broke the protocol: {error}{hint}")
             lost.__cause__ = error
             self.abort(lost)
 
@@ -221,7 +232,9 @@ class Link(asyncio.Protocol):
         waiting, self._pending = self._pending, deque()
         for _, pending in waiting:
             pending.lost(error)
-        entered = self._probe.future.done() and self._probe.future.exception() is None
+        probe = self._probe.future
+        # Cancelled if the handshake took too long: asking such a future for its exception raises.
+        entered = probe.done() and not probe.cancelled() and probe.exception() is None
         self._probe.lost(error)
         if entered:  # otherwise whoever awaits `ready` knows
             self._on_lost(self, error)
