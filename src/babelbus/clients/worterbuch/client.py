@@ -14,11 +14,22 @@ import collections
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from babelbus.clients.worterbuch.codec import encode_message
+from babelbus.clients.worterbuch.codec import (
+    Ack,
+    Answer,
+    CState,
+    Err,
+    LsState,
+    PState,
+    Reply,
+    State,
+    Welcome,
+    encode_message,
+)
 from babelbus.clients.worterbuch.connection import Connection, dial
 from babelbus.clients.worterbuch.errors import (
     ClientError,
@@ -34,7 +45,8 @@ __all__ = ["Client", "Event", "Subscription", "Versioned", "connect"]
 
 SWITCH_ID = 0
 
-_read = msgspec.json.Decoder().decode
+P = ParamSpec("P")
+T = TypeVar("T")
 _write = msgspec.json.Encoder().encode
 
 
@@ -43,9 +55,6 @@ class Versioned(msgspec.Struct, frozen=True):
 
     value: Any
     version: int
-
-
-Answer = asyncio.Future[m.ServerMessage]
 
 
 async def connect(
@@ -82,8 +91,8 @@ class Client:
     def __init__(self) -> None:
         self.client_id = ""
         self._connection: Connection | None = None
-        self._welcome: asyncio.Future[m.Welcome] = asyncio.get_running_loop().create_future()
-        self._waiting: dict[int, Answer] = {}
+        self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._sent: collections.deque[int] = collections.deque()
         self._subscriptions: dict[int, Subscription] = {}
         self._next_id = 1
@@ -150,25 +159,22 @@ class Client:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _hear(self, message: m.ServerMessage) -> None:
-        if isinstance(message, m.Welcome):
+    def _hear(self, message: Reply) -> None:
+        if isinstance(message, Welcome):
             if not self._welcome.done():
                 self._welcome.set_result(message)
             return
-        if isinstance(message, m.Keepalive):
-            return
-        transaction_id = 0 if isinstance(message, m.Handshaken) else message.transaction_id
-        answer = self._waiting.pop(transaction_id, None)
+        answer = self._waiting.pop(message.transaction_id, None)
         if answer is not None:
             if not answer.done():
                 answer.set_result(message)
             return
-        subscription = self._subscriptions.get(transaction_id)
-        if subscription is not None and isinstance(message, m.State | m.PState | m.LsState):
+        subscription = self._subscriptions.get(message.transaction_id)
+        if subscription is not None and isinstance(message, State | PState | LsState):
             subscription.take(message)
-        elif self._sent and isinstance(message, m.Ack | m.Err) and transaction_id == self._sent[0]:
+        elif self._sent and isinstance(message, Ack | Err) and message.transaction_id == self._sent[0]:
             self._sent.popleft()
-            if isinstance(message, m.Err) and self._failure is None:
+            if isinstance(message, Err) and self._failure is None:
                 self._failure = error_of(message)
             self._room.set()
 
@@ -198,7 +204,7 @@ class Client:
             texts, self._texts = self._texts, []
             self._connection.send(texts)
 
-    async def _ask_as(self, transaction_id: int, message: m.ClientMessage) -> m.ServerMessage:
+    async def _ask_as(self, transaction_id: int, message: m.ClientMessage) -> Answer:
         """Send a request and wait for its answer.
 
         Raises:
@@ -206,33 +212,36 @@ class Client:
             ConnectionLostError: the connection is gone.
         """
         self._write(message)
-        answer: Answer = asyncio.get_running_loop().create_future()
-        self._waiting[transaction_id] = answer
-        found = await answer
-        if isinstance(found, m.Err):
-            raise error_of(found)
-        return found
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[transaction_id] = waiting
+        answer = await waiting
+        if isinstance(answer, Err):
+            raise error_of(answer)
+        return answer
+
+    async def _ask(
+        self, request: Callable[Concatenate[int, P], m.ClientMessage], *args: P.args, **kwargs: P.kwargs
+    ) -> Answer:
+        """Send a request under a new number and wait for its answer; raises as `_ask_as`."""
+        number = self._take_id()
+        return await self._ask_as(number, request(number, *args, **kwargs))
 
     async def get(self, key: str) -> Any:
         """Return a value.
 
         Raises:
-            NoSuchValueError: there is none.
+            NoSuchValueError: the key has none.
         """
-        number = self._take_id()
-        found = await self._ask_as(number, m.Get(number, key))
-        return _read(_expect(found, m.State).value)
+        return _expect(State, await self._ask(m.Get, key)).content
 
     async def cget(self, key: str) -> Versioned:
         """Return a value and its version; raises as `get`."""
-        number = self._take_id()
-        found = _expect(await self._ask_as(number, m.CGet(number, key)), m.CState)
-        return Versioned(_read(found.value), found.version)
+        answer = _expect(CState, await self._ask(m.CGet, key))
+        return Versioned(answer.value, answer.version)
 
     async def pget(self, pattern: str) -> dict[str, Any]:
         """Return all keys that match (`?` one element, `#` at the end any number), with their values."""
-        number = self._take_id()
-        return _values(await self._ask_as(number, m.PGet(number, pattern)))
+        return _expect(PState, await self._ask(m.PGet, pattern)).content
 
     async def set(self, key: str, value: Any) -> None:
         """Store a value.
@@ -240,36 +249,31 @@ class Client:
         Raises:
             VersionedError: the key holds one with a version.
         """
-        number = self._take_id()
-        await self._ask_as(number, m.Set(number, key, _write(value)))
+        await self._ask(m.Set, key, _write(value))
 
     async def cset(self, key: str, value: Any, version: int) -> None:
         """Store a value with the next version if the key has `version`, 0 for none.
 
         Raises:
-            VersionedError: it has another one.
+            VersionedError: the key has another version.
         """
-        number = self._take_id()
-        await self._ask_as(number, m.CSet(number, key, _write(value), version))
+        await self._ask(m.CSet, key, _write(value), version)
 
     async def publish(self, key: str, value: Any) -> None:
-        """Tell the subscribers of a key, and store nothing."""
-        number = self._take_id()
-        await self._ask_as(number, m.Publish(number, key, _write(value)))
+        """Send a value to the subscribers of a key, and store nothing."""
+        await self._ask(m.Publish, key, _write(value))
 
     async def delete(self, key: str) -> Any:
         """Delete a key and return the value that it had.
 
         Raises:
-            NoSuchValueError: it had none.
+            NoSuchValueError: the key had none.
         """
-        number = self._take_id()
-        return _read(_expect(await self._ask_as(number, m.Delete(number, key)), m.State).value)
+        return _expect(State, await self._ask(m.Delete, key)).content
 
     async def pdelete(self, pattern: str, *, quiet: bool = False) -> dict[str, Any]:
-        """Delete all keys that match; gives what they held, nothing with `quiet`."""
-        number = self._take_id()
-        return _values(await self._ask_as(number, m.PDelete(number, pattern, quiet)))
+        """Delete all keys that match; return the values that they had, nothing with `quiet`."""
+        return _expect(PState, await self._ask(m.PDelete, pattern, quiet)).content
 
     async def ls(self, parent: str | None = None) -> list[str]:
         """List the names below a key, without one those of the root.
@@ -277,13 +281,11 @@ class Client:
         Raises:
             NoSuchValueError: there is no such node.
         """
-        number = self._take_id()
-        return list(_expect(await self._ask_as(number, m.Ls(number, parent)), m.LsState).children)
+        return list(_expect(LsState, await self._ask(m.Ls, parent)).children)
 
     async def pls(self, pattern: str | None = None) -> list[str]:
         """List the names below all keys that match."""
-        number = self._take_id()
-        return list(_expect(await self._ask_as(number, m.PLs(number, pattern)), m.LsState).children)
+        return list(_expect(LsState, await self._ask(m.PLs, pattern)).children)
 
     # -- many at once ------------------------------------------------------------------------------------------------
 
@@ -333,9 +335,8 @@ class Client:
         unique: bool = False,
         live_only: bool = False,
     ) -> Subscription:
-        """Hear of a key: of the value that it has, unless `live_only`, and of all changes; `unique`: of news alone."""
-        number = self._take_id()
-        return await self._subscribe(number, m.Subscribe(number, key, unique, live_only), key, callback)
+        """Subscribe to a key: to its value, unless `live_only`, and to changes; with `unique` to other values only."""
+        return await self._subscribe(key, callback, m.Subscribe, key, unique, live_only)
 
     async def psubscribe(
         self,
@@ -346,24 +347,27 @@ class Client:
         aggregate_ms: int | None = None,
         live_only: bool = False,
     ) -> Subscription:
-        """Hear of all keys that match; the first event is what they hold. `aggregate_ms` collects events so long."""
-        number = self._take_id()
-        message = m.PSubscribe(number, pattern, unique, aggregate_ms, live_only)
-        return await self._subscribe(number, message, pattern, callback)
+        """Subscribe to all keys that match; the first event has their values. `aggregate_ms` collects events."""
+        return await self._subscribe(pattern, callback, m.PSubscribe, pattern, unique, aggregate_ms, live_only)
 
     async def subscribe_ls(
         self, parent: str | None = None, callback: Callable[[list[str]], None] | None = None
     ) -> Subscription:
-        """Hear of the names below a key, all of them whenever one comes or goes."""
-        number = self._take_id()
-        return await self._subscribe(number, m.SubscribeLs(number, parent), parent or "", callback)
+        """Subscribe to the names below a key; each event has all of them."""
+        return await self._subscribe(parent or "", callback, m.SubscribeLs, parent)
 
     async def _subscribe(
-        self, number: int, message: m.ClientMessage, key: str, callback: Callable[[Any], None] | None
+        self,
+        key: str,
+        callback: Callable[[Any], None] | None,
+        request: Callable[Concatenate[int, P], m.ClientMessage],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Subscription:
+        number = self._take_id()
         subscription = self._subscriptions[number] = Subscription(self._end_subscription, number, key, callback)
         try:
-            await self._ask_as(number, message)
+            await self._ask_as(number, request(number, *args, **kwargs))
         except BaseException:
             self._subscriptions.pop(number, None)
             raise
@@ -383,18 +387,15 @@ class Client:
         Raises:
             KeyLockedError: another client has it.
         """
-        number = self._take_id()
-        await self._ask_as(number, m.Lock(number, key))
+        await self._ask(m.Lock, key)
 
     async def acquire_lock(self, key: str) -> None:
         """Lock a key as soon as it is free: who waits longest is next."""
-        number = self._take_id()
-        await self._ask_as(number, m.AcquireLock(number, key))
+        await self._ask(m.AcquireLock, key)
 
     async def release_lock(self, key: str) -> None:
         """Unlock a key."""
-        number = self._take_id()
-        await self._ask_as(number, m.ReleaseLock(number, key))
+        await self._ask(m.ReleaseLock, key)
 
     @contextlib.asynccontextmanager
     async def locked(self, key: str) -> AsyncIterator[None]:
@@ -420,11 +421,7 @@ class Client:
         await self.set(f"$SYS/clients/{self.client_id}/clientName", name)
 
 
-def _expect(message: m.ServerMessage, kind: type[Any]) -> Any:
-    if not isinstance(message, kind):
-        raise RemoteProtocolError(f"{type(message).__name__} where {kind.__name__} was awaited")
-    return message
-
-
-def _values(message: m.ServerMessage) -> dict[str, Any]:
-    return {key: _read(value) for key, value in _expect(message, m.PState).pairs}
+def _expect(kind: type[T], answer: Answer) -> T:
+    if not isinstance(answer, kind):
+        raise RemoteProtocolError(f"{type(answer).__name__} where {kind.__name__} was awaited")
+    return answer

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from babelbus.clients.worterbuch.codec import ReplyDecoder, decode_reply
+from babelbus.clients.worterbuch.codec import Reply, ReplyDecoder, decode_reply
 from babelbus.clients.worterbuch.errors import ConnectionLostError
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
-from babelbus.protocols.worterbuch import messages as m
 from babelbus.units import MIB
 from babelbus.wire.http import ResponseDecoder
 from babelbus.wire.websocket import (
@@ -27,7 +26,7 @@ PORTS = {"tcp": 9090, "ws": 8080}
 MESSAGE_BYTES_MAX = 256 * MIB
 HEAD_BYTES_MAX = 65_536
 
-Hear = Callable[[m.ServerMessage], None]
+Hear = Callable[[Reply], None]
 Lost = Callable[[Exception | None], None]
 
 
@@ -102,7 +101,9 @@ class WebConnection(Connection):
         self._frames.receive_data(data)
         for event in self._frames.events():
             if isinstance(event, Message):
-                self._hear(decode_reply(event.data))
+                reply = decode_reply(event.data)
+                if reply is not None:
+                    self._hear(reply)
             elif isinstance(event, Ping):
                 self.transport.write(encode_pong(event.data, mask=True))
             elif isinstance(event, Close):

@@ -1,9 +1,8 @@
 """What can go wrong for a client of Wörterbuch: every error that `client.Client` raises because of its server."""
 
-from babelbus.clients.worterbuch.codec import decode_metadata
+from babelbus.clients.worterbuch.codec import Err, decode_metadata
 from babelbus.errors import BabelbusError
 from babelbus.protocols.worterbuch.errors import ErrorCode
-from babelbus.protocols.worterbuch.messages import Err
 
 
 class ClientError(BabelbusError):
@@ -51,5 +50,5 @@ ERRORS: dict[int, type[RequestError]] = {
 
 def error_of(message: Err) -> RequestError:
     """Return what a refused request raises."""
-    kind = ERRORS.get(message.code, RequestError)
-    return kind(message.code, decode_metadata(message.metadata))
+    kind = ERRORS.get(message.error_code, RequestError)
+    return kind(message.error_code, decode_metadata(message.metadata))

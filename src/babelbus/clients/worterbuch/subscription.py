@@ -7,11 +7,8 @@ from typing import Any
 
 import msgspec
 
+from babelbus.clients.worterbuch.codec import LsState, PState, State
 from babelbus.clients.worterbuch.errors import ClientError
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.worterbuch import messages as m
-
-_read = msgspec.json.Decoder().decode
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -43,19 +40,14 @@ class Subscription:
         self._error: ClientError | None = None
         self._over = False
 
-    def take(self, message: m.ServerMessage) -> None:
-        """Take what came for it."""
+    def take(self, message: State | PState | LsState) -> None:
+        """Add an event of this subscription."""
         event: Any
-        match message:
-            case m.State(value=value, deleted=deleted):
-                event = Event(deleted={self._key: _read(value)}) if deleted else Event({self._key: _read(value)})
-            case m.PState(pairs=pairs, deleted=deleted):
-                values = {key: _read(value) for key, value in pairs}
-                event = Event(deleted=values) if deleted else Event(values)
-            case m.LsState(children=children):
-                event = list(children)
-            case _:
-                raise RemoteProtocolError(f"{type(message).__name__} as an event")
+        if isinstance(message, LsState):
+            event = list(message.children)
+        else:
+            values = {self._key: message.content} if isinstance(message, State) else message.content
+            event = Event(values) if message.deleted is msgspec.UNSET else Event(deleted=values)
         if self._callback is not None:
             self._callback(event)
         else:

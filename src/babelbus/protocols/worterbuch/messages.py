@@ -52,7 +52,12 @@ class CGet(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     key: str
 
 
-_PATTERN = {"transaction_id": "transactionId", "pattern": "requestPattern"}
+_PATTERN = {
+    "transaction_id": "transactionId",
+    "pattern": "requestPattern",
+    "aggregate_ms": "aggregateEvents",
+    "live_only": "liveOnly",
+}
 
 
 class PGet(msgspec.Struct, frozen=True, gc=False, rename=_PATTERN):
@@ -62,7 +67,7 @@ class PGet(msgspec.Struct, frozen=True, gc=False, rename=_PATTERN):
     pattern: str
 
 
-class Set(msgspec.Struct, frozen=True, gc=False):
+class Set(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Set a key."""
 
     transaction_id: int
@@ -82,7 +87,7 @@ class SetRun(msgspec.Struct, frozen=True):
         return list(map(Set, self.transaction_ids, self.keys, self.values))
 
 
-class CSet(msgspec.Struct, frozen=True, gc=False):
+class CSet(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Set a key if it has this version."""
 
     transaction_id: int
@@ -98,14 +103,14 @@ class SPubInit(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     key: str
 
 
-class SPub(msgspec.Struct, frozen=True, gc=False):
+class SPub(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Publish to the key that is bound to this transaction id."""
 
     transaction_id: int
     value: bytes
 
 
-class Publish(msgspec.Struct, frozen=True, gc=False):
+class Publish(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Tell the subscribers of a key, and store nothing."""
 
     transaction_id: int
@@ -113,7 +118,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     value: bytes
 
 
-class Subscribe(msgspec.Struct, frozen=True, gc=False):
+class Subscribe(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Tell me of a key; with `unique` only when its value changes, with `live_only` not what it holds now."""
 
     transaction_id: int
@@ -122,7 +127,7 @@ class Subscribe(msgspec.Struct, frozen=True, gc=False):
     live_only: bool = False
 
 
-class PSubscribe(msgspec.Struct, frozen=True, gc=False):
+class PSubscribe(msgspec.Struct, frozen=True, gc=False, rename=_PATTERN):
     """Tell me of all keys that match; `aggregate_ms` collects events for so many milliseconds."""
 
     transaction_id: int
@@ -145,7 +150,7 @@ class Delete(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     key: str
 
 
-class PDelete(msgspec.Struct, frozen=True, gc=False):
+class PDelete(msgspec.Struct, frozen=True, gc=False, rename=_PATTERN):
     """Delete all keys that match; with `quiet` the answer does not list them."""
 
     transaction_id: int
@@ -207,7 +212,7 @@ class ReleaseLock(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     key: str
 
 
-class Transform(msgspec.Struct, frozen=True, gc=False):
+class Transform(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Reserved; no server has it."""
 
     transaction_id: int
@@ -273,83 +278,3 @@ class ServerInfo(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_def
     protocol_version: str
     authorization_required: bool | None = None
     authentication_required: bool | None = None
-
-
-class Welcome(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The first message of the server, since 0.7."""
-
-    info: ServerInfo
-    client_id: str
-
-
-class Handshaken(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a handshake (0.3 to 0.6): the chosen version, and the three characters of keys and patterns."""
-
-    version: Version
-    separator: str = "/"
-    wildcard: str = "?"
-    multi_wildcard: str = "#"
-
-
-class Authorized(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The JWT was accepted."""
-
-    transaction_id: int
-
-
-class Authenticated(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The hash was accepted (servers 0.42)."""
-
-    transaction_id: int
-
-
-class Ack(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Done."""
-
-    transaction_id: int
-
-
-class Err(msgspec.Struct, frozen=True, gc=False, rename={"transaction_id": "transactionId", "code": "errorCode"}):
-    """Not done; `metadata` is JSON text as a rule, see `decode_metadata`."""
-
-    transaction_id: int
-    code: int
-    metadata: str
-
-
-class State(msgspec.Struct, frozen=True, gc=False):
-    """A value, or with `deleted` the one that a key had; `key` only in 0.3 to 0.9."""
-
-    transaction_id: int
-    value: bytes
-    deleted: bool = False
-    key: str | None = None
-
-
-class CState(msgspec.Struct, frozen=True, gc=False):
-    """A value and its version, 0 if it is plain."""
-
-    transaction_id: int
-    value: bytes
-    version: int
-
-
-class PState(msgspec.Struct, frozen=True, gc=False):
-    """Keys with their values, or with `deleted` those that they had."""
-
-    transaction_id: int
-    pattern: str
-    pairs: tuple[tuple[str, bytes], ...]
-    deleted: bool = False
-
-
-class LsState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The names below a key."""
-
-    transaction_id: int
-    children: tuple[str, ...]
-
-
-ServerMessage = (
-    Welcome | Handshaken | Authorized | Authenticated | Ack | Err | State | CState | PState | LsState | Keepalive
-)
