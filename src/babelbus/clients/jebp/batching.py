@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import msgspec
 
-from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Batch, Producer, Published
+from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.clock import Clock
 from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.records.format import (
@@ -48,7 +48,7 @@ class Batcher:
         self._batch_bytes_max = batch_bytes_max
         self._open: dict[tuple[str, int], _Open] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._outstanding: dict[Batch, None] = {}
+        self._outstanding: set[asyncio.Future[Published]] = set()
         self._error: BabelbusError | None = None
         self._records = self._batches = 0
 
@@ -95,24 +95,22 @@ class Batcher:
         found = self._open.pop((topic, partition), None)
         if found is None:
             return
-        submitted: list[Batch] = []
-
-        def done(published: Published | None, error: BabelbusError | None) -> None:
-            if submitted:
-                del self._outstanding[submitted[0]]
-            self._error = self._error or error
-            if published is not None:
-                self._records += published.count
-                self._batches += 1
-
         try:
-            data = encode_batch(found.records).data
-            batch = self._producer.submit(topic, partition, data, len(found.records), done)
+            done = self._producer.submit(topic, partition, encode_batch(found.records).data, len(found.records))
         except BabelbusError as error:
             self._error = self._error or error
             return
-        self._outstanding[batch] = None
-        submitted.append(batch)
+        self._outstanding.add(done)
+        done.add_done_callback(self._note)
+
+    def _note(self, done: "asyncio.Future[Published]") -> None:
+        self._outstanding.discard(done)
+        error = done.exception()
+        if error is None:
+            self._records += done.result().count
+            self._batches += 1
+        elif isinstance(error, BabelbusError):
+            self._error = self._error or error
 
     async def flush(self) -> Flushed:
         """Send what is collected and return when everything sent so far is answered.
@@ -122,7 +120,7 @@ class Batcher:
         """
         self.close_all()
         if self._outstanding:
-            await _wait_for(list(self._outstanding))
+            await asyncio.wait(self._outstanding)  # which hears of a batch behind `_note`
         flushed = Flushed(self._records, self._batches)
         self._records = self._batches = 0
         error, self._error = self._error, None
@@ -131,42 +129,16 @@ class Batcher:
         return flushed
 
 
-async def _wait_for(batches: Sequence[Batch]) -> None:
-    left = len(batches)
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def done(_published: Published | None, _error: BabelbusError | None) -> None:
-        nonlocal left
-        left -= 1
-        if not left and not future.done():
-            future.set_result(None)
-
-    for batch in batches:
-        batch.on_done.append(done)
-    await future
-
-
 async def publish_one(producer: Producer, topic: str, partition: int, record: Record, now_ms: int) -> Published:
     """Submit one record by itself and return where it was stored.
 
     Raises:
-        BabelbusError: it cannot be stored, or what the server said.
+        BabelbusError: it cannot be stored, or the error of the server.
     """
     batch = _encode([record], None, now_ms)
     if producer.full:
         await producer.room()
-    finished: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-
-    def done(published: Published | None, error: BabelbusError | None) -> None:
-        if finished.done():  # the caller gave up
-            return
-        if published is not None:
-            finished.set_result(published)
-        elif error is not None:
-            finished.set_exception(error)
-
-    producer.submit(topic, partition, batch.data, 1, done)
-    return await finished
+    return await producer.submit(topic, partition, batch.data, 1)
 
 
 async def publish_batches(
@@ -177,49 +149,32 @@ async def publish_batches(
     Raises:
         BabelbusError: the first error; nothing more was submitted after it, and what was is answered.
     """
-    results: list[Published | None] = []
-    errors: list[BabelbusError] = []
-    left = 0
-    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    submitted: list[asyncio.Future[Published]] = []
+    errors: list[BaseException] = []
 
-    def expect() -> Callable[[Published | None, BabelbusError | None], None]:
-        nonlocal left
-        index = len(results)
-        results.append(None)
-        left += 1
+    def note(done: "asyncio.Future[Published]") -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            errors.append(error)
 
-        def done(published: Published | None, error: BabelbusError | None) -> None:
-            nonlocal left
-            left -= 1
-            results[index] = published
-            if error is not None:
-                errors.append(error)
-            if not left and not finished.done():
-                finished.set_result(None)
-
-        return done
-
-    all_submitted = expect()  # so that `finished` waits for the last batch
     try:
         for batch in batches:
             if producer.full:
                 await producer.room()
             if errors:
                 break
-            done = expect()
-            try:
-                producer.submit(topic, partition, batch.data, batch.count, done)
-            except BabelbusError as error:
-                done(None, error)
+            done = producer.submit(topic, partition, batch.data, batch.count)
+            done.add_done_callback(note)
+            submitted.append(done)
             # The loop sends what is written and reads answers while the next batch is still to be made.
             await asyncio.sleep(0)
-    except BabelbusError as error:  # of a record that cannot be stored
+    except BabelbusError as error:  # of a record that cannot be stored, or of a client that was closed
         errors.append(error)
-    all_submitted(None, None)
-    await finished
+    if submitted:
+        await asyncio.wait(submitted)
     if errors:
         raise errors[0]
-    return [published for published in results if published is not None]
+    return [done.result() for done in submitted]
 
 
 def cut_batches(

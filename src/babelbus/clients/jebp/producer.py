@@ -43,20 +43,20 @@ class Published(msgspec.Struct, frozen=True):
     count: int
 
 
-Done = Callable[[Published | None, BabelbusError | None], None]
-
-
 class Batch:
-    """Some records of one topic and partition from `submit` until their answer; it is the `Pending` of a link."""
+    """Some records of one topic and partition from `submit` until their answer; it is the `Pending` of a link.
 
-    __slots__ = ("count", "data", "lane", "on_done", "partition", "repeated_since", "sent_at", "sequence")
+    `done` gets their place, or the error.
+    """
 
-    def __init__(self, lane: "Lane", partition: int, data: Data, count: int, on_done: Done) -> None:
+    __slots__ = ("count", "data", "done", "lane", "partition", "repeated_since", "sent_at", "sequence")
+
+    def __init__(self, lane: "Lane", partition: int, data: Data, count: int, done: asyncio.Future[Published]) -> None:
         self.lane = lane
         self.partition = partition
         self.data = data
         self.count = count
-        self.on_done = [on_done]
+        self.done = done
         self.sequence = -1
         self.sent_at = 0.0
         self.repeated_since = 0.0
@@ -229,8 +229,8 @@ class Producer:
         """Call back later."""
         self._loop.call_later(seconds, callback)
 
-    def submit(self, topic: str, partition: int, data: Data, count: int, on_done: Done) -> Batch:
-        """Take a batch in the stored form; `on_done` hears once what became of it.
+    def submit(self, topic: str, partition: int, data: Data, count: int) -> "asyncio.Future[Published]":
+        """Send a batch in the stored form; the future has its place, once it is stored.
 
         Raises:
             LocalProtocolError: the topic's name is none, or the batch is over the frame limit.
@@ -244,10 +244,10 @@ class Producer:
         if lane is None:
             encode_name(topic)
             lane = self._lanes[topic] = Lane(self, topic, self._producer_id)
-        batch = Batch(lane, partition, data, count, on_done)
+        done: asyncio.Future[Published] = self._loop.create_future()
         self.held_bytes += len(data)
-        lane.submit(batch)
-        return batch
+        lane.submit(Batch(lane, partition, data, count, done))
+        return done
 
     def outstanding(self) -> list[Batch]:
         """Return all batches that are not answered."""
@@ -263,8 +263,12 @@ class Producer:
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
-        for callback in batch.on_done:
-            callback(published, error)
+        if batch.done.done():  # the caller gave up
+            return
+        if published is not None:
+            batch.done.set_result(published)
+        elif error is not None:
+            batch.done.set_exception(error)
 
     @property
     def full(self) -> bool:
