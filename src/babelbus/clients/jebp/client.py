@@ -30,7 +30,7 @@ from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Publishe
 from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition, Reader, start_of
 from babelbus.clients.jebp.reconnect import Keeper
 from babelbus.clients.jebp.requests import Requests
-from babelbus.clients.jebp.transactions import Asker, Transaction
+from babelbus.clients.jebp.transactions import Transaction
 from babelbus.clock import Clock, SystemClock
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.codec import encode_request
@@ -104,9 +104,8 @@ class Client:
         self._batcher = Batcher(
             self._producer, self._clock, linger_seconds=linger_seconds, batch_bytes_max=batch_bytes_max
         )
-        requests = Requests(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
-        self._reader = Reader(requests)
-        self._asker = Asker(requests, self._clock)
+        self._requests = Requests(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
+        self._reader = Reader(self._requests)
 
     # -- connection --------------------------------------------------------------------------------------------------
 
@@ -152,7 +151,7 @@ class Client:
 
     def transaction(self, transaction: str) -> Transaction:
         """Return the staged batches under a transaction id: records that a commit publishes all at once, and once."""
-        return Transaction(self._asker, transaction)
+        return Transaction(self._requests, self._clock, transaction)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 

@@ -13,19 +13,18 @@ from collections.abc import AsyncGenerator, Iterator
 import msgspec
 
 from babelbus.clients.jebp.errors import (
-    ClientError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
     RequestError,
     UnknownPartitionError,
     UnknownTopicError,
 )
-from babelbus.clients.jebp.partition_reader import PartitionReader
+from babelbus.clients.jebp.partition_reader import NO_TOPIC_STATUS, PartitionReader
 from babelbus.clients.jebp.requests import Requests
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.codec import decode_batches, encode_request
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.protocols.jebp.messages import FROM_OFFSET, FROM_TIMESTAMP, Fetch, Response, Subscribe
+from babelbus.protocols.jebp.messages import FROM_OFFSET, FROM_TIMESTAMP, Fetch, Subscribe
 from babelbus.protocols.jebp.status import is_success
 from babelbus.records.columns import I64, Columns, decode_columns, find_positions, iterate, verify
 from babelbus.records.fields import offset_of
@@ -129,8 +128,23 @@ class Reader:
 
     async def fetch(self, topic: str, start_type: int, start: int, bytes_max: int) -> list[FetchedBatch]:
         """Fetch once; see `Client.fetch`."""
-        contents = fetch_contents(topic, start_type, start, bytes_max)
-        return read_answer(topic, start, bytes_max, *await self._requests.send(*contents, what="a fetch"))
+        if not 0 <= bytes_max < 2**31:
+            raise LocalProtocolError(f"a fetch of {bytes_max} bytes")
+        contents = encode_request(Subscribe((topic,))), encode_request(Fetch(start_type, start, bytes_max))
+        subscribed, fetched = await self._requests.send(*contents, what="a fetch")
+        status = subscribed.status
+        if status == NO_TOPIC_STATUS:
+            raise UnknownTopicError(f"there is no topic {topic!r}, or no right to read it", status, subscribed.repeat)
+        if not is_success(status):
+            raise RequestError(f"the server refused to subscribe to {topic!r}", status, subscribed.repeat)
+        status = fetched.status
+        if status == 0xB1:
+            raise OffsetOutOfRangeError(start, status)
+        if not is_success(status) and fetched.repeat:
+            raise RequestError("the server could not read the records", status, True)
+        if not is_success(status):
+            raise RecordTooLargeError(bytes_max, status)
+        return [FetchedBatch(one.topic, one.partition, one.records) for one in decode_batches(fetched.content)]
 
     async def fetch_partition(
         self,
@@ -249,43 +263,3 @@ def start_of(offset: int | None, timestamp: int | None) -> tuple[int, int]:
         raise LocalProtocolError(f"a fetch cannot start at {start}")
     # Every record is at or after time 0, so this is the first one, whatever offset retention has left it.
     return (FROM_OFFSET if offset is not None else FROM_TIMESTAMP), start
-
-
-def fetch_contents(topic: str, start_type: int, start: int, bytes_max: int) -> tuple[bytes, bytes]:
-    """Return the two requests of a fetch.
-
-    Raises:
-        LocalProtocolError: a value is one that jebp cannot carry.
-    """
-    if not 0 <= bytes_max < 2**31:
-        raise LocalProtocolError(f"a fetch of {bytes_max} bytes")
-    return encode_request(Subscribe((topic,))), encode_request(Fetch(start_type, start, bytes_max))
-
-
-def read_answer(topic: str, start: int, bytes_max: int, subscribed: Response, fetched: Response) -> list[FetchedBatch]:
-    """Read the two answers of a fetch.
-
-    Raises:
-        ClientError: as `Client.fetch`.
-    """
-    if not is_success(subscribed.status):
-        raise _subscribe_error(topic, subscribed)
-    if not is_success(fetched.status):
-        raise _fetch_error(start, bytes_max, fetched)
-    return [FetchedBatch(one.topic, one.partition, one.records) for one in decode_batches(fetched.content)]
-
-
-def _subscribe_error(topic: str, response: Response) -> ClientError:
-    if response.status == 0xB1:
-        return UnknownTopicError(
-            f"there is no topic {topic!r}, or no right to read it", response.status, response.repeat
-        )
-    return RequestError(f"the server refused to subscribe to {topic!r}", response.status, response.repeat)
-
-
-def _fetch_error(start: int, bytes_max: int, response: Response) -> ClientError:
-    if response.status == 0xB1:
-        return OffsetOutOfRangeError(start, response.status)
-    if response.repeat:
-        return RequestError("the server could not read the records", response.status, True)
-    return RecordTooLargeError(bytes_max, response.status)

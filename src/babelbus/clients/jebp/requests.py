@@ -10,7 +10,8 @@ from babelbus.clients.jebp.errors import (
     RequestTimeoutError,
     UnsupportedByServerError,
 )
-from babelbus.protocols.jebp.messages import Response
+from babelbus.protocols.jebp.codec import encode_request
+from babelbus.protocols.jebp.messages import Request, Response
 from babelbus.protocols.jebp.status import is_success
 
 UNKNOWN_COMMAND_STATUS = 0xB0
@@ -75,6 +76,17 @@ class Requests:
                 return response
             await asyncio.sleep(pause)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+    async def do(self, request: Request, what: str) -> Response:
+        """Send one request and return its answer of success.
+
+        Raises:
+            RequestError: the server refused, or could not do it for `request_timeout_seconds`.
+            RequestTimeoutError: no answer came; it may be done or not.
+            UnsupportedByServerError: the server does not know the command.
+            LocalProtocolError, ClientError: nothing was sent.
+        """
+        return check(await self.ask(encode_request(request), what), what)
 
 
 def check(response: Response, what: str) -> Response:

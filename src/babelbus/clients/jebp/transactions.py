@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from babelbus.clients.jebp.batching import cut_batches
-from babelbus.clients.jebp.requests import Requests, check
+from babelbus.clients.jebp.requests import Requests
 from babelbus.clock import Clock
-from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.messages import (
     ANY_PARTITION,
     AbortBatch,
@@ -27,7 +26,6 @@ from babelbus.protocols.jebp.messages import (
     PartRecords,
     Response,
     StageRecords,
-    StagingRequest,
     TransactionTold,
 )
 from babelbus.protocols.jebp.staging_codec import decode_committed, decode_dropped, decode_staged, decode_told
@@ -38,32 +36,14 @@ REQUESTS_ON_THE_WAY = 3
 BATCH_BYTES_MAX = 2 * 2**20
 
 
-class Asker:
-    """Sends the requests of staging."""
-
-    def __init__(self, requests: Requests, clock: Clock) -> None:
-        self.clock = clock
-        self._requests = requests
-
-    async def ask(self, request: StagingRequest, what: str) -> Response:
-        """Return the answer of success.
-
-        Raises:
-            RequestError: the server refused, or could not do it for `request_timeout_seconds`.
-            RequestTimeoutError: no answer came; it may be done or not.
-            UnsupportedByServerError: the server does not know the command.
-            LocalProtocolError, ClientError: nothing was sent.
-        """
-        return check(await self._requests.ask(encode_request(request), what), what)
-
-
 class PartWriter:
     """One writer's share of a batch: an attempt of a Spark task, say. Its calls must follow each other."""
 
-    def __init__(self, asker: Asker, transaction: str, batch_id: int, part: str) -> None:
+    def __init__(self, requests: Requests, clock: Clock, transaction: str, batch_id: int, part: str) -> None:
         self.staged = PartRecords(part, 0)
         """What the commit has to be told of this part; picklable."""
-        self._asker = asker
+        self._requests = requests
+        self._clock = clock
         self._transaction = transaction
         self._batch_id = batch_id
         self._sent = 0
@@ -86,13 +66,13 @@ class PartWriter:
                 -1 the server gives each batch one.
 
         Raises:
-            BabelbusError: as `Asker.ask`; the writer is to be given up then, and its part to be left out.
+            BabelbusError: as `Requests.do`; the writer is to be given up then, and its part to be left out.
             InvalidRecordError: a record cannot be stored.
         """
         batches = cut_batches(
             payloads,
             timestamps,
-            now_ms=self._asker.clock.now_ms,
+            now_ms=self._clock.now_ms,
             batch_records=batch_records,
             batch_bytes_max=BATCH_BYTES_MAX,
         )
@@ -154,7 +134,7 @@ class PartWriter:
         whose = (self._transaction, self._batch_id, self.staged.part)
         request = StageRecords(*whose, topic, partition, first_record, records, to_state)
         what = f"stage records of {topic!r}{' for the state' if to_state else ''}"
-        return await self._asker.ask(request, what)
+        return await self._requests.do(request, what)
 
     def _note(self, response: Response) -> None:
         self.staged = PartRecords(self.staged.part, decode_staged(response.content).records)
@@ -174,19 +154,20 @@ class PartWriter:
     async def abort(self) -> None:
         """Drop what was staged."""
         self._give_up()
-        await self._asker.ask(AbortBatch(self._transaction, self._batch_id, self.staged.part), "abort a part")
+        await self._requests.do(AbortBatch(self._transaction, self._batch_id, self.staged.part), "abort a part")
 
 
 class Transaction:
     """All batches under one transaction id, which belongs to the identity of the client."""
 
-    def __init__(self, asker: Asker, transaction: str) -> None:
+    def __init__(self, requests: Requests, clock: Clock, transaction: str) -> None:
         self.id = transaction
-        self._asker = asker
+        self._requests = requests
+        self._clock = clock
 
     def writer(self, batch_id: int, part: str) -> PartWriter:
         """Return the writer of one part; no two writers of a batch may have the same one, and no attempt another's."""
-        return PartWriter(self._asker, self.id, batch_id, part)
+        return PartWriter(self._requests, self._clock, self.id, batch_id, part)
 
     async def commit(self, batch_id: int, parts: Sequence[PartRecords], *, owner: str = "") -> BatchCommitted:
         """Publish the records of these parts, in this order, all or none; return when they are in the log.
@@ -202,15 +183,17 @@ class Transaction:
             RequestError: a part is not there as it is named, the owner is another, a topic is gone: nothing is
                 published. Or (with `repeat`) the server could not finish it for `request_timeout_seconds`: it may do
                 so yet, and the same call tells.
-            BabelbusError: as `Asker.ask`.
+            BabelbusError: as `Requests.do`.
         """
         request = CommitBatch(self.id, batch_id, tuple(parts), owner)
-        return decode_committed((await self._asker.ask(request, f"commit batch {batch_id}")).content)
+        return decode_committed((await self._requests.do(request, f"commit batch {batch_id}")).content)
 
     async def abort(self, batch_id: int) -> int:
         """Drop all parts of a batch; return how many there were."""
-        return decode_dropped((await self._asker.ask(AbortBatch(self.id, batch_id), f"abort batch {batch_id}")).content)
+        return decode_dropped(
+            (await self._requests.do(AbortBatch(self.id, batch_id), f"abort batch {batch_id}")).content
+        )
 
     async def ask(self) -> TransactionTold:
         """Return the last batch that was committed, and who did."""
-        return decode_told((await self._asker.ask(AskTransaction(self.id), "ask for a transaction")).content)
+        return decode_told((await self._requests.do(AskTransaction(self.id), "ask for a transaction")).content)
