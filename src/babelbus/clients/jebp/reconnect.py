@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-from typing import Protocol
 
 from babelbus.clients.jebp.connection import Link, connect
 from babelbus.clients.jebp.errors import (
@@ -13,30 +12,12 @@ from babelbus.clients.jebp.errors import (
     RequestTimeoutError,
     UntrustedServerError,
 )
+from babelbus.clients.jebp.producer import Producer
 from babelbus.protocols.jebp.handshake import TIMEOUT_SECONDS
 from babelbus.protocols.jebp.identity import Identity
 
 RECONNECT_SECONDS_MIN = 0.05
 _WATCH_SECONDS_MAX = 1.0
-
-
-class Listener(Protocol):
-    """Who is told about the connection: the producer, whose batches outlive it."""
-
-    def open(self) -> None:
-        """The first connection is there."""
-
-    def connected(self, link: Link) -> None:
-        """There is a connection."""
-
-    def disconnected(self) -> None:
-        """It is gone, and another one may come."""
-
-    def expire(self) -> None:
-        """Some time has passed."""
-
-    def close(self, error: ClientError) -> None:
-        """There will be no connection any more."""
 
 
 class Keeper:
@@ -52,7 +33,7 @@ class Keeper:
         self,
         address: str,
         identity: Identity,
-        listener: Listener,
+        producer: Producer,
         *,
         fingerprint: str | None,
         bare_certificates: bool,
@@ -65,7 +46,7 @@ class Keeper:
         self.dead: ClientError | None = None
         self._address = address
         self._identity = identity
-        self._listener = listener
+        self._producer = producer
         self._bare_certificates = bare_certificates
         self._timeout_seconds = timeout_seconds
         self._reconnect = reconnect
@@ -82,7 +63,7 @@ class Keeper:
             raise ClientClosedError("a client can be entered once")
         self._entered = True
         link = await self._connect()
-        self._listener.open()
+        self._producer.open()
         self._connected(link)
         self._watch()
 
@@ -140,13 +121,13 @@ class Keeper:
             self._disconnected(link, link.lost_error)
             return
         self._wake_waiting()
-        self._listener.connected(link)
+        self._producer.connected(link)
 
     def _disconnected(self, link: Link, error: ClientError) -> None:
         if link is not self.link:
             return
         self.link, self._lost = None, error
-        self._listener.disconnected()
+        self._producer.disconnected()
         if self._reconnect and self.dead is None:
             self._reconnecting = asyncio.get_running_loop().create_task(self._try_again())
         else:
@@ -177,7 +158,7 @@ class Keeper:
         link, self.link = self.link, None
         if link is not None:
             link.close(error)
-        self._listener.close(self.dead)
+        self._producer.close(self.dead)
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
@@ -195,4 +176,4 @@ class Keeper:
         link, seconds = self.link, self._timeout_seconds
         if link is not None and link.outstanding and loop.time() - link.stalled_since >= seconds:
             link.abort(RequestTimeoutError(f"the server gave no answer for {seconds:g} s"))
-        self._listener.expire()
+        self._producer.expire()
