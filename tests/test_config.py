@@ -104,6 +104,22 @@ def test_an_unknown_flag_is_named() -> None:
         load(None, {}, {"jebp.prot": 1})
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hunter2@host/bus",
+        "postgresql://me@host/bus?password=hunter2",
+        "postgresql://host/bus?sslmode=require&p%61ssword=hunter2",
+        "postgresql://host/bus?sslpassword=hunter2",
+    ],
+)
+def test_a_password_anywhere_in_the_url_of_the_database_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="PGPASSWORD") as caught:
+        load(None, {"BABELBUS_DB_URL": url})
+    assert "hunter2" not in str(caught.value)
+    assert load(None, {"BABELBUS_DB_URL": "postgresql://me@host/bus?passfile=/etc/pgpass"}).db.url is not None
+
+
 def test_an_open_door_beyond_loopback_is_refused_unless_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"admin\.host = '0\.0\.0\.0' \(from the command line\).*server\.insecure"):
         load(None, {}, {"admin.host": "0.0.0.0"})

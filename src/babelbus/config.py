@@ -8,6 +8,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -541,6 +542,13 @@ def is_loopback(host: str) -> bool:
 
 
 _PASSWORD = re.compile(r"[^/]+://[^/@]*:[^/@]+@")
+_PASSWORD_OPTIONS = {"password", "sslpassword"}
+
+
+def _has_password(url: str) -> bool:
+    """Return whether a URL has a password, in front of the host or as an option."""
+    options = parse_qsl(url.partition("?")[2], keep_blank_values=True)
+    return bool(_PASSWORD.match(url)) or any(name.strip().lower() in _PASSWORD_OPTIONS for name, _ in options)
 
 
 def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> None:
@@ -549,7 +557,7 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
     jebp proves identities by itself, except with bare certificates, which whoever saw one can show again. The admin
     endpoint shows metrics without a token and takes its token unencrypted.
     """
-    if config.db.url is not None and _PASSWORD.match(config.db.url):
+    if config.db.url is not None and _has_password(config.db.url):
         raise ConfigError("db.url has a password in it, which would be shown; put it into PGPASSWORD or a .pgpass file")
     if config.server.insecure:
         return

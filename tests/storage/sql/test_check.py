@@ -35,16 +35,16 @@ def found(report: Report) -> list[tuple[str, int | None, int | None]]:
     return [(problem.kind, problem.offset, problem.next_offset) for problem in report.all_problems]
 
 
-def several_ranges(place: Place, topic: str = "t") -> DatabaseLog:
-    log = place.log(topic, segment_bytes=1000)
+def several_batches(place: Place, topic: str = "t") -> DatabaseLog:
+    log = place.log(topic)
     for first in range(0, 100, 5):
         append(log, numbered(5, first=first))
-    assert log.segment_count > 3
+    log.flush()
     return log
 
 
 def test_a_whole_database_has_no_problems_and_is_counted(place: Place) -> None:
-    log = several_ranges(place, "news")
+    log = several_batches(place, "news")
     fill(place.log("other", 0), 7)
     place.log("other", 1)
     seen: list[tuple[int, int]] = []
@@ -72,60 +72,66 @@ def test_a_check_beside_a_server_reads_what_it_has_committed_and_holds_nothing(p
     assert place.log().next_offset == 11
 
 
+def test_trimmed_truncated_and_compacted_partitions_are_whole(place: Place) -> None:
+    log = several_batches(place)
+    log.trim(12)
+    log.truncate(83)
+    other = place.log("keys", segment_bytes=1, cleanup="compact")
+    append(other, [Record(b"x", b"k%d" % (number % 3), timestamp=NOW) for number in range(20)])
+    other.clean(NOW)
+    report = check(place)
+    assert (report.all_problems, report.records) == ([], 3 + 73)
+
+
 @pytest.mark.parametrize("live", [True, False])
-@pytest.mark.parametrize(
-    ("change", "offsets"),
-    [
-        ("UPDATE records SET payload = x'00' WHERE \"offset\" = 50", (50, 51)),
-        ('UPDATE records SET crc = 7 WHERE "offset" = 99', (99, 100)),
-        ('UPDATE records SET payload = NULL WHERE "offset" = 0', (0, 1)),
-        ('DELETE FROM records WHERE "offset" BETWEEN 20 AND 22', (20, 23)),
-        ('DELETE FROM records WHERE "offset" = 0', (0, 1)),
-        ('DELETE FROM records WHERE "offset" = 98', (98, 99)),
-    ],
-)
-def test_damaged_and_missing_rows_are_named(place: Place, change: str, offsets: tuple[int, int], live: bool) -> None:
-    several_ranges(place, "news")
-    place.sql(change)
+@pytest.mark.parametrize("offset", [0, 50, 99])
+def test_damaged_records_are_named(place: Place, offset: int, live: bool) -> None:
+    several_batches(place, "news")
+    place.damage(offset)
     report = check(place, live=live)
-    assert found(report) == [("damaged", *offsets)]
-    assert report.records == 100 - (offsets[1] - offsets[0])
+    assert found(report) == [("damaged", offset, offset + 1)]
+    assert report.records == 99
     (problem,) = report.all_problems
     assert problem.file.endswith("db.sqlite, topic 'news', partition 0")
     assert "from a copy of the database" in problem.repair
 
 
-def test_a_whole_range_of_missing_rows_is_one_problem(place: Place) -> None:
-    log = several_ranges(place)
-    second = log.sealed_ranges()[1]
-    place.sql('DELETE FROM records WHERE "offset" >= ? AND "offset" < ?', second.base_offset, second.next_offset)
-    assert found(check(place)) == [("damaged", second.base_offset, second.next_offset)]
+def test_a_damaged_length_names_the_records_that_it_hides(place: Place) -> None:
+    several_batches(place)
+    place.damage(52, at=-23)
+    assert found(check(place)) == [("damaged", 52, 55)]
 
 
-def test_a_row_that_somebody_took_from_a_compacted_range_is_told_by_what_is_noted_of_it(place: Place) -> None:
-    log = place.log(segment_bytes=300, cleanup="compact")
-    append(log, [Record(b"x", b"alone", timestamp=NOW)])
-    for number in range(20):
-        append(log, [Record(b"%d" % number, b"k%d" % (number % 3), timestamp=NOW + number)])
-    log.roll()
-    log.clean(NOW)
-    assert check(place).all_problems == []
-    assert check(place).records < 20
-    place.sql('DELETE FROM records WHERE "offset" = 0')
-    (problem,) = check(place).all_problems
-    assert problem.kind == "range"
-    assert "is noted with" in problem.reason
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("DELETE FROM batches WHERE base_offset BETWEEN 20 AND 40", ("damaged", 20, 45)),
+        ("DELETE FROM batches WHERE base_offset = 0", ("damaged", 0, 5)),
+        ("DELETE FROM batches WHERE base_offset >= 90", ("ends_early", 90, 100)),
+        ("UPDATE batches SET count = 4 WHERE base_offset = 10", ("range", 10, 15)),
+        ("UPDATE batches SET greatest_timestamp = 9 WHERE base_offset = 10", ("range", 10, 15)),
+        ("UPDATE batches SET sum = 1 WHERE base_offset = 10", ("range", 10, 15)),
+        ("UPDATE partitions SET size_bytes = 1", ("range", 0, 100)),
+    ],
+)
+def test_missing_batches_and_wrong_columns_are_named(place: Place, change: str, problem: tuple[str, int, int]) -> None:
+    several_batches(place)
+    place.sql(change)
+    assert found(check(place)) == [problem]
 
 
-def test_rows_outside_of_all_ranges_and_ranges_that_do_not_touch_are_named(place: Place) -> None:
-    log = several_ranges(place)
-    first, second = log.sealed_ranges()[:2]
-    place.sql("DELETE FROM ranges WHERE base_offset = ?", first.base_offset)
-    (problem,) = check(place).all_problems
-    assert (problem.kind, f"{second.base_offset} rows lie outside" in problem.reason) == ("leftover", True)
-    third = log.sealed_ranges()[2]
-    place.sql("DELETE FROM ranges WHERE base_offset = ?", third.base_offset)
-    assert ("range", third.base_offset, third.next_offset) in found(check(place))
+def test_an_end_that_the_database_lost_is_named_although_nothing_in_it_knows(place: Place, tmp_path: Path) -> None:
+    log = several_batches(place)
+    log.flush()
+    after = place.copy(tmp_path / "after")
+    wal = Path(f"{after.path}-wal")
+    content = bytearray(wal.read_bytes())
+    content[len(content) // 2] ^= 1
+    wal.write_bytes(content)
+    ((kind, first, end),) = found(check(after))
+    assert (kind, end) == ("ends_early", 100)
+    assert first is not None
+    assert 0 < first < 100
 
 
 def test_a_partition_that_is_missing_and_a_removal_that_was_cut_short_are_named(place: Place) -> None:
@@ -167,7 +173,10 @@ def test_postgresql_is_checked_beside_its_server(server: PostgresServer) -> None
     fill(log, 50)
     report = check_database(server.url(), LocalFiles(), live=True)
     assert (report.records, report.all_problems) == (50, [])
-    server.sql('DELETE FROM records WHERE "offset" = 20; UPDATE records SET crc = 1 WHERE "offset" = 30')
+    server.sql(
+        "DELETE FROM batches WHERE base_offset = 20;"
+        " UPDATE batches SET data = overlay(data PLACING 'x' FROM octet_length(data) - 10) WHERE base_offset = 30"
+    )
     damaged: list[Problem] = check_database(server.url(), LocalFiles(), live=True).all_problems
-    assert [(one.offset, one.next_offset) for one in damaged] == [(20, 21), (30, 31)]
+    assert [(one.offset, one.next_offset) for one in damaged] == [(20, 30), (39, 40)]
     store.close()

@@ -37,8 +37,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     `ends_early` (offsets without any bytes), `overlap` (records that the next segment has too), `offset` (a whole
     record whose offset is wrong, which no CRC of its own covers), `unreadable` (the disk refuses), `index` (a derived
     file), `checkpoint`, `missing` (a partition or all its segments), `leftover` (what a step cut short by a crash has
-    left), `name` (a folder that is none of the bus's), `range` (of engine `db`: the rows of a range are not those
-    that are noted).
+    left), `name` (a folder that is none of the bus's), `range` (of engine `db`: a row says something else of its
+    batch than the data).
     """
 
     kind: str

@@ -1,60 +1,72 @@
-"""Reading all that a database of engine `db` stores and saying what is wrong; nothing is written (docs/storage.md).
+"""Reading all that a database of engine `db` stores and naming what is wrong; nothing is written (docs/storage.md).
 
-Every record's CRC is checked, offsets must be dense where compaction has not looked, and what is noted of each range is
-compared with its rows. A server may use the database meanwhile: what looks wrong is looked at twice then, since it may
-have removed ranges between two reads.
+Every record is checked, batches must follow each other without a hole, what a row says of its batch must be true, and a
+partition must reach the end that its own row and the file of ends know. A server may use the database meanwhile: a
+partition with problems is read again then, because the cleaner may have changed batches between two reads.
 """
 
-from itertools import pairwise
-
 import msgspec
+import numpy as np
 from sqlalchemy import func, select
 
-from babelbus.records.columns import decode_chunk
-from babelbus.records.format import CorruptRecordError
+from babelbus.clock import SystemClock
+from babelbus.records.columns import decode_columns
 from babelbus.storage.disk import Meter, PartitionReport, Problem, Progress, Report, SegmentReport
 from babelbus.storage.files import FileSystem
-from babelbus.storage.sql.connection import Database
-from babelbus.storage.sql.ranges import PartitionRows, Range
-from babelbus.storage.sql.reading import read_chunk
-from babelbus.storage.sql.rows import Row
+from babelbus.storage.sql.batches import Batch, examine, fetch
+from babelbus.storage.sql.database import Database
 from babelbus.storage.sql.store import choose_database
-from babelbus.storage.sql.tables import find_tables, partitions, ranges, topics
+from babelbus.storage.sql.tables import (
+    CONVERTING,
+    ROW_VERSION,
+    SchemaVersionError,
+    batches,
+    find_version,
+    meta,
+    partitions,
+    topics,
+)
 
-READ_BYTES = 2**22
+PAGE_BYTES = 2**22
 LEFT_ALONE = "nothing: readers are refused it and go on behind it; put the rows back from a copy of the database"
 NOTED_AGAIN = "nothing: put the rows back from a copy of the database"
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """A partition: where its rows are, and what it is called."""
+    """A partition: topic, number, id in the database, name for messages."""
 
     topic: str
     number: int
-    rows: PartitionRows
+    id: int
     name: str
 
 
 def check_database(url: str, files: FileSystem, *, progress: Progress | None = None, live: bool = False) -> Report:
     """Read all records of a database and return what is wrong with them; an empty report if nothing was stored there.
 
-    A range counts as a segment. `live` says that a server uses it.
+    The batches of a partition count as one segment. `live` says that a server uses the database.
 
     Raises:
-        DatabaseUrlError: the URL is none.
+        DatabaseUrlError: the URL cannot be used.
         SchemaVersionError: the tables are not those of this release.
         DiskError: the database cannot be reached, or is none.
     """
-    database = choose_database(url, files)
+    database = choose_database(url, files, SystemClock())
     report = Report([], [])
     if not database.is_there():
         return report
     database.look()
     try:
         with database.read() as connection:
-            if not find_tables(connection, database.name):
+            version = find_version(connection, database.name)
+            if version is None:
                 return report
-            total = connection.execute(select(func.sum(ranges.c.size_bytes))).scalar() or 0
+            converting = connection.execute(select(meta.c.name).where(meta.c.name == CONVERTING)).scalar()
+            if version == ROW_VERSION or converting:
+                raise SchemaVersionError(
+                    f"{database.name} is of an older release and not converted yet; start the server, which converts it"
+                )
+            total = connection.execute(select(func.sum(batches.c.size_bytes))).scalar() or 0
         places, report.problems = _places(database, live=live)
         meter = Meter(progress, int(total))
         for place in places:
@@ -87,7 +99,7 @@ def _places(database: Database, *, live: bool) -> tuple[list[_Place], list[Probl
             for missing in range(expected.get(topic, 0), number)
         ]
         expected[topic] = number + 1
-        places.append(_Place(topic, number, PartitionRows(partition_id), _name(database, topic, number)))
+        places.append(_Place(topic, number, partition_id, _name(database, topic, number)))
     return places, problems
 
 
@@ -96,72 +108,63 @@ def _name(database: Database, topic: str, number: int) -> str:
 
 
 def _look_twice(database: Database, place: _Place, meter: Meter, *, live: bool) -> PartitionReport:
-    """Read a partition; beside a server that may change it, believe only what looks wrong both times."""
+    """Read a partition; beside a server, keep only the problems that a second look finds too."""
     report = _look(database, place, meter)
-    if live and report.all_problems:
-        first = set(report.all_problems)
+    if live and report.problems:
         again = _look(database, place, Meter(None, 0))
-        segments = [
-            msgspec.structs.replace(one, problems=[problem for problem in one.problems if problem in first])
-            for one in again.segments
-        ]
-        problems = [problem for problem in again.problems if problem in first]
-        return msgspec.structs.replace(again, segments=segments, problems=problems)
+        return msgspec.structs.replace(again, problems=[one for one in again.problems if one in report.problems])
     return report
 
 
 def _look(database: Database, place: _Place, meter: Meter) -> PartitionReport:
-    rows, problems = place.rows, []
+    database.ends.load()  # before the database is read: a server writes the end behind its commit
+    durable = database.ends.get(place.topic, place.number)
     with database.read() as connection:
-        found, is_open = rows.load(connection)
-        if is_open:
-            rows.measure(connection, found[-1])
-        first, end = (found[0].base_offset, found[-1].next_offset) if found else (0, 0)
-        strays = rows.count_outside(connection, first, None if is_open else end)
-    if strays:
-        reason = f"{strays} rows lie outside of all ranges, where nobody reads them"
-        problems.append(Problem("leftover", place.name, reason, "nothing: delete them with SQL"))
-    for one, following in pairwise(found):
-        if one.next_offset != following.base_offset:
-            reason = "a range does not begin where the one in front of it ends"
-            at = (one.next_offset, following.base_offset)
-            problems.append(Problem("range", place.name, reason, NOTED_AGAIN, None, min(at), max(at)))
-    segments = [_read_range(database, place, one, meter, noted=not (is_open and one is found[-1])) for one in found]
-    return PartitionReport(place.topic, place.number, segments, problems)
-
-
-def _read_range(database: Database, place: _Place, found: Range, meter: Meter, *, noted: bool) -> SegmentReport:
-    """Read the records of a range; with `noted`, compare them with what is noted of it."""
-
-    def fetch(offset: int, end_offset: int, limit: int) -> list[Row]:
-        return list(database.fetch(place.rows.id, offset, end_offset, limit))
-
+        partition = connection.execute(select(partitions).where(partitions.c.id == place.id)).one_or_none()
+    if partition is None:
+        return PartitionReport(place.topic, place.number, [], [])
+    end = max(partition.next_offset, durable)
     problems: list[Problem] = []
-    records = size = greatest = 0
-    at = found.base_offset
-    while at < found.next_offset:
-        try:
-            chunk = read_chunk(fetch, [found], at, found.next_offset, READ_BYTES, place.name)
-            if not chunk.data and chunk.next_offset == at:  # one record is larger
-                chunk = read_chunk(fetch, [found], at, found.next_offset, 2**31 - 1, place.name)
-        except CorruptRecordError as error:
-            bad = error.offset
-            following = fetch(bad, found.next_offset, 1)
-            is_missing = not following or following[0][0] != bad
-            at = bad + 1 if not is_missing else following[0][0] if following else found.next_offset
-            reason = "the rows are missing" if is_missing else error.reason
-            problems.append(Problem("damaged", place.name, reason, LEFT_ALONE, None, bad, at))
-            continue
-        at = chunk.next_offset
-        if chunk.data:
-            columns = decode_chunk(chunk.data, verified=True)
-            records, size = records + len(columns), size + len(chunk.data)
-            greatest = max(greatest, int(columns.timestamps.max()))
-            meter.add(len(chunk.data))
-    if noted and not problems and (size, greatest) != (found.size_bytes, found.greatest_timestamp):
-        reason = (
-            f"it is noted with {found.size_bytes} bytes up to time {found.greatest_timestamp}, "
-            f"and its rows have {size} bytes up to time {greatest}"
-        )
-        problems.append(Problem("range", place.name, reason, NOTED_AGAIN, None, found.base_offset, found.next_offset))
-    return SegmentReport(place.name, found.base_offset, found.next_offset, records, size, problems)
+
+    def note(kind: str, reason: str, first: int, after: int, fix: str = LEFT_ALONE) -> None:
+        problems.append(Problem(kind, place.name, reason, fix, None, first, after))
+
+    at, count, size_bytes = partition.first_offset, 0, 0
+    for batch in fetch(database, place.id, 0, end, PAGE_BYTES):
+        if batch.base_offset > at:
+            note("damaged", "batches are missing", at, batch.base_offset)
+        count += _check_batch(batch, place.name, problems)
+        size_bytes += len(batch.data)
+        at = max(at, batch.next_offset)
+        meter.add(len(batch.data))
+    if at < end:
+        note("ends_early", "the end of the partition is lost", at, end)
+    if not problems and size_bytes != partition.size_bytes:
+        reason = f"it is noted with {partition.size_bytes} bytes, and its batches have {size_bytes}"
+        note("range", reason, partition.first_offset, end, NOTED_AGAIN)
+    segment = SegmentReport(place.name, partition.first_offset, end, count, size_bytes, [])
+    return PartitionReport(place.topic, place.number, [segment], problems)
+
+
+def _check_batch(batch: Batch, name: str, problems: list[Problem]) -> int:
+    """Check the records of a batch and what its row says of them; return how many are good."""
+    verified = batch.sum_holds
+    starts, offsets, good = examine(batch, verified=verified)
+    bad = [*offsets[~good].tolist()]
+    if len(starts) < batch.count:
+        bad += range(int(offsets[-1]) + 1 if len(offsets) else batch.base_offset, batch.next_offset)
+    for run in np.split(np.array(bad, np.int64), np.flatnonzero(np.diff(bad) > 1) + 1) if bad else ():
+        reason = "the records are damaged"
+        problems.append(Problem("damaged", name, reason, LEFT_ALONE, None, int(run[0]), int(run[-1]) + 1))
+    if not bad:
+        columns = decode_columns(batch.data, starts)
+        greatest = int(columns.timestamps.max()) if len(columns) else 0
+        if (len(starts), greatest) != (batch.count, batch.greatest_timestamp) or (
+            not verified and batch.sum is not None
+        ):
+            reason = (
+                f"its row says {batch.count} records up to time {batch.greatest_timestamp}, there are {len(starts)}"
+                f" up to time {greatest}, and the checksum {'fits' if verified else 'does not fit'}"
+            )
+            problems.append(Problem("range", name, reason, NOTED_AGAIN, None, batch.base_offset, batch.next_offset))
+    return int(good.sum())

@@ -1,131 +1,151 @@
-"""Retention and compaction of a partition in SQL (docs/storage.md): ranges in the place of segments.
+"""Retention and compaction of a partition in SQL (docs/storage.md): whole batches are removed or rewritten.
 
-Each step is one short transaction, so that publishers wait for one range at most and a crash leaves whole steps.
+Each step is one short transaction, so that publishers wait for one step at most and a crash leaves whole steps.
 """
 
 import logging
 from collections.abc import Iterator
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
+import numpy as np
+from sqlalchemy import func, select
+
 from babelbus.records.columns import Columns, decode_chunk
-from babelbus.records.format import TOMBSTONE, CorruptRecordError
+from babelbus.records.format import TOMBSTONE
 from babelbus.storage.contract import LogSettings
+from babelbus.storage.sql.batches import ROW_BYTES_MAX, ROWS_MAX, Batch, cut
+from babelbus.storage.sql.tables import batches
 
 if TYPE_CHECKING:
     from babelbus.storage.sql.log import DatabaseLog
-    from babelbus.storage.sql.ranges import Range
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 4 * 2**20
+STEP_BYTES = 8 * 2**20
+"""About how much one transaction removes."""
+PAGE_BYTES = 4 * 2**20
+GROUP_MAX = 256
+"""Most batches that become one."""
+LOOK_BYTES = 2**20
+"""Compaction looks again when this much is new, or a topic's `segment_bytes` if that is less."""
 
 
 def clean(partition: "DatabaseLog", settings: LogSettings, now_ms: int) -> int:
-    """Do what retention and compaction ask for; return how many bytes of records became free.
+    """Apply retention and compaction; return how many bytes of records became free.
 
     Raises:
-        DiskError: the database refused; what was done is whole, the rest is done the next time.
+        DiskError: the database refused; finished steps stay, the next call does the rest.
     """
     freed = 0
-    if settings.retention_seconds is not None:
-        freed += _retain_by_age(partition, now_ms - int(settings.retention_seconds * 1000))
-    if settings.retention_bytes is not None:
-        freed += _retain_by_size(partition, settings.retention_bytes)
+    oldest_ms = None if settings.retention_seconds is None else now_ms - int(settings.retention_seconds * 1000)
+    while step := _retain(partition, oldest_ms, settings.retention_bytes):
+        freed += step
+    if freed:
+        log.info("%s: retention removed %d bytes", partition.name, freed)
     if settings.cleanup == "compact":
         freed += _compact(partition, settings, now_ms)
     return freed
 
 
-def _retain_by_age(partition: "DatabaseLog", oldest_ms: int) -> int:
-    """Remove ranges from the front as long as all their records are older; the open one is sealed for it."""
-    if partition.open_range().greatest_timestamp < oldest_ms:
-        partition.roll()
-    freed = 0
-    for found in partition.sealed_ranges():
-        if found.greatest_timestamp >= oldest_ms:
+def _retain(partition: "DatabaseLog", oldest_ms: int | None, bytes_max: int | None) -> int:
+    """Remove some batches from the front: old ones, and those without which `bytes_max` are left."""
+    if oldest_ms is None and bytes_max is None:
+        return 0
+    query = select(batches.c.next_offset, batches.c.size_bytes, batches.c.greatest_timestamp)
+    query = query.where(batches.c.partition_id == partition.id).order_by(batches.c.base_offset).limit(ROWS_MAX)
+    with partition.database.read() as connection:
+        rows = connection.execute(query).all()
+    left, first, step = partition.size_bytes, partition.first_offset, 0
+    for next_offset, size_bytes, greatest in rows:
+        is_old = oldest_ms is not None and greatest < oldest_ms
+        is_over = bytes_max is not None and left - size_bytes >= bytes_max
+        if step >= STEP_BYTES or not (is_old or is_over):
             break
-        partition.drop_first()
-        freed += found.size_bytes
-    if freed:
-        log.info("%s: removed %d bytes, older than the retention time", partition.name, freed)
-    return freed
-
-
-def _retain_by_size(partition: "DatabaseLog", bytes_max: int) -> int:
-    """Remove ranges from the front while what is left still holds `bytes_max`."""
-    size, freed = partition.size_bytes, 0
-    for found in partition.sealed_ranges():
-        if size - freed - found.size_bytes < bytes_max:
-            break
-        partition.drop_first()
-        freed += found.size_bytes
-    if freed:
-        log.info("%s: removed %d bytes, over the retention size", partition.name, freed)
-    return freed
+        left, first, step = left - size_bytes, next_offset, step + size_bytes
+    return partition.trim(first)
 
 
 def _compact(partition: "DatabaseLog", settings: LogSettings, now_ms: int) -> int:
-    """Remove the records of sealed ranges that a later one of the same key replaces, and old tombstones.
+    """Remove records that a later record of the same key replaces, and old tombstones.
 
     Memory: about 150 bytes for each key of the partition while it runs.
     """
-    tombstones_until_ms = now_ms - int(settings.tombstone_seconds * 1000)
-    sealed = partition.sealed_ranges()
-    replacing = [*sealed, partition.open_range()]
-    if settings.compact_after_seconds is not None:
-        oldest_ms = now_ms - int(settings.compact_after_seconds * 1000)
-        # Up to the first young range: in front of an offset, rather than here and there, compaction has looked.
-        replacing = sealed = list(takewhile(lambda found: found.greatest_timestamp < oldest_ms, sealed))
-    if all(found.compacted_with == len(sealed) for found in sealed):
+    until = partition.flush()  # a record that may still be lost replaces nothing
+    of_partition = batches.c.partition_id == partition.id
+    with partition.database.read() as connection:
+        if settings.compact_after_seconds is not None:
+            young = batches.c.greatest_timestamp >= now_ms - int(settings.compact_after_seconds * 1000)
+            # Up to the first young batch: `compacted_until` is one offset.
+            first_young = connection.execute(select(func.min(batches.c.base_offset)).where(of_partition, young))
+            until = min(until, first_young.scalar() or until)
+        new = of_partition & (batches.c.base_offset >= partition.looked_until) & (batches.c.next_offset <= until)
+        new_bytes = connection.execute(select(func.sum(batches.c.size_bytes)).where(new)).scalar() or 0
+    if new_bytes < min(settings.segment_bytes, LOOK_BYTES):
         return 0
-    durable = partition.flush()  # a record that may still be lost replaces nothing
+    tombstones_until_ms = now_ms - int(settings.tombstone_seconds * 1000)
     last: dict[bytes, int] = {}
-    whole = []
-    for number, found in enumerate(replacing):
-        try:
-            for columns in _chunks(partition, found, min(found.next_offset, durable)):
-                last.update((key, offset) for offset, key, _ in _keys(columns))
-        except CorruptRecordError as error:
-            log.warning("not compacted: %s", error)
-            # It keeps everything, so no tombstone may go that takes back what it says.
+    for batch in partition.fetch(partition.first_offset, until, PAGE_BYTES):
+        columns = _decode(partition, batch, until)
+        if columns is None:  # a damaged batch keeps everything, so no tombstone may go that takes back what it says
             tombstones_until_ms = 0
+            log.warning("%s: the batch at %d is damaged and not compacted", partition.name, batch.base_offset)
+        else:
+            last.update((key, offset) for offset, key, _ in _keys(columns) if key is not None)
+    freed, group = 0, _Group(partition, until)
+    for batch in partition.fetch(partition.first_offset, until, PAGE_BYTES):
+        columns = _decode(partition, batch, until)
+        if columns is None or batch.base_offset < partition.first_offset:
             continue
-        if number < len(sealed):
-            whole.append(found)
-    before, until = partition.size_bytes, min(replacing[-1].next_offset, durable)
-    for found in whole:  # from the front: a tombstone goes after what it takes back
-        found.compacted_with = len(sealed)
-        replaced = [
-            offset
-            for columns in _chunks(partition, found, found.next_offset)
+        keep = [
+            key is None or (last.get(key, offset) == offset and tombstone_ms >= tombstones_until_ms)
             for offset, key, tombstone_ms in _keys(columns)
-            if last[key] != offset or tombstone_ms < tombstones_until_ms
         ]
-        if replaced:
-            partition.thin_out(found, replaced, until)
-            log.info("%s: compacted, %d records removed", partition.name, len(replaced))
-    return before - partition.size_bytes
+        chosen = np.array(keep, np.bool_)
+        bounds = zip(columns.positions[chosen].tolist(), columns.ends[chosen].tolist(), strict=True)
+        freed += group.add(batch, b"".join(columns.data[start:end] for start, end in bounds))
+    freed += group.write()
+    partition.looked_until = until
+    if freed:
+        log.info("%s: compaction removed %d bytes", partition.name, freed)
+    return freed
 
 
-def _chunks(partition: "DatabaseLog", found: "Range", end: int) -> Iterator[Columns]:
-    """Yield the records of a range below the offset `end`.
+class _Group:
+    """Neighbouring batches that become one, so that compacted batches do not stay small."""
 
-    Raises:
-        CorruptRecordError: one is damaged.
-    """
-    offset = found.base_offset
-    while offset < end:
-        chunk = partition.read(offset, READ_BYTES, end)
-        if not chunk.data and chunk.next_offset == offset:
-            chunk = partition.read(offset, 2**31 - 1, end)
-        if chunk.data:
-            yield decode_chunk(chunk.data, verified=True)
-        offset = chunk.next_offset
+    def __init__(self, partition: "DatabaseLog", until: int) -> None:
+        self._partition = partition
+        self._until = until
+        self._batches: list[Batch] = []
+        self._kept: list[bytes] = []
+
+    def add(self, batch: Batch, kept: bytes) -> int:
+        """Add a batch with the records that stay; return the bytes that writing a full group freed."""
+        freed, size_bytes = 0, sum(map(len, self._kept)) + len(kept)
+        is_full = size_bytes > ROW_BYTES_MAX or len(self._batches) == GROUP_MAX
+        if self._batches and (is_full or batch.base_offset != self._batches[-1].next_offset):
+            freed = self.write()
+        self._batches.append(batch)
+        self._kept.append(kept)
+        return freed
+
+    def write(self) -> int:
+        """Rewrite the batches if a record goes; return the bytes that this frees."""
+        replaced, data = self._batches, b"".join(self._kept)
+        self._batches, self._kept = [], []
+        if len(data) == sum(len(batch.data) for batch in replaced):
+            return 0
+        return self._partition.rewrite(replaced, data, self._until)
 
 
-def _keys(columns: Columns) -> Iterator[tuple[int, bytes, int]]:
-    """Yield offset, key, and of a tombstone its time (of another record: a time that is never over)."""
+def _decode(partition: "DatabaseLog", batch: Batch, until: int) -> Columns | None:
+    """Return the records of a batch that can be read, or `None` if a record is damaged."""
+    piece = cut(batch, max(batch.base_offset, partition.first_offset), until, 2**31 - 1)
+    return None if piece.reason is not None else decode_chunk(piece.data, verified=True)
+
+
+def _keys(columns: Columns) -> Iterator[tuple[int, bytes | None, int]]:
+    """Yield offset, key, and the time of a tombstone; another record has a time that never expires."""
     data = columns.data
     rows = zip(
         columns.offsets.tolist(),
@@ -136,5 +156,5 @@ def _keys(columns: Columns) -> Iterator[tuple[int, bytes, int]]:
         strict=True,
     )
     for offset, at, size, attributes, timestamp in rows:
-        if size >= 0:
-            yield offset, bytes(data[at : at + size]), timestamp if attributes & TOMBSTONE else 2**63
+        key = bytes(data[at : at + size]) if size >= 0 else None
+        yield offset, key, timestamp if attributes & TOMBSTONE else 2**63

@@ -1,237 +1,249 @@
-"""A partition in SQL: append, read, truncate, and what to look at again after a failure (docs/storage.md).
+"""A partition in SQL: append, read, truncate, trim, rewrite, and loading again after a failure (docs/storage.md).
 
-A partition's records lie in *ranges* of about 1 MiB, which take the place of segments: the last one is open, the others
-are sealed. Ranges touch; retention deletes whole ones, each in a short transaction of its own.
+Each write is one transaction that first changes the partition's own row, under the condition that epoch and end are
+those that this writer knows. So a stale writer changes nothing, and batches stay without a hole.
 """
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.records.columns import Columns, decode_chunk
-from babelbus.records.format import CorruptRecordError
+from babelbus.records.format import CorruptRecordError, read_producer, rebase
 from babelbus.records.record import RecordBatch, StoredBatch
 from babelbus.storage.contract import BadRange, Chunk, LogSettings, Recovery
 from babelbus.storage.errors import DiskError, OffsetOutOfRangeError
 from babelbus.storage.producers import Producers
+from babelbus.storage.sql.batches import REACHING, Batch, cut, fetch, make_row, make_rows, shorten
 from babelbus.storage.sql.cleaner import clean
-from babelbus.storage.sql.connection import Database
-from babelbus.storage.sql.ranges import PartitionRows, Range
-from babelbus.storage.sql.reading import find_range, read_chunk
-from babelbus.storage.sql.rows import Row, to_rows
+from babelbus.storage.sql.database import Database
+from babelbus.storage.sql.tables import batches, partitions, producers
 
 log = logging.getLogger(__name__)
 
-RANGE_BYTES_MAX = 2**20
-"""From here on the next range begins, if the topic's `segment_bytes` are not less."""
 PRODUCER_ROWS_MAX = 10_000
-"""Batches of producers that are noted before those that nobody remembers are removed."""
+"""Rows of producers' batches; beyond this number the rows of forgotten batches are removed."""
+LOST_ADVICE = (
+    "readers are refused them and no offset is given again; if a copy of the database has them, stop the server and put"
+    " back the whole copy"
+)
+
+_CLAIM = update(partitions).where(
+    partitions.c.id == bindparam("partition_id"),
+    partitions.c.epoch == bindparam("known_epoch"),
+    partitions.c.next_offset == bindparam("known_end"),
+)
+_INSERT = insert(batches)
+_INSERT_PRODUCERS = insert(producers)
+_AFTER_TIME = (
+    select(batches.c.base_offset, batches.c.next_offset)
+    .where(REACHING, batches.c.greatest_timestamp >= bindparam("timestamp"))
+    .order_by(batches.c.base_offset)
+    .limit(1)
+)
+
+
+class StaleWriterError(StorageError):
+    """Another writer has opened the partition since: this one must not write any more."""
 
 
 class DatabaseLog:
-    """A partition in a database; see `contract.PartitionLog`.
+    """A partition in a database; see `contract.PartitionLog`. `_lock` is held while the bounds change."""
 
-    Invariant: `_ranges` are sorted and touch each other; the last one is open and has no gaps. Who changes them holds
-    `_lock`; readers take the list as it is.
-    """
+    segment_count = 1
 
     def __init__(
-        self, database: Database, topic: str, number: int, partition_id: int, settings: LogSettings, clock: Clock
+        self,
+        database: Database,
+        topic: str,
+        number: int,
+        partition_id: int,
+        epoch: int,
+        settings: LogSettings,
+        clock: Clock,
     ) -> None:
         self.name = f"{database.name}, topic {topic!r}, partition {number}"
-        self._database = database
-        self._rows = PartitionRows(partition_id)
+        self.id = partition_id
+        self.database = database
+        self._topic, self._number, self._epoch = topic, number, epoch
         self._settings = settings
         self._clock = clock
         self._lock = threading.RLock()
-        self._ranges: list[Range] = []
-        self._compacted_until = 0
-        self._durable = 0
-        self._begun_ms = 0
-        self._producer_rows = 0
         self._closed = False
         self._generation = database.failures
+        self._durable = database.ends.get(topic, number)
+        self.looked_until = 0
+        """Offset up to which compaction has looked since the start (for the cleaner)."""
+        self.first_offset = self.next_offset = self.size_bytes = self.compacted_until = self._latest = 0
         self.producers = Producers()
         self.recovery = Recovery()
         self._load()
-        self._load_producers()
-        self._durable = self.next_offset
-
-    # -- opening -----------------------------------------------------------------------------------------------------
+        with database.read() as connection:
+            columns = [producers.c[name] for name in ("producer_id", "first_sequence", "count", "base_offset")]
+            query = select(*columns).where(producers.c.partition_id == partition_id).order_by(producers.c.base_offset)
+            stored = [StoredBatch(row[0], row[1], row[2], row[3], 0) for row in connection.execute(query)]
+        self._producer_rows = len(stored)
+        self.producers.restore(stored)
 
     def _load(self) -> None:
-        """Take over what the database has of the ranges; count what is in the open one.
+        """Load the bounds; a partition that ends below what was durable keeps its end, and the lost range is named.
 
         Raises:
-            DiskError: it cannot be read.
+            DiskError: the database cannot be read.
         """
-        holes: list[tuple[int, int]] = []
-        with self._database.read() as connection:
-            self._compacted_until = self._rows.compacted_until(connection)
-            loaded, is_open = self._rows.load(connection)
-            if is_open:
-                holes = self._rows.measure(connection, loaded[-1])
-        if not is_open:
-            base = loaded[-1].next_offset if loaded else 0
-            with self._database.write() as connection:
-                self._rows.insert_open(connection, base)
-            loaded.append(Range(base, base))
-        self._begun_ms = self._clock.now_ms() if loaded[-1].size_bytes else 0
-        self._ranges = loaded
-        self._note_holes(holes)
+        with self.database.read() as connection:
+            row = connection.execute(select(partitions).where(partitions.c.id == self.id)).one()
+            stored, self._latest = self._last(connection)
+        self.first_offset, self.next_offset, self.size_bytes = row.first_offset, row.next_offset, row.size_bytes
+        self.compacted_until = min(row.compacted_until, row.next_offset)
+        stored = max(stored, self.first_offset)
+        end = max(self._durable, self.next_offset)
+        if stored < end:
+            log.error("%s: the records %d to %d are lost; %s", self.name, stored, end - 1, LOST_ADVICE)
+            self.recovery.bad.append((self.name, BadRange(0, 0, stored, end, "the end of the partition is lost")))
+        if self.next_offset < end:
+            with self._write(next_offset=end):
+                self.next_offset = end
+        self._durable = self.next_offset
 
-    def _note_holes(self, holes: list[tuple[int, int]]) -> None:
-        """Leave an open range that has lost records as it is, and go on behind it."""
-        for first, end in holes:
-            log.error("%s: offsets %d to %d are missing", self.name, first, end - 1)
-            self.recovery.bad.append((self.name, BadRange(0, 0, first, end, "the rows are missing")))
-        if holes:
-            self._roll()
+    def _last(self, connection: Connection) -> tuple[int, int]:
+        """Return where the last batch ends, and the greatest timestamp up to there; (0, 0) without batches."""
+        query = select(batches.c.next_offset, batches.c.latest_timestamp).where(batches.c.partition_id == self.id)
+        row = connection.execute(query.order_by(batches.c.base_offset.desc()).limit(1)).one_or_none()
+        return (row.next_offset, row.latest_timestamp) if row else (0, 0)
 
-    def _load_producers(self) -> None:
-        with self._database.read() as connection:
-            found = self._rows.producers(connection)
-        self._producer_rows = len(found)
-        self.producers.restore(found)
-
-    # -- what there is -----------------------------------------------------------------------------------------------
-
-    @property
-    def first_offset(self) -> int:
-        """Offset of the oldest record that is still there, or `next_offset` when there is none."""
-        return self._ranges[0].base_offset
-
-    @property
-    def next_offset(self) -> int:
-        """Offset that the next record gets."""
-        return self._ranges[-1].next_offset
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the records in the stored form."""
-        return sum(found.size_bytes for found in self._ranges)
-
-    @property
-    def segment_count(self) -> int:
-        """How many ranges there are."""
-        return len(self._ranges)
-
-    @property
-    def compacted_until(self) -> int:
-        """Offset up to which records may be missing because compaction looked at them; durably remembered."""
-        return min(self._compacted_until, self.next_offset)
+    # -- bounds ------------------------------------------------------------------------------------------------------
 
     @property
     def failed(self) -> bool:
         """Whether a commit or a flush is in doubt and `recover_flush` has not looked yet."""
-        return self._generation != self._database.failures
+        return self._generation != self.database.failures
 
     def configure(self, settings: LogSettings) -> None:
-        """Take other settings from now on."""
+        """Replace the settings."""
         self._settings = settings
 
-    # -- appending ---------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------------------------
 
-    def append(self, batch: RecordBatch) -> int:
-        """Insert a batch with the offsets from `next_offset` on, in one transaction; return the first. Costs one
-        commit.
-
-        It survives a kill of the server; durable it is only after `flush`. Whatever offsets the batch has, it gets
-        those that follow.
+    @contextmanager
+    def _write(self, written_bytes: int = 0, **changes: Any) -> Iterator[Connection]:
+        """Run a transaction that changes the partition's row, if epoch and end are as this writer knows them.
 
         Raises:
-            DiskFullError, DiskError: nothing was appended. If the connection was lost while it was committed,
-                `recover_flush` takes back what of it may be there.
+            StaleWriterError: another writer has opened the partition.
+            DiskError: the end is another one, so that the last commit is in doubt.
         """
-        if self.failed:  # without the lock, which `recover_flush` has as long as it tries to connect
-            raise DiskError(f"{self.name}: the connection was lost, or a flush failed; it is not repaired yet")
+        known = {"partition_id": self.id, "known_epoch": self._epoch, "known_end": self.next_offset}
+        with self.database.write(written_bytes) as connection:
+            if self.failed:  # and repaired for another partition meanwhile: the last commits of this one may be lost
+                raise DiskError(f"{self.name}: the connection was lost just now; try again")
+            if connection.execute(_CLAIM, known | (changes or {"size_bytes": self.size_bytes})).rowcount != 1:
+                self._refuse(connection)
+            yield connection
+
+    def _refuse(self, connection: Connection) -> None:
+        chosen = select(partitions.c.epoch, partitions.c.next_offset).where(partitions.c.id == self.id)
+        epoch, end = connection.execute(chosen).one_or_none() or (-1, -1)
+        if epoch != self._epoch:
+            raise StaleWriterError(
+                f"{self.name}: another server has opened it (epoch {epoch}, ours is {self._epoch});"
+                " nothing was written; stop one of the two servers"
+            )
+        self.database.doubt()
+        raise DiskError(f"{self.name}: it ends at {end} and not at {self.next_offset}: a commit was in doubt")
+
+    def append(self, batch: RecordBatch) -> int:
+        """Insert a batch with the offsets from `next_offset` on, in one transaction; return the first offset.
+
+        The batch survives a kill of the server; it is durable only after `flush`. It gets the offsets that follow,
+        whatever offsets it has.
+
+        Raises:
+            StaleWriterError: another writer has opened the partition.
+            DiskFullError, DiskError: nothing was appended. If the connection was lost while the batch was committed,
+                `recover_flush` takes back what of the batch may be there.
+        """
+        self._check()  # without the lock, which `recover_flush` holds as long as it tries to connect
         with self._lock:
             base_offset = self.next_offset
-            rows = to_rows(batch, base_offset)
-            open_ = self._ranges[-1]
-            roll = open_.size_bytes > 0 and self._is_full(open_)
-            with self._database.write() as connection:
-                if self.failed:  # and repaired for another partition meanwhile: what is in front may be lost
-                    raise DiskError(f"{self.name}: the connection was lost just now")
-                if roll:
-                    self._rows.seal(connection, open_)
-                    self._rows.insert_open(connection, base_offset)
-                self._database.insert(connection, self._rows.id, base_offset, rows)
-                if rows.producer is not None:
-                    self._rows.insert_producers(connection, [rows.producer])
-            if roll:
-                open_ = Range(base_offset, base_offset)
-                self._ranges.append(open_)
-            if not open_.size_bytes:
-                self._begun_ms = self._clock.now_ms()
-            self._producer_rows += rows.producer is not None
-            open_.size_bytes += rows.size_bytes
-            open_.greatest_timestamp = max(open_.greatest_timestamp, max(rows.timestamps))
-            open_.next_offset += len(rows)
+            if batch.base_offset != base_offset:
+                batch = rebase(batch, base_offset)
+            rows = make_rows(batch, self._latest)
+            next_offset, size_bytes = base_offset + batch.count, self.size_bytes + len(batch.data)
+            marked = read_producer(rows[0]["data"], 0)
+            with self._write(len(batch.data), next_offset=next_offset, size_bytes=size_bytes) as connection:
+                for row in rows:
+                    connection.execute(_INSERT, row | {"partition_id": self.id})
+                if marked is not None:
+                    connection.execute(_INSERT_PRODUCERS, self._producer_row(*marked, base_offset))
+            self._producer_rows += marked is not None
+            self._latest = rows[-1]["latest_timestamp"]
+            self.next_offset, self.size_bytes = next_offset, size_bytes
             return base_offset
 
-    def _is_full(self, open_: Range) -> bool:
-        if open_.size_bytes >= min(self._settings.segment_bytes, RANGE_BYTES_MAX):
-            return True
-        seconds = self._settings.segment_seconds
-        return seconds is not None and self._clock.now_ms() - self._begun_ms >= seconds * 1000
+    def _producer_row(self, producer_id: int, first_sequence: int, count: int, base_offset: int) -> dict[str, int]:
+        values = (self.id, base_offset, producer_id, first_sequence, count)
+        return dict(zip(producers.c.keys(), values, strict=True))
 
-    def _roll(self) -> None:
-        open_ = self._ranges[-1]
-        with self._database.write() as connection:
-            self._rows.seal(connection, open_)
-            self._rows.insert_open(connection, open_.next_offset)
-        self._ranges.append(Range(open_.next_offset, open_.next_offset))
-
-    def roll(self) -> None:
-        """Start a new range if the open one has records, so that the cleaner may take that one."""
-        with self._lock:
-            if self._ranges[-1].size_bytes:
-                self._roll()
+    def _check(self) -> None:
+        if self.failed:
+            raise DiskError(f"{self.name}: the connection was lost, or a flush failed; it is not repaired yet")
 
     # -- durability --------------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
         """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
 
-        One flush does for all partitions of the database: those that ask next find that it is done.
+        One flush serves all partitions of the database: the following calls find that nothing is left to do.
 
         Raises:
             DiskError: what is durable is unknown; `recover_flush` must follow before the next append.
         """
         if self._closed:
             return self._durable
-        if self.failed:
-            raise DiskError(f"{self.name}: the connection was lost, or a flush failed; it is not repaired yet")
+        self._check()
         target = self.next_offset
-        self._database.make_durable()
-        if self.failed:  # and repaired for another partition meanwhile: what was made durable need not be all
-            raise DiskError(f"{self.name}: the connection was lost while it was flushed")
-        self._durable = max(self._durable, target)
+        self.database.make_durable()
+        with self._lock:  # a truncation lowers the end first, and must not be overtaken
+            self._check()  # a failure that was repaired for another partition meanwhile: the commits may be lost
+            target = min(target, self.next_offset)
+            self._durable = max(self._durable, target)
+            self.database.ends.put(self._topic, self._number, target)
+        self.database.ends.sync()
         return target
 
     def recover_flush(self, durable_offset: int = 0) -> None:
-        """After a failed flush or a lost connection: connect again, and see what of the last records is there.
+        """After a failed flush or a lost connection: connect again, and load which of the last records are there.
 
-        A batch whose commit was in doubt is taken back, since its publisher was told that it is not stored. What the
-        database has lost, or gives back damaged, is gone from there on, and `next_offset` goes back to it.
+        A batch whose commit was in doubt is taken back, since its publisher got an error. Records that the database
+        has lost, or returns damaged, are removed with all behind them, and `next_offset` goes back to the first.
 
         Raises:
             StorageError: it does not work yet; call again later, appends are refused until then.
         """
         with self._lock:
-            self._database.repair()
-            generation, end = self._database.failures, self.next_offset
-            self._load()
-            good = min(self._find_damage(max(durable_offset, self._durable, self.first_offset)), end)
-            taken_back = self.next_offset - end
-            if good < self.next_offset:
-                self._cut(good)
-            self._database.make_durable()
-            self._durable = self.next_offset
+            self.database.repair()
+            generation, end = self.database.failures, self.next_offset
+            durable = self._durable = max(durable_offset, self._durable, self.first_offset)
             self._generation = generation
+            try:
+                self._load()
+                taken_back = self.next_offset - end
+                good = min(self._find_damage(durable), end)
+                if good < self.next_offset:
+                    self._cut(good)
+                self.database.make_durable()
+            except BaseException:
+                self._generation, self._durable, self.next_offset = generation - 1, durable, end
+                raise
+            self._durable = self.next_offset
             self.producers.forget_from(self.next_offset)
         log.error(
             "%s: repaired after a failure; %d records in doubt were taken back, %d are lost",
@@ -239,7 +251,7 @@ class DatabaseLog:
         )  # fmt: skip
 
     def _find_damage(self, offset: int) -> int:
-        """Return the offset of the first record from `offset` on that is not there or not good, or `next_offset`."""
+        """Return the offset of the first record from `offset` on that is lost or damaged, or `next_offset`."""
         while offset < self.next_offset:
             try:
                 offset = self.read(offset, 2**31 - 1).next_offset
@@ -249,31 +261,29 @@ class DatabaseLog:
         return self.next_offset
 
     def checkpoint(self) -> None:
-        """Flush, and forget the rows of producers' batches that nobody remembers: a start has nothing else to read."""
+        """Flush, and remove the rows of producers' batches that are forgotten."""
         self.flush()
-        self.tidy_producers()
+        self._tidy_producers()
 
-    def tidy_producers(self) -> None:
-        """Remove the rows of producers' batches that nobody remembers, when they have become many."""
+    def _tidy_producers(self) -> None:
         with self._lock:
             if self._closed or self._producer_rows <= PRODUCER_ROWS_MAX:
                 return
-            known = [
-                StoredBatch(producer_id, one.first_sequence, one.count, one.base_offset, 0)
-                for producer_id, batches in self.producers.snapshot().items()
-                for one in batches
+            rows = [
+                self._producer_row(producer_id, batch.first_sequence, batch.count, batch.base_offset)
+                for producer_id, stored in self.producers.snapshot().items()
+                for batch in stored
             ]
-            with self._database.write() as connection:
-                self._rows.delete_producers(connection)
-                self._rows.insert_producers(connection, known)
-            self._producer_rows = len(known)
+            with self._write() as connection:
+                connection.execute(delete(producers).where(producers.c.partition_id == self.id))
+                if rows:
+                    connection.execute(_INSERT_PRODUCERS, rows)
+            self._producer_rows = len(rows)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
         """Return records in the stored form from the first one at or after `offset` on, as many as fit, all checked.
-
-        Costs a SELECT for each MiB.
 
         Raises:
             OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
@@ -283,34 +293,73 @@ class DatabaseLog:
         try:
             return self._read(offset, bytes_max, end_offset)
         except CorruptRecordError:
-            with self._lock:  # the cleaner may just have taken it away
+            with self._lock:  # the cleaner may just have removed or rewritten it
                 return self._read(offset, bytes_max, end_offset)
 
     def _read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
-        found = self._ranges
-        first, following = found[0].base_offset, found[-1].next_offset
+        first, following = self.first_offset, self.next_offset
         end = following if end_offset is None else min(end_offset, following)
         if not first <= offset <= following:
             raise OffsetOutOfRangeError(offset, first, following)
         if offset >= end:
             return Chunk(b"", offset, offset)
-        return read_chunk(self._fetch, found, offset, end, bytes_max, self.name)
+        parts: list[bytes] = []
+        base_offset, at, room = offset, offset, bytes_max
+        reason = None
+        for batch in self.fetch(offset, end, bytes_max):
+            if batch.base_offset > at:
+                break  # a batch is missing
+            piece = cut(batch, at, end, room)
+            at, reason = piece.next_offset, piece.reason
+            if piece.data:
+                base_offset = base_offset if parts else piece.base_offset
+                parts.append(piece.data)
+                room -= len(piece.data)
+            if piece.is_full:
+                return Chunk(b"".join(parts), base_offset, at) if parts else Chunk(b"", offset, offset)
+            if reason is not None:
+                break
+        if not parts and (at < end or reason is not None):
+            raise CorruptRecordError(0, reason or "its batch is missing", path=self.name, offset=at)
+        return Chunk(parts[0] if len(parts) == 1 else b"".join(parts), base_offset if parts else end, at)
 
-    def _fetch(self, offset: int, end_offset: int, limit: int) -> Sequence[Row]:
-        return self._database.fetch(self._rows.id, offset, end_offset, limit)
+    def fetch(self, offset: int, end_offset: int, page_bytes: int) -> Iterator[Batch]:
+        """Yield the stored batches that reach into a range of offsets, unchecked (for the cleaner)."""
+        return fetch(self.database, self.id, offset, end_offset, page_bytes)
 
     def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
         """Return the same records as numpy columns."""
         return decode_chunk(self.read(offset, bytes_max, end_offset).data, verified=True)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
-        for found in list(self._ranges):
-            if found.size_bytes and found.greatest_timestamp >= timestamp:
-                with self._database.read() as connection:
-                    offset = self._rows.find_time(connection, found, timestamp)
-                if offset is not None:
-                    return offset
+        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none.
+
+        A damaged record that may be the first is returned: reading it tells of the damage.
+        """
+        lowest = (
+            select(batches.c.base_offset)
+            .where(batches.c.partition_id == self.id, batches.c.latest_timestamp >= timestamp)
+            .order_by(batches.c.latest_timestamp, batches.c.base_offset)
+            .limit(1)
+        )
+        with self.database.read() as connection:
+            at = max(self.first_offset, connection.execute(lowest).scalar() or 0)
+        while at < self.next_offset:
+            with self.database.read() as connection:
+                bounds = {"partition_id": self.id, "offset": at, "timestamp": timestamp}
+                batch = connection.execute(_AFTER_TIME, bounds).one_or_none()
+            if batch is None:
+                return None
+            at = max(at, batch.base_offset)
+            try:
+                chunk = self.read(at, 2**31 - 1, batch.next_offset)
+            except CorruptRecordError as error:
+                return error.offset
+            columns = decode_chunk(chunk.data, verified=True)
+            late = np.flatnonzero(columns.timestamps >= timestamp)
+            if len(late):
+                return int(columns.offsets[late[0]])
+            at = chunk.next_offset
         return None
 
     # -- removing ----------------------------------------------------------------------------------------------------
@@ -320,78 +369,104 @@ class DatabaseLog:
 
         Raises:
             OffsetOutOfRangeError: it is not between `first_offset` and `next_offset`.
-            DiskError: the database refused; whether it was done is unknown, and asking again is right.
+            DiskError: the database refused; it is unknown whether the records are removed, and asking again is right.
         """
         with self._lock:
             if not self.first_offset <= next_offset <= self.next_offset:
                 raise OffsetOutOfRangeError(next_offset, self.first_offset, self.next_offset)
-            self._cut(next_offset)
+            self.database.ends.lower(self._topic, self._number, next_offset)
             self._durable = min(self._durable, next_offset)
+            self._cut(next_offset)
             self.producers.forget_from(next_offset)
-            self._database.make_durable()
+            self.database.make_durable()
 
     def _cut(self, next_offset: int) -> None:
-        """Remove the records from `next_offset` on, where a new open range begins."""
-        number = find_range(self._ranges, next_offset)
-        last = self._ranges[number]
-        kept = self._ranges[:number]
-        with self._database.write() as connection:
-            self._rows.delete_from(connection, next_offset)
-            if last.base_offset < next_offset:
-                shorter = Range(last.base_offset, next_offset, gaps=last.gaps)
-                self._rows.measure(connection, shorter)
-                self._rows.seal(connection, shorter)
-                kept.append(shorter)
-            self._rows.insert_open(connection, next_offset)
-        self._ranges = [*kept, Range(next_offset, next_offset)]
+        """Remove the records from `next_offset` on; the batch that holds it loses its end."""
+        split = next(self.fetch(next_offset, next_offset + 1, 1), None)
+        base_offset = split.base_offset if split is not None else next_offset
+        behind = (batches.c.partition_id == self.id) & (batches.c.base_offset >= base_offset)
+        _, removed_bytes, _ = self._measure(behind)
+        row = shorten(split, next_offset) if split is not None and base_offset < next_offset else None
+        size_bytes = self.size_bytes - removed_bytes + (row["size_bytes"] if row else 0)
+        with self._write(next_offset=next_offset, size_bytes=size_bytes) as connection:
+            connection.execute(delete(batches).where(behind))
+            _, latest = self._last(connection)
+            if row:
+                latest = row["latest_timestamp"] = max(latest, row["latest_timestamp"])
+                connection.execute(_INSERT, row | {"partition_id": self.id})
+            cut_off = producers.c.base_offset + producers.c.count > next_offset
+            connection.execute(delete(producers).where(producers.c.partition_id == self.id, cut_off))
+        self._latest, self.next_offset, self.size_bytes = latest, next_offset, size_bytes
+        self.compacted_until = min(self.compacted_until, next_offset)
 
-    def sealed_ranges(self) -> list[Range]:
-        """Return the ranges that nobody appends to any more (for the cleaner)."""
-        return self._ranges[:-1]
+    def _measure(self, chosen: ColumnElement[bool]) -> tuple[int, int, int]:
+        """Return the number of batches, their bytes, and their greatest timestamp."""
+        columns = (func.count(), func.sum(batches.c.size_bytes), func.max(batches.c.latest_timestamp))
+        with self.database.read() as connection:
+            count, size_bytes, latest = connection.execute(select(*columns).where(chosen)).one()
+        return int(count), int(size_bytes or 0), int(latest or 0)
 
-    def open_range(self) -> Range:
-        """Return the range that is appended to (for the cleaner)."""
-        return self._ranges[-1]
+    def trim(self, first_offset: int) -> int:
+        """Remove the records in front of `first_offset`; return how many bytes became free.
 
-    def drop_first(self) -> None:
-        """Remove the oldest range, which is sealed (for the cleaner)."""
-        with self._lock:
-            oldest = self._ranges[0]
-            with self._database.write() as connection:
-                self._rows.delete_first(connection, oldest)
-            self._ranges = self._ranges[1:]
+        Only whole batches are deleted; the records in front of `first_offset` in its own batch are no more read.
 
-    def thin_out(self, found: Range, offsets: list[int], until: int) -> None:
-        """Remove records of a sealed range, which compaction has found to be replaced (for the cleaner).
-
-        `until` is where the records end that compaction looked at.
+        Raises:
+            DiskError: the database refused; nothing was removed.
         """
         with self._lock:
-            thinned = Range(found.base_offset, found.next_offset, gaps=True, compacted_with=found.compacted_with)
-            with self._database.write() as connection:
-                self._rows.note_compaction(connection, until)
-                self._rows.delete_records(connection, offsets)
-                self._rows.measure(connection, thinned)
-                self._rows.seal(connection, thinned)
-            self._compacted_until = max(self._compacted_until, until)
-            self._ranges = [thinned if one is found else one for one in self._ranges]
+            if not self.first_offset < first_offset <= self.next_offset:
+                return 0
+            front = (batches.c.partition_id == self.id) & (batches.c.base_offset < first_offset)
+            front &= batches.c.next_offset <= first_offset
+            _, freed, _ = self._measure(front)
+            with self._write(first_offset=first_offset, size_bytes=self.size_bytes - freed) as connection:
+                connection.execute(delete(batches).where(front))
+            self.first_offset, self.size_bytes = first_offset, self.size_bytes - freed
+            return freed
+
+    def rewrite(self, replaced: list[Batch], data: bytes, until: int) -> int:
+        """Replace neighbouring batches by one with the records in `data`; return the bytes that this frees.
+
+        `until` is the offset up to which compaction has looked. Nothing happens if the batches changed meanwhile.
+
+        Raises:
+            DiskError: the database refused; nothing was changed.
+        """
+        base_offset, next_offset = replaced[0].base_offset, replaced[-1].next_offset
+        timestamps = decode_chunk(data, verified=True).timestamps
+        freed = sum(len(batch.data) for batch in replaced) - len(data)
+        chosen = (batches.c.partition_id == self.id) & (batches.c.base_offset >= base_offset)
+        chosen &= batches.c.base_offset < next_offset
+        with self._lock:
+            count, size_bytes, latest = self._measure(chosen)
+            if (count, size_bytes) != (len(replaced), freed + len(data)):
+                return 0
+            row = make_row(base_offset, next_offset, data, timestamps, latest)
+            until = max(until, self.compacted_until)
+            with self._write(len(data), size_bytes=self.size_bytes - freed, compacted_until=until) as connection:
+                connection.execute(delete(batches).where(chosen))
+                connection.execute(_INSERT, row | {"partition_id": self.id})
+            self.compacted_until, self.size_bytes = until, self.size_bytes - freed
+            return freed
 
     def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for; return how many bytes of records became free. May take long."""
+        """Apply retention and compaction; return how many bytes of records became free. May take long."""
         freed = clean(self, self._settings, now_ms)
-        self.tidy_producers()
+        self._tidy_producers()
+        if not (self._closed or self.failed):
+            self.flush()  # so that also records of a lower ack level are known to be there
+            self.database.settle()
         return freed
 
     def close(self) -> None:
-        """Flush, and take no more; the connections are the store's.
+        """Flush and refuse further writes; the store closes the connections.
 
         Raises:
-            DiskError: what was not flushed may be lost with the power.
+            DiskError: records that were not flushed may be lost with the power.
         """
         try:
             if not self.failed and not self._closed:
                 self.checkpoint()
-        except StorageError:
+        finally:
             self._closed = True
-            raise
-        self._closed = True

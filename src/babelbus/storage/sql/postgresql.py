@@ -13,9 +13,11 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine
 from sqlalchemy.exc import OperationalError
 
+from babelbus.clock import Clock
 from babelbus.storage.errors import FolderLockedError
-from babelbus.storage.sql.connection import Database
-from babelbus.storage.sql.rows import COPY_COLUMNS, Rows, to_copy
+from babelbus.storage.memory import MemoryFiles
+from babelbus.storage.sql.database import Database
+from babelbus.storage.sql.ends import Ends
 from babelbus.storage.sql.tables import meta
 
 log = logging.getLogger(__name__)
@@ -25,20 +27,22 @@ LOCK_SECONDS = 2
 """How long a start waits for the owner: a server that has just stopped may not be gone yet."""
 LOCK_KEY = 1_650_549_365
 """First half of the key of the advisory lock; the second is the schema."""
-COPY = f"COPY records ({', '.join(f'{chr(34)}{name}{chr(34)}' for name in COPY_COLUMNS)}) FROM STDIN (FORMAT BINARY)"
+
+
+class _BinaryCursor(psycopg.Cursor[Any]):
+    """A cursor whose results come as bytes: a batch as text is twice as large, and is decoded twice."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.format = psycopg.pq.Format.BINARY
 
 
 class PostgresqlDatabase(Database):
     """A schema of a PostgreSQL database, owned by one server through an advisory lock of the writer's session."""
 
-    select = (
-        'SELECT "offset", timestamp, attributes, crc, key, payload, headers FROM records'
-        ' WHERE partition_id = %s AND "offset" >= %s AND "offset" < %s ORDER BY "offset" LIMIT %s'
-    )
-
-    def __init__(self, url: URL, name: str) -> None:
+    def __init__(self, url: URL, name: str, clock: Clock) -> None:
         self._syncer: Connection | None = None
-        super().__init__(url, name)
+        super().__init__(url, name, Ends(MemoryFiles(), "ends", clock))
 
     def _make_engine(self) -> Engine:
         wanted: dict[str, Any] = {
@@ -48,6 +52,7 @@ class PostgresqlDatabase(Database):
             "keepalives_count": 3,
             "tcp_user_timeout": 10_000,
             "application_name": "babelbus",
+            "cursor_factory": _BinaryCursor,
         }
         return create_engine(
             self._url,
@@ -102,9 +107,3 @@ class PostgresqlDatabase(Database):
         assert self._syncer is not None
         with self._syncer.begin():
             self._syncer.execute(meta.update().where(meta.c.name == "flush").values(value=meta.c.value + 1))
-
-    def insert(self, connection: Connection, partition_id: int, base_offset: int, rows: Rows) -> None:
-        """Insert the rows with the offsets `base_offset` and up, within the transaction of `connection`."""
-        driver: Any = connection.connection.dbapi_connection
-        with driver.cursor().copy(COPY) as copy:
-            copy.write(to_copy(rows, partition_id, base_offset))

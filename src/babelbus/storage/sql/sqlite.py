@@ -1,53 +1,49 @@
 """SQLite for engine `db`: one file with its WAL, owned through a lock file beside it.
 
 `synchronous = NORMAL` writes a commit to the WAL and does not flush it. `make_durable` calls `fdatasync` on the WAL
-through the file layer, which needs no lock of SQLite. What SQLite has moved from the WAL into the database it flushed
-itself before it used the WAL's space again.
+through the file layer, which needs no lock of SQLite and serves all commits before it. SQLite itself flushes what it
+folds from the WAL into the database before it uses the space of the WAL again.
 """
 
 import logging
 import sqlite3
-from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
+from babelbus.clock import Clock
 from babelbus.storage.errors import DiskError, FolderLockedError
 from babelbus.storage.files import File, FileSystem
-from babelbus.storage.sql.connection import Database
-from babelbus.storage.sql.rows import Rows
+from babelbus.storage.sql.database import Database
+from babelbus.storage.sql.ends import Ends
 
 log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 2.0
 """How long a write waits for another program that writes to the same file."""
 PAGE_BYTES = 8192
-MOVE_BYTES = 8 * 2**20
-"""When so much was written, the flusher moves the WAL into the database."""
+FOLD_BYTES = 8 * 2**20
+"""When this much was written, the next flush folds the WAL into the database."""
+FOLD_SECONDS = 60.0
+"""After this time, a flush or the cleaner folds the WAL although less was written."""
 WAL_PAGES_MAX = 64 * 2**20 // PAGE_BYTES
-"""From here on the writer does it, if the flusher does not get to it."""
-INSERT_SIZES = (256, 64, 16, 4, 1)
-"""Rows of one INSERT: SQLite takes many of one statement twice as fast as `executemany`, and keeps each of these."""
+"""At this size the writer folds the WAL, if no flush did."""
 
 
 class SqliteDatabase(Database):
     """A file of SQLite, owned by one server through a lock file beside it; other programs may read it meanwhile."""
 
-    select = (
-        'SELECT "offset", timestamp, attributes, crc, key, payload, headers FROM records'
-        ' WHERE partition_id = ? AND "offset" >= ? AND "offset" < ? ORDER BY "offset" LIMIT ?'
-    )
-
-    def __init__(self, url: URL, name: str, files: FileSystem) -> None:
+    def __init__(self, url: URL, name: str, files: FileSystem, clock: Clock) -> None:
         self._files = files
+        self._clock = clock
         self._path = url.database or ""
         self._lock: File | None = None
         self._wal: File | None = None
-        self._unmoved_bytes = 0
-        super().__init__(url, name)
+        self._folded = (0, 0)
+        self._folded_at = clock.monotonic()
+        super().__init__(url, name, Ends(files, f"{self._path}.ends", clock))
 
     def _make_engine(self) -> Engine:
         engine = create_engine(
@@ -73,6 +69,7 @@ class SqliteDatabase(Database):
         except FolderLockedError as error:
             owner = str(error).partition(" in use by ")[2].partition(";")[0]
             raise FolderLockedError(f"{self.name} is in use by {owner}; one server owns a database") from None
+        self.ends.load()
         self._connect()
         self._files.flush_folder(folder)
 
@@ -91,27 +88,41 @@ class SqliteDatabase(Database):
             self._engine.dispose()  # the last connection moves the WAL into the file and removes it
         finally:
             self._wal = self._writer = None
+            self.ends.close()
             if self._lock is not None:
                 self._lock.close()
                 self._lock = None
 
     def _flush(self) -> None:
         assert self._wal is not None
-        unmoved = self._unmoved_bytes
+        commits, written_bytes = self._commits, self._written_bytes
         self._wal.flush()
-        if unmoved >= MOVE_BYTES:
-            self._unmoved_bytes -= unmoved
-            try:
-                with self._engine.connect() as connection:
-                    _checkpoint(connection, "PASSIVE")
-            except (SQLAlchemyError, sqlite3.Error) as error:  # all is durable in the WAL, which only grows
-                log.warning("%s: its WAL is not moved: %s", self.name, error)
+        if written_bytes - self._folded[1] >= FOLD_BYTES or self._fold_is_due():
+            self._fold(commits, written_bytes)
+
+    def settle(self) -> None:
+        """Make everything durable, and fold the WAL into the database if the last time is long ago."""
+        super().settle()
+        with self._flushing:
+            if not self._broken and self._fold_is_due():
+                self._fold(self._commits, self._written_bytes)
+
+    def _fold_is_due(self) -> bool:
+        return self._commits > self._folded[0] and self._clock.monotonic() - self._folded_at >= FOLD_SECONDS
+
+    def _fold(self, commits: int, written_bytes: int) -> None:
+        self._folded, self._folded_at = (commits, written_bytes), self._clock.monotonic()
+        try:
+            with self._engine.connect() as connection:
+                _checkpoint(connection, "PASSIVE")
+        except (SQLAlchemyError, sqlite3.Error) as error:  # everything is durable in the WAL, which only grows
+            log.warning("%s: its WAL is not folded into the database: %s", self.name, error)
 
     def _restore(self) -> None:
-        """Let SQLite move what the system still gives back of the WAL into the database, and begin the WAL anew.
+        """Fold what the system still gives back of the WAL into the database, and begin the WAL anew.
 
-        Pages of a failed flush may be dropped without a further word, so the WAL is not used beyond that point. Whether
-        what came back is what was written, the CRCs of the records tell.
+        The system may drop pages of a failed flush without an error, so the WAL is not used beyond that point. The
+        CRCs of the records tell whether what came back is what was written.
         """
         if self._wal is not None:
             self._wal.close()
@@ -127,39 +138,6 @@ class SqliteDatabase(Database):
         if busy:
             raise DiskError(f"{self.name}: another program reads it just now, and keeps its WAL from being repaired")
         self._wal = self._files.open(f"{self._path}-wal")
-
-    def insert(self, connection: Connection, partition_id: int, base_offset: int, rows: Rows) -> None:
-        """Insert the rows with the offsets `base_offset` and up, within the transaction of `connection`."""
-        columns: tuple[Sequence[Any], ...] = (rows.timestamps, rows.crcs, rows.payloads)
-        kind = "plain"
-        if rows.attributes is not None and rows.keys is not None and rows.headers is not None:
-            columns = (*columns, rows.attributes, rows.keys, rows.headers)
-            kind = "full"
-        # Past SQLAlchemy's cursor, which costs as much as ten rows: a batch of 100 is four statements.
-        driver: Any = connection.connection.dbapi_connection
-        done = 0
-        for size in INSERT_SIZES:
-            statement = INSERTS[kind, size]
-            while len(rows) - done >= size:
-                values = chain.from_iterable(zip(*(column[done : done + size] for column in columns), strict=True))
-                driver.execute(statement, (partition_id, base_offset + done, *values)).close()
-                done += size
-        self._unmoved_bytes += rows.size_bytes
-
-
-def _insert_statement(kind: str, size: int) -> str:
-    """Return the INSERT of `size` rows: partition and first offset are given once, then each row's columns."""
-    names, width, default = ("timestamp, crc, payload, attributes", 3, ", 0")
-    if kind == "full":
-        names, width, default = ("timestamp, crc, payload, attributes, key, headers", 6, "")
-    rows = [
-        f"(?1, ?2 + {number}, {', '.join(f'?{3 + number * width + column}' for column in range(width))}{default})"
-        for number in range(size)
-    ]
-    return f'INSERT INTO records (partition_id, "offset", {names}) VALUES {", ".join(rows)}'  # noqa: S608  # names alone
-
-
-INSERTS = {(kind, size): _insert_statement(kind, size) for kind in ("plain", "full") for size in INSERT_SIZES}
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
@@ -182,7 +160,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _checkpoint(connection: Connection, mode: str) -> bool:
-    """Move the WAL into the database; return whether another program kept it from finishing."""
+    """Fold the WAL into the database; return whether another program kept it from finishing."""
     driver = connection.connection.dbapi_connection
     assert driver is not None
     cursor = driver.cursor()  # outside of a transaction, in which SQLite does not do it

@@ -1,7 +1,7 @@
 """Engine `db`: the topics of one SQL database, SQLite or PostgreSQL, through SQLAlchemy Core (docs/storage.md).
 
-Several topics share a database; one server owns it. `database_tables` says what the rows are, `database_link` who
-writes and what makes it durable, `database_log` what a partition does with them.
+Several topics share a database; one server owns it. `tables` is the schema, `database` the connections and durability,
+`log` a partition.
 """
 
 import secrets
@@ -15,13 +15,17 @@ from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import FileSystem
-from babelbus.storage.sql.connection import Database
+from babelbus.storage.sql.database import Database
+from babelbus.storage.sql.ends import FREE
 from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.postgresql import PostgresqlDatabase
 from babelbus.storage.sql.sqlite import SqliteDatabase
-from babelbus.storage.sql.tables import partitions, producers, ranges, records, topics
+from babelbus.storage.sql.tables import batches, partitions, producers, topics
+from babelbus.storage.sql.upgrade import prepare
 
 GRAVE_PREFIX = "removed-"
+ERASED_TOGETHER = 50
+"""Batches that one transaction erases."""
 EXAMPLES = "sqlite:////var/lib/babelbus/db.sqlite, postgresql://user@host/database (its password in PGPASSWORD)"
 
 
@@ -43,7 +47,7 @@ class DatabaseStore:
         """
         self._files = files
         self._clock = clock
-        self._database = choose_database(url, files)
+        self._database = choose_database(url, files, clock)
         self._opening = threading.Lock()
         self._is_open = False
         self.name = self._database.name
@@ -52,7 +56,12 @@ class DatabaseStore:
     def _open(self) -> Database:
         with self._opening:
             if not self._is_open:
-                self._database.open()
+                try:
+                    self._database.open()
+                    prepare(self._database)
+                except BaseException:
+                    self._database.close()
+                    raise
                 self._is_open = True
         return self._database
 
@@ -83,7 +92,7 @@ class DatabaseStore:
         return 0 if found[0] is None else int(found[0]) + 1
 
     def open_partition(self, topic: str, partition: int, settings: LogSettings) -> DatabaseLog:
-        """Open a partition, or make it.
+        """Open a partition, or make it. A log of it that another writer has opened before is refused from here on.
 
         Raises:
             DiskFullError, DiskError: the database refused.
@@ -91,14 +100,15 @@ class DatabaseStore:
         database = self._open()
         with database.write() as connection:
             topic_id = _topic_id(connection, topic)
-            found = connection.execute(
-                select(partitions.c.id).where(partitions.c.topic_id == topic_id, partitions.c.number == partition)
-            ).scalar()
-            if found is None:
-                made = insert(partitions).values(topic_id=topic_id, number=partition).returning(partitions.c.id)
-                found = connection.execute(made).scalar_one()
-        opened = DatabaseLog(database, topic, partition, int(found), settings, self._clock)
-        database.make_durable()  # what it found may be of a killed server, and nobody reads it before it is durable
+            here = (partitions.c.topic_id == topic_id) & (partitions.c.number == partition)
+            claim = update(partitions).where(here).values(epoch=partitions.c.epoch + 1)
+            made = insert(partitions).values(topic_id=topic_id, number=partition, epoch=1)
+            columns = (partitions.c.id, partitions.c.epoch)
+            row = connection.execute(claim.returning(*columns)).one_or_none()
+            number, epoch = row or connection.execute(made.returning(*columns)).one()
+        opened = DatabaseLog(database, topic, partition, int(number), int(epoch), settings, self._clock)
+        if row is None:
+            database.make_durable()
         return opened
 
     def load_settings(self, topic: str) -> bytes | None:
@@ -122,6 +132,8 @@ class DatabaseStore:
         """Take a topic out of `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
         token = GRAVE_PREFIX + secrets.token_hex(8)
         database = self._open()
+        for number in range(self.partition_count(topic)):  # else a new topic of this name would seem to lack records
+            database.ends.lower(topic, number, FREE)
         with database.write() as connection:
             connection.execute(
                 update(topics).where(topics.c.name == topic, topics.c.removed == "").values(removed=token)
@@ -130,17 +142,17 @@ class DatabaseStore:
         return token
 
     def erase(self, token: str) -> None:
-        """Delete what `hide` took away. May take long, but keeps nobody waiting: it deletes a range at a time."""
+        """Delete what `hide` took away. May take long, but keeps nobody waiting: it deletes some batches at a time."""
         database = self._open()
         of_topic = select(topics.c.id).where(topics.c.removed == token, topics.c.removed != "")
         for (number,) in self._ask(select(partitions.c.id).where(partitions.c.topic_id.in_(of_topic))):
-            for (base_offset,) in self._ask(select(ranges.c.base_offset).where(ranges.c.partition_id == number)):
+            of_partition = batches.c.partition_id == number
+            step = select(batches.c.base_offset).where(of_partition).order_by(batches.c.base_offset)
+            while rows := self._ask(step.offset(ERASED_TOGETHER).limit(1)):
                 with database.write() as connection:
-                    connection.execute(
-                        delete(records).where(records.c.partition_id == number, records.c.offset < base_offset)
-                    )
+                    connection.execute(delete(batches).where(of_partition, batches.c.base_offset < rows[0][0]))
             with database.write() as connection:
-                for table in (records, producers, ranges):
+                for table in (batches, producers):
                     connection.execute(delete(table).where(table.c.partition_id == number))
                 connection.execute(delete(partitions).where(partitions.c.id == number))
         with database.write() as connection:
@@ -163,7 +175,7 @@ def _topic_id(connection: Connection, name: str) -> int:
     return int(found)
 
 
-def choose_database(url: str, files: FileSystem) -> Database:
+def choose_database(url: str, files: FileSystem, clock: Clock) -> Database:
     """Return the database of a URL, not yet opened.
 
     Raises:
@@ -177,9 +189,9 @@ def choose_database(url: str, files: FileSystem) -> Database:
     if kind == "sqlite":
         if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
             raise DatabaseUrlError("SQLite needs the path of a file; for topics in memory there is the engine 'memory'")
-        return SqliteDatabase(parsed.set(drivername="sqlite+pysqlite"), f"sqlite:///{parsed.database}", files)
+        return SqliteDatabase(parsed.set(drivername="sqlite+pysqlite"), f"sqlite:///{parsed.database}", files, clock)
     if kind in ("postgresql", "postgres"):
         host = parsed.host or ""
         name = f"postgresql://{host}{f':{parsed.port}' if parsed.port else ''}/{parsed.database or ''}"
-        return PostgresqlDatabase(parsed.set(drivername="postgresql+psycopg"), name)
+        return PostgresqlDatabase(parsed.set(drivername="postgresql+psycopg"), name, clock)
     raise DatabaseUrlError(f"there is no database {kind!r}; examples: {EXAMPLES}")

@@ -1,42 +1,45 @@
-"""The tables of engine `db`, the same in SQLite and PostgreSQL (docs/storage.md).
+"""The tables of engine `db`, the same in SQLite and PostgreSQL (docs/storage.md): one row holds one batch of records.
 
-`records` holds one row a record, so that SQL can ask for them beside the bus:
-
-    SELECT r."offset", r.payload FROM records r JOIN partitions p ON p.id = r.partition_id
-    JOIN topics t ON t.id = p.topic_id WHERE t.name = 'news' AND t.removed = '' ORDER BY p.number, r."offset"
-
-A `range` is a run of a partition's records, about 1 MiB: what is known of it (greatest time, size) stands in one row,
-so that retention and a search by time look at ranges and not at records. The last one of a partition is open.
+Invariant: the rows of a partition follow each other without a hole, each from its `base_offset` to its `next_offset`;
+a hole is damage. The row in `partitions` changes with each append in the same transaction: it fences stale writers by
+its `epoch`, and its `next_offset` tells where the last batch must end.
 """
 
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Column,
     Connection,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
-    SmallInteger,
     Table,
     Text,
     UniqueConstraint,
+    event,
     inspect,
     select,
 )
 
 from babelbus.errors import StorageError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+ROW_VERSION = 1
+"""The version with one row for each record, which `upgrade` converts."""
+CONVERTING = "converting"
+"""A row of this name says that tables of `ROW_VERSION` are still there."""
+ROW_TABLES = ("records", "ranges")
+"""Tables that only `ROW_VERSION` has."""
 
 metadata = MetaData()
-_STRICT: dict[str, Any] = {"sqlite_strict": True}
-_Big = BigInteger().with_variant(Integer, "sqlite")
-_Small = SmallInteger().with_variant(Integer, "sqlite")
+STRICT: dict[str, Any] = {"sqlite_strict": True}
+Big = BigInteger().with_variant(Integer, "sqlite")
 
 meta = Table(
-    "babelbus", metadata, Column("name", Text, primary_key=True), Column("value", _Big, nullable=False), **_STRICT
+    "babelbus", metadata, Column("name", Text, primary_key=True), Column("value", Big, nullable=False), **STRICT
 )
 topics = Table(
     "topics",
@@ -46,7 +49,7 @@ topics = Table(
     Column("removed", Text, nullable=False, default=""),
     Column("settings", LargeBinary),
     UniqueConstraint("name", "removed"),
-    **_STRICT,
+    **STRICT,
 )
 partitions = Table(
     "partitions",
@@ -54,82 +57,83 @@ partitions = Table(
     Column("id", Integer, primary_key=True),
     Column("topic_id", Integer, nullable=False),
     Column("number", Integer, nullable=False),
-    # Records in front of this offset may be missing because compaction looked at them.
-    Column("compacted_until", _Big, nullable=False, default=0),
+    # Records in front of this offset may be missing because compaction removed them.
+    Column("compacted_until", Big, nullable=False, default=0),
+    # Opening a partition increments the epoch; a writer with a lower one is refused.
+    Column("epoch", Big, nullable=False, server_default="0"),
+    Column("first_offset", Big, nullable=False, server_default="0"),
+    Column("next_offset", Big, nullable=False, server_default="0"),
+    Column("size_bytes", Big, nullable=False, server_default="0"),
     UniqueConstraint("topic_id", "number"),
-    **_STRICT,
+    **STRICT,
 )
-ranges = Table(
-    "ranges",
+batches = Table(
+    "batches",
     metadata,
     Column("partition_id", Integer, primary_key=True, autoincrement=False),
-    Column("base_offset", _Big, primary_key=True, autoincrement=False),
-    # Of the open range only the base is kept: the rest is counted at the start, and costs nothing at an append.
-    Column("next_offset", _Big),
-    Column("greatest_timestamp", _Big, nullable=False),
-    Column("size_bytes", _Big, nullable=False),
-    Column("gaps", _Small, nullable=False),
-    sqlite_with_rowid=False,
-    **_STRICT,
+    Column("base_offset", Big, primary_key=True, autoincrement=False),
+    Column("next_offset", Big, nullable=False),
+    # Fewer records than offsets: compaction removed the others.
+    Column("count", Integer, nullable=False),
+    Column("least_timestamp", Big, nullable=False),
+    Column("greatest_timestamp", Big, nullable=False),
+    # The greatest timestamp of this batch and all batches in front of it: a search by time needs no scan.
+    Column("latest_timestamp", Big, nullable=False),
+    Column("size_bytes", Big, nullable=False),
+    # CRC-32C of `data`; NULL: only the CRCs of the records tell which records are good.
+    Column("sum", Big),
+    # The records in the stored form of records.format.
+    Column("data", LargeBinary, nullable=False),
+    Index("batches_by_time", "partition_id", "latest_timestamp", "base_offset"),
+    **STRICT,
 )
-records = Table(
-    "records",
-    metadata,
-    Column("partition_id", Integer, primary_key=True, autoincrement=False),
-    Column("offset", _Big, primary_key=True, autoincrement=False),
-    Column("timestamp", _Big, nullable=False),
-    Column("attributes", _Small, nullable=False),
-    Column("crc", _Big, nullable=False),
-    Column("key", LargeBinary),
-    Column("payload", LargeBinary),
-    Column("headers", LargeBinary),
-    sqlite_with_rowid=False,
-    **_STRICT,
-)
+# Compressing each batch costs more than writing it.
+_UNCOMPRESSED = DDL("ALTER TABLE batches ALTER COLUMN data SET STORAGE EXTERNAL")  # type: ignore[no-untyped-call]
+event.listen(batches, "after_create", _UNCOMPRESSED.execute_if(dialect="postgresql"))
 producers = Table(
     "producers",
     metadata,
     Column("partition_id", Integer, primary_key=True, autoincrement=False),
-    Column("base_offset", _Big, primary_key=True, autoincrement=False),
-    Column("producer_id", _Big, nullable=False),
-    Column("first_sequence", _Big, nullable=False),
+    Column("base_offset", Big, primary_key=True, autoincrement=False),
+    Column("producer_id", Big, nullable=False),
+    Column("first_sequence", Big, nullable=False),
     Column("count", Integer, nullable=False),
     sqlite_with_rowid=False,
-    **_STRICT,
+    **STRICT,
 )
 
 
 class SchemaVersionError(StorageError):
-    """The tables were made by a newer Babelbus, or are none of ours."""
+    """The tables belong to another program or to another release."""
 
 
 def make_tables(connection: Connection, name: str) -> None:
-    """Build the tables in an empty database, or see that those which are there are ours.
+    """Build the tables in an empty database; check the version in another one.
 
     Raises:
-        SchemaVersionError: they are not, or of another version; nothing was changed.
+        SchemaVersionError: the tables are not ours, or of another version; nothing was changed.
     """
-    if not find_tables(connection, name):
+    if find_version(connection, name) is None:
         metadata.create_all(connection)
         connection.execute(meta.insert(), [{"name": "schema", "value": SCHEMA_VERSION}, {"name": "flush", "value": 0}])
 
 
-def find_tables(connection: Connection, name: str) -> bool:
-    """Return whether our tables are there.
+def find_version(connection: Connection, name: str) -> int | None:
+    """Return the version of our tables, `None` when the database has no tables of ours.
 
     Raises:
-        SchemaVersionError: tables of these names are there and not ours, or of another version.
+        SchemaVersionError: tables of these names belong to another program, or have a version that is not known.
     """
-    found = set(inspect(connection).get_table_names())
-    if meta.name not in found:
-        strangers = sorted(found & set(metadata.tables))
+    names = set(inspect(connection).get_table_names())
+    if meta.name not in names:
+        strangers = sorted(names & {*metadata.tables, *ROW_TABLES})
         if strangers:
             raise SchemaVersionError(f"{name} has a table {strangers[0]!r} that is not ours; use another database")
-        return False
+        return None
     version = connection.execute(select(meta.c.value).where(meta.c.name == "schema")).scalar()
-    if version != SCHEMA_VERSION:
+    if version not in (ROW_VERSION, SCHEMA_VERSION):
         raise SchemaVersionError(
             f"the tables in {name} have version {version}, this Babelbus knows version {SCHEMA_VERSION};"
-            " they were made by another release, which can read them"
+            " another release made them and can read them"
         )
-    return True
+    return int(version)

@@ -1,16 +1,15 @@
-"""The connections of engine `db`: who writes, who reads, what makes commits durable, and what errors mean.
+"""The connections of engine `db`: one writer, readers, durability, and errors without secrets.
 
 One connection writes, so that one lock keeps the order of commits and one session owns the database. A commit survives
-a killed Babelbus; `make_durable` is what survives a loss of power, and is shared by all that was committed before it
-began (group commit): it runs in the flusher's thread and holds up no writer. How, `database_sqlite` and
-`database_postgresql` say.
+a killed Babelbus. `make_durable` makes all commits before it survive a loss of power (group commit): it runs in the
+flusher's thread and holds up no writer. `sqlite` and `postgresql` implement both.
 """
 
 import logging
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
@@ -19,8 +18,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from babelbus.storage.errors import DiskError, DiskFullError
 from babelbus.storage.files import disk_error
-from babelbus.storage.sql.rows import Row, Rows
-from babelbus.storage.sql.tables import make_tables
+from babelbus.storage.sql.ends import Ends
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +28,15 @@ DISK_FULL_STATE = "53100"
 
 
 class Database(ABC):
-    """One database. All calls may come from any thread.
+    """One database. All methods may be called from any thread.
 
-    `name` is the URL without user, password and options, for logs and errors. `failures` grows whenever it is unknown
-    what of the last commits is there: a lost connection, a failed flush. Who wrote then asks `repair` and looks again.
+    `name` is the URL without user, password and options, for logs and errors. `failures` grows whenever the last
+    commits are in doubt: after a lost connection or a failed flush. Writers then call `repair` and load again.
     """
 
-    select = ""
-
-    def __init__(self, url: URL, name: str) -> None:
+    def __init__(self, url: URL, name: str, ends: Ends) -> None:
         self.name = name
+        self.ends = ends
         self.failures = 0
         options = [url.query.get(key) for key in SECRET_OPTIONS]
         self._secrets = [value for value in (url.password, *options) if isinstance(value, str) and value]
@@ -51,6 +48,7 @@ class Database(ABC):
         self._broken = False
         self._closed = True
         self._commits = 0
+        self._written_bytes = 0
         self._durable_commits = -1
 
     # -- what SQLite and PostgreSQL do in their own ways -------------------------------------------------------------
@@ -79,41 +77,35 @@ class Database(ABC):
         """Return whether anything can be stored there already."""
         return True
 
-    @abstractmethod
-    def insert(self, connection: Connection, partition_id: int, base_offset: int, rows: Rows) -> None:
-        """Insert the rows with the offsets `base_offset` and up, within the transaction of `connection`."""
+    def settle(self) -> None:
+        """Make everything durable and tidy up when it is time; the cleaner calls this now and then."""
+        self.make_durable()
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Connect, own the database, make the tables.
+        """Connect and own the database.
 
         Raises:
             FolderLockedError: another server owns it.
-            SchemaVersionError: the tables are of another version.
             DiskError: it cannot be reached.
         """
-        try:
-            with self._translated("opening"):
-                self._take()
-            self._closed = False
-            with self.write() as connection:
-                make_tables(connection, self.name)
-            self.make_durable()
-        except BaseException:
-            self.close()
-            raise
+        with self._translated("opening"):
+            self._take()
+        self._closed = False
 
     def look(self) -> None:
-        """Let `read` and `fetch` be used beside the server that owns the database, until `close`."""
+        """Let `read` be used beside the server that owns the database, until `close`."""
         self._closed = False
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self, size_bytes: int = 0) -> Iterator[Connection]:
         """Run a transaction: all of the block or nothing. One at a time; another thread waits.
 
+        `size_bytes` is about what the transaction writes.
+
         Raises:
-            DiskFullError, DiskError: nothing of it was done; or, if `failures` has grown, this is unknown.
+            DiskFullError, DiskError: nothing was written; or, if `failures` has grown, this is unknown.
         """
         with self._writing:
             if self._broken or self._writer is None:
@@ -127,6 +119,12 @@ class Database(ABC):
                         self._fail()
                     raise
             self._commits += 1
+            self._written_bytes += size_bytes
+
+    def doubt(self) -> None:
+        """Record that the database is not as its writer knows it; `repair` must follow."""
+        with self._writing:
+            self._fail()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -137,19 +135,8 @@ class Database(ABC):
         """
         with self._translated("read"), self._engine.connect() as connection, connection.begin():
             yield connection
-        if self._closed:  # who reads after the end leaves no connection behind
+        if self._closed:  # a read behind the end leaves no connection
             self._engine.dispose()
-
-    def fetch(self, partition_id: int, offset: int, end_offset: int, limit: int) -> Sequence[Row]:
-        """Give up to `limit` records of a partition with offsets in [`offset`, `end_offset`), in order.
-
-        Raises:
-            DiskError: they cannot be read.
-        """
-        with self.read() as connection:
-            found = connection.exec_driver_sql(self.select, (partition_id, offset, end_offset, limit))
-            rows: Sequence[Row] = found.cursor.fetchall()  # plain tuples cost half of SQLAlchemy's rows
-            return rows
 
     # -- durability --------------------------------------------------------------------------------------------------
 
@@ -157,7 +144,7 @@ class Database(ABC):
         """Return when everything committed before survives a loss of power.
 
         Raises:
-            DiskError: what of it does is unknown; `failures` has grown.
+            DiskError: it is unknown which commits do; `failures` has grown.
         """
         with self._flushing:
             if self._broken:
