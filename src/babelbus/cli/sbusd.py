@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Arguments) -> None:
-    from babelbus.server.packets import ABSTRACT, Door, open_door
+    from babelbus.protocols.sbus.packets import ABSTRACT, Door, open_door
 
     if (arguments.group or arguments.others) and arguments.address.startswith(DESCRIPTOR):
         _say("sbusd: -g and -o have no effect on a socket that was handed over")
@@ -133,7 +133,7 @@ async def _serve(door: object, arguments: Arguments, report_ready: Callable[[], 
     from babelbus.metrics import Metrics
     from babelbus.protocols.sbus.hub import Hub, Options
     from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
-    from babelbus.server.packets import OpenDoor, PacketOptions
+    from babelbus.protocols.sbus.packets import OpenDoor, PacketOptions
     from babelbus.server.sbus import make_server
 
     assert isinstance(door, OpenDoor)

@@ -19,18 +19,18 @@ from babelbus.core.topic import Topic
 from babelbus.core.transactions import StagingSettings
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
+from babelbus.protocols.connection import Connection
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import PROTOCOL as JEBP
 from babelbus.protocols.jebp.session import Options as JebpOptions
 from babelbus.protocols.jebp.session import Session as JebpSession
+from babelbus.protocols.listeners import Listeners
 from babelbus.protocols.worterbuch.names import SYS
 from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.server.administration import Administrator
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.browsers import read_browsers
-from babelbus.server.connection import Connection
-from babelbus.server.listeners import Listeners
 from babelbus.server.sbus import SbusService
 from babelbus.server.worterbuch import WorterbuchService
 from babelbus.server.zbus import ZbusService

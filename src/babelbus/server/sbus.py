@@ -9,9 +9,9 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
 from babelbus.protocols.sbus.hub import PROTOCOL, Hub, Options
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
+from babelbus.protocols.sbus.packets import Door, OpenDoor, PacketOptions, PacketServer, open_door, read_door
 from babelbus.protocols.sbus.ports import Port
 from babelbus.protocols.sbus.session import Session
-from babelbus.server.packets import Door, OpenDoor, PacketOptions, PacketServer, open_door, read_door
 
 RUN_FOLDER = "run"
 SOCKET_NAME = "sbus.socket"

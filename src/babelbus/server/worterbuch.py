@@ -10,7 +10,9 @@ from babelbus.config import WorterbuchSettings
 from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
+from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
+from babelbus.protocols.listeners import Listeners
 from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub, Options
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.privileges import Verifier
@@ -18,8 +20,6 @@ from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
 from babelbus.protocols.worterbuch.symbols import Symbols
 from babelbus.protocols.worterbuch.web import Endpoint, WebOptions, WebSession
 from babelbus.server.browsers import Browsers, read_origins
-from babelbus.server.connection import MakeSession
-from babelbus.server.listeners import Listeners
 from babelbus.wire.http import Files
 
 MAIN_ENDPOINT = Endpoint(MAIN)

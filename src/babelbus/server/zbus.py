@@ -13,7 +13,9 @@ from babelbus.config import ZbusSettings
 from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
+from babelbus.protocols.connection import Connection, MakeSession
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.listeners import Listeners
 from babelbus.protocols.zbus.cors import Cors
 from babelbus.protocols.zbus.hub import PROTOCOL, Hub, Options
 from babelbus.protocols.zbus.open_urls import OpenUrls
@@ -22,8 +24,6 @@ from babelbus.protocols.zbus.static import StaticFiles
 from babelbus.protocols.zbus.web import WebSession
 from babelbus.protocols.zbus.web_options import WebOptions
 from babelbus.server.browsers import Browsers, read_origins, read_words
-from babelbus.server.connection import Connection, MakeSession
-from babelbus.server.listeners import Listeners
 from babelbus.storage.files import FileSystem
 from babelbus.wire.http import TOKEN, Files
 

@@ -13,9 +13,9 @@ import pytest
 from babelbus.config import WorterbuchSettings
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
+from babelbus.protocols.connection import Connection
 from babelbus.protocols.worterbuch.hub import Hub, Options
 from babelbus.protocols.worterbuch.web import WebOptions, WebSession
-from babelbus.server.connection import Connection
 from babelbus.server.worterbuch import read_file_name
 from babelbus.wire.http.client import Response, ResponseDecoder
 from tests.storage.faults import FaultyFiles

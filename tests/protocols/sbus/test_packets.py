@@ -7,7 +7,7 @@ import pytest
 
 from babelbus.clients.sbus import Client
 from babelbus.protocols.sbus.messages import Publish
-from babelbus.server.packets.sockets import PacketConnection
+from babelbus.protocols.sbus.packets.sockets import PacketConnection
 from tests.support.sbus import configured, heard_before_barrier, is_cut, join, payloads, publish_until_stopped
 from tests.support.server import LiveServer
 

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 
 from babelbus.metrics import Metrics
-from babelbus.server.connection import Connection, MakeSession
+from babelbus.protocols.connection import Connection, MakeSession
 
 log = logging.getLogger(__name__)
 

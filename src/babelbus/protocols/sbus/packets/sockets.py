@@ -17,10 +17,10 @@ from babelbus.core.flow_policy import NOTHING, Bound, Flow
 from babelbus.errors import RemoteProtocolError
 from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
+from babelbus.protocols.sbus.packets.backlog import Backlog
+from babelbus.protocols.sbus.packets.listeners import OpenDoor, credentials_of
+from babelbus.protocols.sbus.packets.mmsg import BATCH, Exchange
 from babelbus.protocols.sbus.ports import Port
-from babelbus.server.packets.backlog import Backlog
-from babelbus.server.packets.listeners import OpenDoor, credentials_of
-from babelbus.server.packets.mmsg import BATCH, Exchange
 from babelbus.wire.packets import Packets
 
 log = logging.getLogger(__name__)

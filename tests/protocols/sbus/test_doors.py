@@ -10,7 +10,7 @@ import pytest
 
 from babelbus.clients.sbus import Client, connect
 from babelbus.errors import ConfigError
-from babelbus.server.packets.listeners import ABSTRACT, Door, open_door, read_door
+from babelbus.protocols.sbus.packets.listeners import ABSTRACT, Door, open_door, read_door
 from tests.support.sbus import configured, is_cut, join
 from tests.support.server import LiveServer
 
