@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from babelbus.config import JebpSettings
 from babelbus.core.access import Identity as Client
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ClientHandshake, ServerHandshake, UntrustedPeerError
 from babelbus.protocols.jebp.messages import CreateRecord, RemoveTopic, Response
-from babelbus.protocols.jebp.session import Options
 from babelbus.protocols.jebp.status import Reading
 from babelbus.records.format import encode_payloads
 from babelbus.storage.producers import BATCHES_MAX
@@ -185,7 +185,7 @@ async def test_each_outcome_is_answered_as_section_4_1_says(
     prepare: Prepare, requests: list[bytes], command: str, table: str, reading: Reading
 ) -> None:
     bus = Bus(FaultyFiles())
-    conversation = Conversation(bus, options=Options(status=reading)).connect()
+    conversation = Conversation(bus, settings=JebpSettings(status=reading)).connect()
     prepare(bus)
     answered = await conversation.say(*requests)
     assert answered[-1] == (command if reading == "command" else table or command)
@@ -202,7 +202,7 @@ async def test_each_outcome_is_answered_as_section_4_1_says(
 async def test_who_has_no_administrative_rights_is_told_so_first(reading: Reading, created: str, removed: str) -> None:
     bus = Bus()
     bus.topic("news")
-    conversation = Conversation(bus, identity=GUEST, options=Options(status=reading)).connect()
+    conversation = Conversation(bus, identity=GUEST, settings=JebpSettings(status=reading)).connect()
     for request in (create_topic("new"), create_topic("news"), b"\x11a,b", b"\x11"):
         assert await conversation.say(request) == [created]
     for request in (remove_topic("news"), remove_topic("nope"), b"\x31a,b"):
@@ -359,7 +359,7 @@ async def test_chunks_may_be_cut_anywhere() -> None:
 async def test_bare_records_are_found_by_their_checksum() -> None:
     bus = Bus()
     short, long = bus.topic("news"), bus.topic("news1")
-    conversation = Conversation(bus, options=Options(bare_records=True)).connect()
+    conversation = Conversation(bus, settings=JebpSettings(bare_records=True)).connect()
 
     def bare(topic: str, payload: bytes) -> bytes:
         return encode_request(CreateRecord(topic, NOW, payload), bare_records=True)
@@ -473,7 +473,7 @@ async def test_nothing_to_give_is_no_error_however_small_the_bound() -> None:
 async def test_the_frame_limit_bounds_a_fetch_too() -> None:
     bus = Bus()
     bus.topic("news")
-    conversation = Conversation(bus, options=Options(frame_bytes_max=4096)).connect()
+    conversation = Conversation(bus, settings=JebpSettings(frame_bytes_max=4096)).connect()
     await conversation.ask(*[create("news", b"x" * 1000) for _ in range(8)])
     (_, answer) = await conversation.ask(subscribe("news"), fetch(0, 2**31 - 1))
     assert [len(found) for found in fetched(answer).values()] == [3]

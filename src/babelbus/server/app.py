@@ -23,7 +23,6 @@ from babelbus.protocols.connection import Connection
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import PROTOCOL as JEBP
-from babelbus.protocols.jebp.session import Options as JebpOptions
 from babelbus.protocols.jebp.session import Session as JebpSession
 from babelbus.protocols.listeners import Listeners
 from babelbus.protocols.worterbuch.names import SYS
@@ -245,7 +244,6 @@ class Server:
         browsers = read_browsers(server)
         if jebp.bare_certificates:
             log.warning("jebp.bare_certificates is on: who saw a certificate once can show it again")
-        options = JebpOptions(jebp.status, jebp.bare_records, jebp.bare_certificates, jebp.frame_bytes_max)
 
         def make_session(outbox: Outbox, close: Callable[[], None], _peer: str | None) -> JebpSession:
             session = JebpSession(
@@ -254,7 +252,7 @@ class Server:
                 close,
                 identity=identity,
                 authorise=self._lists.authorise,
-                options=options,
+                settings=jebp,
                 metrics=self.metrics,
             )
             self._sessions.add(session)

@@ -4,12 +4,10 @@ import os
 
 from babelbus.config import SbusSettings
 from babelbus.core.broker import Broker
-from babelbus.core.flow_policy import Bound, Flow
 from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
-from babelbus.protocols.sbus.hub import PROTOCOL, Hub, Options
-from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
-from babelbus.protocols.sbus.packets import Door, OpenDoor, PacketOptions, PacketServer, open_door, read_door
+from babelbus.protocols.sbus.hub import PROTOCOL, Hub
+from babelbus.protocols.sbus.packets import Door, OpenDoor, PacketServer, open_door, read_door
 from babelbus.protocols.sbus.ports import Port
 from babelbus.protocols.sbus.session import Session
 
@@ -17,13 +15,13 @@ RUN_FOLDER = "run"
 SOCKET_NAME = "sbus.socket"
 
 
-def make_server(hub: Hub, metrics: Metrics, options: PacketOptions) -> PacketServer:
+def make_server(hub: Hub, metrics: Metrics, settings: SbusSettings) -> PacketServer:
     """Put a hub behind packet sockets."""
 
     def make_session(port: Port, credentials: Credentials) -> Session:
         return Session(hub, port, credentials)
 
-    return PacketServer(PROTOCOL, make_session, metrics, options, hub.drop)
+    return PacketServer(PROTOCOL, make_session, metrics, settings, hub.drop)
 
 
 class SbusService:
@@ -33,17 +31,11 @@ class SbusService:
         self.hub = Hub(
             broker.router,
             metrics,
-            Options(settings.patterns_max, settings.patterns_bytes_max, settings.open_cred),
+            settings,
             publish=broker.publish,
             topic_of=broker.topic_of,
         )
-        options = PacketOptions(
-            PACKET_BYTES_MAX,
-            Bound(settings.queue_bytes_max, settings.queue_packets_max),
-            Flow(settings.soft, settings.hard, settings.order),
-            settings.connections_max,
-        )
-        self._server = make_server(self.hub, metrics, options)
+        self._server = make_server(self.hub, metrics, settings)
         self.addresses: list[str] = []
         try:
             for door in open_doors(settings, data_folder):

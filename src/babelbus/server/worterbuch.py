@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Callable
 
-from babelbus import __version__
 from babelbus.clock import Clock
 from babelbus.config import WorterbuchSettings
 from babelbus.core.broker import Broker
@@ -13,9 +12,8 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.listeners import Listeners
-from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub, Options
+from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
-from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
 from babelbus.protocols.worterbuch.symbols import Symbols
 from babelbus.protocols.worterbuch.web import Endpoint, WebOptions, WebSession
@@ -42,21 +40,8 @@ class WorterbuchService:
         self._settings = settings
         self._cors_origins = browsers.origins | read_origins("worterbuch.cors_origins", settings.cors_origins)
         self._guard = browsers.guard(PROTOCOL, metrics, host=settings.host, origins=self._cors_origins)
-        key = _read_key(settings.auth_key_file)
-        options = Options(
-            version=__version__,
-            name=settings.instance_name,
-            extended_monitoring=settings.extended_monitoring,
-            subscriptions_max=settings.subscriptions_max,
-            queue_bytes_max=settings.queue_bytes_max,
-            slow=settings.slow,
-            message_bytes_max=settings.message_bytes_max,
-            verifier=None if key is None else Verifier(key),
-            shared_secret=key,
-            handshake_wait_seconds=settings.handshake_wait_seconds,
-            sse_double_encoding=settings.sse_double_encoding,
-        )
-        self.hub = Hub(broker, metrics, clock, options)
+        self.hub = Hub(broker, metrics, clock, settings, _read_key(settings.auth_key_file))
+        read_file_name(settings.export_name)
         self.listeners = Listeners(
             PROTOCOL,
             metrics,
@@ -108,10 +93,8 @@ class WorterbuchService:
         settings = self._settings
         options = WebOptions(
             paths=paths,
-            deflate=settings.deflate,
             cors_origins=self._cors_origins,
             guard=self._guard,
-            export_name=read_file_name(settings.export_name),
             files=_open_root(settings.web_root, settings.message_bytes_max),
         )
 

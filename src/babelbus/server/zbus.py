@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from babelbus import __version__
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
 from babelbus.core.broker import Broker
@@ -17,7 +16,7 @@ from babelbus.protocols.connection import Connection, MakeSession
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.listeners import Listeners
 from babelbus.protocols.zbus.cors import Cors
-from babelbus.protocols.zbus.hub import PROTOCOL, Hub, Options
+from babelbus.protocols.zbus.hub import PROTOCOL, Hub
 from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.signature import Keys
 from babelbus.protocols.zbus.static import StaticFiles
@@ -74,17 +73,8 @@ class ZbusService:
         origins = frozenset() if web.cors is None else web.cors.origins
         guard = browsers.guard(PROTOCOL, metrics, host=settings.host, origins=origins, is_tls=self._tls is not None)
         self._web = msgspec.structs.replace(web, guard=guard)
-        options = Options(
-            version=__version__,
-            package_bytes_max=settings.package_bytes_max,
-            rpc_timeout_seconds=settings.rpc_timeout_seconds,
-            rpc_keep_expired=settings.rpc_keep_expired,
-            idle_seconds=settings.idle_seconds,
-            replay_window_seconds=settings.replay_window_seconds or 0.0,
-            partial_sign_fields=settings.partial_sign_fields,
-        )
         self.hub = Hub(
-            broker, files, folder, metrics=metrics, clock=clock, options=options, loop=asyncio.get_running_loop()
+            broker, files, folder, metrics=metrics, clock=clock, settings=settings, loop=asyncio.get_running_loop()
         )
         self.listeners = Listeners(
             PROTOCOL,

@@ -14,7 +14,7 @@ from babelbus.config import WorterbuchSettings
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
 from babelbus.protocols.connection import Connection
-from babelbus.protocols.worterbuch.hub import Hub, Options
+from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.web import WebOptions, WebSession
 from babelbus.server.worterbuch import read_file_name
 from babelbus.wire.http.client import Response, ResponseDecoder
@@ -587,7 +587,7 @@ class Door:
 
     async def __aenter__(self) -> "Door":
         metrics: Metrics = self.bus.metrics
-        hub = Hub(self.bus.broker, metrics, self.bus.clock, Options(version="1"))
+        hub = Hub(self.bus.broker, metrics, self.bus.clock, WorterbuchSettings())
         options = WebOptions(paths={})
         self.connections: set[Connection] = set()
 

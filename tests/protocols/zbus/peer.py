@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import ManualClock
+from babelbus.config import ZbusSettings
 from babelbus.core.settings import Ack, TopicSettings
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.zbus.hub import Hub, Options
+from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.web import WebSession
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.storage.files import FileSystem
@@ -57,7 +58,7 @@ class House:
             "data",
             metrics=self.bus.metrics,
             clock=self.clock,
-            options=Options("1", **options),
+            settings=ZbusSettings(**options),
             loop=asyncio.get_running_loop(),
         )
 

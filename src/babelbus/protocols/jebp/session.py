@@ -5,8 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import msgspec
-
+from babelbus.config import JebpSettings
 from babelbus.core.access import Action
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker, TopicExistsError, UnknownTopicError
@@ -18,7 +17,6 @@ from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.decoder import ServerDecoder
-from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.protocols.jebp.handshake import ServerHandshake, UntrustedPeerError
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import (
@@ -47,7 +45,7 @@ from babelbus.protocols.jebp.messages import (
 from babelbus.protocols.jebp.partition_session import awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.staging_session import carry_out
-from babelbus.protocols.jebp.status import Outcome, Reading, answers
+from babelbus.protocols.jebp.status import Outcome, answers
 from babelbus.protocols.jebp.subscription import Subscription
 from babelbus.storage.disk import InvalidTopicNameError as InvalidFolderError
 
@@ -55,15 +53,6 @@ log = logging.getLogger(__name__)
 
 RESPONSE_OVERHEAD_BYTES = 18
 """Tag and the two status bytes, which the frame limit counts too."""
-
-
-class Options(msgspec.Struct, frozen=True):
-    """How the server reads what the document leaves open, and its limits."""
-
-    status: Reading = "command"
-    bare_records: bool = False
-    bare_certificates: bool = False
-    frame_bytes_max: int = FRAME_BYTES_MAX
 
 
 Authorise = Callable[[str], Client | None]
@@ -81,7 +70,7 @@ class Session:
         *,
         identity: Identity,
         authorise: Authorise,
-        options: Options,
+        settings: JebpSettings,
         metrics: Metrics,
         handshake: ServerHandshake | None = None,
     ) -> None:
@@ -89,13 +78,13 @@ class Session:
         self._outbox = outbox
         self._close_connection = close
         self._authorise = authorise
-        self._options = options
+        self._settings = settings
         self._metrics = metrics
-        self._content_bytes_max = options.frame_bytes_max - RESPONSE_OVERHEAD_BYTES
-        self._answers = answers(options.status)
+        self._content_bytes_max = settings.frame_bytes_max - RESPONSE_OVERHEAD_BYTES
+        self._answers = answers(settings.status)
         # One is given by tests that know every byte; else its keys are made here, for this connection alone.
         self._handshake = handshake or ServerHandshake(
-            identity, bare_certificates=options.bare_certificates, frame_bytes_max=options.frame_bytes_max
+            identity, bare_certificates=settings.bare_certificates, frame_bytes_max=settings.frame_bytes_max
         )
         self._decoder: ServerDecoder | None = None
         self._client: Client | None = None
@@ -153,9 +142,9 @@ class Session:
             answers=self._answers,
             metrics=self._metrics,
         )
-        bare = self._broker.topics.__contains__ if self._options.bare_records else None
+        bare = self._broker.topics.__contains__ if self._settings.bare_records else None
         self._decoder = ServerDecoder(
-            established.opener, frame_bytes_max=self._options.frame_bytes_max, topic_exists=bare
+            established.opener, frame_bytes_max=self._settings.frame_bytes_max, topic_exists=bare
         )
         self._decoder.receive_data(established.surplus)
         return self._decoder

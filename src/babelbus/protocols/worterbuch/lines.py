@@ -46,7 +46,7 @@ class LineSession:
         address: str | None,
         symbols: Symbols = USUAL,
     ) -> None:
-        self._decoder = LineDecoder(line_bytes_max=hub.options.message_bytes_max)
+        self._decoder = LineDecoder(line_bytes_max=hub.settings.message_bytes_max)
         self._waiting: list[ClientMessage] = []
         self.session = Session(
             hub,

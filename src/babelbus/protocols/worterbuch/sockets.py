@@ -120,7 +120,7 @@ class SocketSession:
         symbols: Symbols = USUAL,
     ) -> None:
         self._outbox = outbox
-        self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.message_bytes_max, deflate=deflate)
+        self._decoder = Decoder(is_server=True, message_bytes_max=hub.settings.message_bytes_max, deflate=deflate)
         self._waiting: list[ClientMessage] = []
         self._last_word: RemoteProtocolError | PeerLeavesError | None = None
         self._close_code = NORMAL

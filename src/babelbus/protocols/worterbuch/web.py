@@ -71,12 +71,8 @@ class WebOptions(msgspec.Struct, frozen=True):
 
     paths: Mapping[str, Endpoint]
     """Where clients may upgrade to WebSocket."""
-    deflate: bool = False
-    """Compress WebSocket messages for clients that offer it."""
     cors_origins: frozenset[str] = frozenset()
     """Pages of these origins may use REST."""
-    export_name: str = "export"
-    """Name of exported files, without `.json.gz`."""
     files: Files | None = None
     """What GET serves beside the API."""
     guard: BrowserGuard = NO_PAGES
@@ -102,7 +98,7 @@ class WebSession:
         self._options = options
         self._rest = Rest(hub)
         self._client_id = str(uuid.uuid4())
-        self._decoder = RequestDecoder(body_bytes_max=hub.options.message_bytes_max)
+        self._decoder = RequestDecoder(body_bytes_max=hub.settings.message_bytes_max)
         self._waiting: deque[Request] = deque()
         self._done: list[tuple[Call, Privileges | None, Reply]] = []
         """What was carried out, and is neither stored nor answered yet."""
@@ -208,7 +204,7 @@ class WebSession:
 
     def _upgrade(self, request: Request, endpoint: Endpoint) -> None:
         try:
-            upgrade = accept_upgrade(request, subprotocols=[SUBPROTOCOL], deflate=self._options.deflate)
+            upgrade = accept_upgrade(request, subprotocols=[SUBPROTOCOL], deflate=self._hub.settings.deflate)
         except HttpError as error:
             self._end(error)
             return
@@ -348,7 +344,7 @@ class WebSession:
 
     def _export(self, request: Request) -> Awaitable[Reply]:
         source = f"worterbuch:{self._client_id}"
-        return export_tree(self._hub, self._options.export_name, source, as_text=_accepts_text(request))
+        return export_tree(self._hub, self._hub.settings.export_name, source, as_text=_accepts_text(request))
 
     # -- answers -----------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class SocketSession:
         self._close = close
         self._keys = keys
         self._open_urls = options.open_urls
-        self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.package_bytes_max, together=True)
+        self._decoder = Decoder(is_server=True, message_bytes_max=hub.settings.package_bytes_max, together=True)
         self._reader = FrameReader()
         self._waiting: deque[bytes | Item] = deque()
         """What came and is not done: texts where each has to prove who sent it, else what they say."""
@@ -203,7 +203,7 @@ class SocketSession:
             command, request_id = message.headers.get("cmd"), message.headers.get("id")
             free = command is None and message.body is None and message.url == pages.FAVICON_URL
             if command != PING and not free and not self._open_urls.has(message):
-                verify_frame(message, text, self._keys, partial=self._hub.options.partial_sign_fields)
+                verify_frame(message, text, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:
             self.session.refuse(error, None, request_id)

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
+from babelbus import __version__
 from babelbus.errors import BabelbusError, LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.contract import Outbox, PeerLeavesError
 from babelbus.protocols.zbus import messages as m
@@ -144,7 +145,7 @@ class WebSession:
         self._framing = HttpFraming(options.cors)
         # Where each request proves who sent it, each is looked at by itself.
         varying = None if keys else ID
-        self._decoder = RequestDecoder(body_bytes_max=hub.options.package_bytes_max, varying=varying)
+        self._decoder = RequestDecoder(body_bytes_max=hub.settings.package_bytes_max, varying=varying)
         self._reader = RequestReader()
         self._repeat: Repeat | None = None
         self._ready = False
@@ -374,7 +375,7 @@ class WebSession:
                 session.answer(pages.icon(request_id), request)
                 return None
             if self._keys and not self._options.open_urls.has(message, target_of(request)):
-                verify_request(message, self._keys, partial=self._hub.options.partial_sign_fields)
+                verify_request(message, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:
             session.refuse(error, request, request_id)
@@ -424,7 +425,7 @@ class WebSession:
         request_id = message.headers.get(ID) or self._hub.new_id()
         path = (message.url or "").partition("?")[0]
         if path in ("", "/"):
-            return pages.welcome(request_id, self._hub.options.version)
+            return pages.welcome(request_id, __version__)
         return text_reply(request_id, m.NOT_FOUND, m.url_not_found(message.url or ""))
 
     # -- WebSocket ---------------------------------------------------------------------------------------------------
@@ -477,7 +478,7 @@ class WebSession:
         if self._active or self._idle_since is None:
             self._active = False
             self._idle_since = now
-        elif now - self._idle_since >= self._hub.options.idle_seconds:
+        elif now - self._idle_since >= self._hub.settings.idle_seconds:
             self._close()
 
     @property
