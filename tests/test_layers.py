@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 SOCKETS = "protocols.sbus.packets"
-SHARED_BY_PROTOCOLS = {"contract", "connection", "listeners", "service"}
+SHARED_BY_PROTOCOLS = {"browsers", "contract", "connection", "listeners", "service"}
 IMPURE_LIBRARIES = {"asyncio", "socket", "logging", "time", "datetime", "select", "selectors", "ssl", "subprocess"}
 
 # Packages that others enter only by their face, `__init__`.
@@ -73,6 +73,7 @@ ENGINE_DEBTS = {
     ("core.transactions.staging", "storage.files"),
     ("core.transactions.transaction_file", "storage.files"),
     ("protocols.jebp.session", "storage.disk"),
+    ("protocols.service", "storage.files"),
     ("protocols.zbus.book", "storage.files"),
     ("protocols.zbus.hub", "storage.files"),
     ("protocols.zbus.ring", "storage.disk"),

@@ -134,7 +134,7 @@ async def _serve(door: object, arguments: Arguments, report_ready: Callable[[], 
     from babelbus.metrics import Metrics
     from babelbus.protocols.sbus.hub import Hub
     from babelbus.protocols.sbus.packets import OpenDoor
-    from babelbus.server.sbus import make_server
+    from babelbus.protocols.sbus.service import make_server
 
     assert isinstance(door, OpenDoor)
     ended = asyncio.Event()

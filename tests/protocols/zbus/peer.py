@@ -109,7 +109,7 @@ class Peer:
 
     def send_in_turn(self, data: bytes) -> None:
         """What the connection does with one of several reads of a turn."""
-        if not self.session.publish_again(data):
+        if not self.session.receive_again(data):
             self.outbox.holding = True
             try:
                 self.session.receive_data(data)

@@ -15,6 +15,7 @@ from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import InvalidTopicNameError
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
+from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.decoder import ServerDecoder
 from babelbus.protocols.jebp.handshake import ServerHandshake, UntrustedPeerError
@@ -59,7 +60,7 @@ Authorise = Callable[[str], Client | None]
 """Fingerprint -> who that is and what he may do; `None`: nobody we know."""
 
 
-class Session:
+class Session(contract.Session):
     """One connection of a jebp client, from its handshake on."""
 
     def __init__(
@@ -92,7 +93,6 @@ class Session:
         self._subscription = Subscription(broker.topics, metrics)
         self._backlog: deque[Request] = deque()
         self._waits: set[Receipt] = set()
-        self.on_close: Callable[[], None] = lambda: None
         hello = self._handshake.begin()
         outbox.answer(lambda: hello)
 
@@ -159,7 +159,7 @@ class Session:
         """Whether requests are put off."""
         return bool(self._backlog)
 
-    def reauthorise(self) -> None:
+    def access_changed(self) -> None:
         """Look the client up again after the lists of clients changed; one that is not in them any more has to go."""
         if self._client is not None:
             self._client = self._authorise(self._fingerprint)
@@ -182,7 +182,6 @@ class Session:
             self._handle(requests)
         finally:
             self._subscription.end()
-            self.on_close()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

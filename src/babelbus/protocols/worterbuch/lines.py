@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.codec import LineDecoder
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
@@ -32,7 +33,7 @@ ACK_LINE = b'{"ack":{"transactionId":%d}}\n'
 LINES = LineFraming()
 
 
-class LineSession:
+class LineSession(contract.Session):
     """The bytes of one TCP or unix connection."""
 
     def __init__(

@@ -16,7 +16,7 @@ import msgspec
 
 from babelbus.core.record import Receipt
 from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import Encode, Outbox, PeerLeavesError
+from babelbus.protocols.contract import Encode, Outbox, PeerLeavesError, Session
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.privileges import Privileges
 from babelbus.protocols.worterbuch.profiles import Profile
@@ -78,7 +78,7 @@ class WebOptions(msgspec.Struct, frozen=True):
     guard: BrowserGuard = NO_PAGES
 
 
-class WebSession:
+class WebSession(Session):
     """The bytes of one connection to the HTTP port."""
 
     def __init__(

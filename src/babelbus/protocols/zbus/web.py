@@ -11,6 +11,7 @@ import msgspec
 
 from babelbus import __version__
 from babelbus.errors import BabelbusError, LocalProtocolError, RemoteProtocolError
+from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox, PeerLeavesError
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
@@ -120,7 +121,7 @@ class HttpFraming:
             return self.reply(text_reply(None, error.status, error.text), request)
 
 
-class WebSession:
+class WebSession(contract.Session):
     """The bytes of one connection. A connection that becomes a WebSocket keeps its id."""
 
     def __init__(
@@ -149,7 +150,7 @@ class WebSession:
         self._reader = RequestReader()
         self._repeat: Repeat | None = None
         self._ready = False
-        """Whether the next chunk may be for `publish_again`: nothing is put off, and no request has begun."""
+        """Whether the next chunk may be for `receive_again`: nothing is put off, and no request has begun."""
         self._turn = -1
         """The turn of the gatherer in which it was asked last to publish something."""
         self._waiting: deque[Request | RequestRun] = deque()
@@ -199,7 +200,7 @@ class WebSession:
         if self._last_word is not None and not self._outbox.waiting and not self._waiting:
             raise self._last_word
 
-    def publish_again(self, data: bytes) -> bool:
+    def receive_again(self, data: bytes) -> bool:
         """Publish what one request says that is like the last one; `False`: the chunk is for `receive_data`."""
         repeat, gatherer = self._repeat, self._hub.gatherer
         # One a turn: behind the answer to the first, a connection that has ended may be closed.

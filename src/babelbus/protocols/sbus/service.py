@@ -1,15 +1,18 @@
-"""The sbus part of a server: hub, sockets and doors, put together from the settings."""
+"""sbus as a server offers it: a hub behind packet sockets (docs/protocols/sbus.md)."""
 
+import logging
 import os
 
 from babelbus.config import SbusSettings
-from babelbus.core.broker import Broker
 from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
 from babelbus.protocols.sbus.hub import PROTOCOL, Hub
 from babelbus.protocols.sbus.packets import Door, OpenDoor, PacketServer, open_door, read_door
 from babelbus.protocols.sbus.ports import Port
 from babelbus.protocols.sbus.session import Session
+from babelbus.protocols.service import ServiceContext
+
+log = logging.getLogger(__name__)
 
 RUN_FOLDER = "run"
 SOCKET_NAME = "sbus.socket"
@@ -25,38 +28,51 @@ def make_server(hub: Hub, metrics: Metrics, settings: SbusSettings) -> PacketSer
 
 
 class SbusService:
-    """sbus as a server of topics offers it. `addresses` are those of its doors, the first one's first."""
+    """sbus as a server of topics offers it."""
 
-    def __init__(self, settings: SbusSettings, broker: Broker, metrics: Metrics, data_folder: str) -> None:
-        self.hub = Hub(
-            broker.router,
-            metrics,
-            settings,
-            publish=broker.publish,
-            topic_of=broker.topic_of,
-        )
-        self._server = make_server(self.hub, metrics, settings)
-        self.addresses: list[str] = []
-        try:
-            for door in open_doors(settings, data_folder):
-                self._server.listen(door)
-                self.addresses.append(door.address)
-        except BaseException:
-            self._server.close()
-            raise
+    def __init__(self, context: ServiceContext) -> None:
+        broker, self._settings = context.broker, context.config.sbus
+        self._folder = context.folder
+        self.hub = Hub(broker.router, context.metrics, self._settings, publish=broker.publish, topic_of=broker.topic_of)
+        self.server = make_server(self.hub, context.metrics, self._settings)
+        self.addresses: dict[str, str] = {}
+        self.doors: list[OpenDoor] = []
+
+    async def start(self) -> None:
+        """Open every door of the settings.
+
+        Raises:
+            ConfigError: a door is described wrongly.
+            OSError: an address cannot be bound.
+        """
+        self.doors = open_doors(self._settings, self._folder)
+        for door in self.doors:
+            self.server.listen(door)
+        self.addresses[PROTOCOL] = self.doors[0].address
+        log.info("sbus listens on %s", ", ".join(door.address for door in self.doors))
+
+    def topics_changed(self) -> None:
+        """Look up again which topic records what."""
+        self.hub.topics_changed()
+
+    def access_changed(self) -> None:
+        """Do nothing: the kernel says who a client is."""
+
+    async def drain(self) -> None:
+        """Accept no clients and read no packets; what waits for clients is still sent."""
+        self.server.stop_reading()
 
     @property
-    def waiting_bytes(self) -> int:
-        """What clients have not taken yet."""
-        return self._server.waiting_bytes
-
-    def stop_reading(self) -> None:
-        """Take no more clients and nothing more from those that are there; what waits for them is still sent."""
-        self._server.stop_reading()
+    def unsent(self) -> bool:
+        """Whether packets wait for a client."""
+        return self.server.waiting_bytes > 0
 
     def close(self) -> None:
-        """Close everything."""
-        self._server.close()
+        """Close all connections; a packet socket sends nothing after its close."""
+        self.server.close()
+
+    def abort(self) -> None:
+        """Do nothing: `close` leaves nothing open."""
 
 
 def open_doors(settings: SbusSettings, data_folder: str) -> list[OpenDoor]:

@@ -1,54 +1,35 @@
-"""The Wörterbuch part of a server: hub and listeners, put together from the settings."""
+"""Wörterbuch as a server offers it: hub and listeners (docs/protocols/worterbuch.md)."""
 
 import os
 import re
 from collections.abc import Callable
 
-from babelbus.clock import Clock
-from babelbus.config import WorterbuchSettings
-from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
-from babelbus.metrics import Metrics
+from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
-from babelbus.protocols.listeners import Listeners
+from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
 from babelbus.protocols.worterbuch.symbols import Symbols
 from babelbus.protocols.worterbuch.web import Endpoint, WebOptions, WebSession
-from babelbus.server.browsers import Browsers, read_origins
 from babelbus.wire.http import Files
 
 MAIN_ENDPOINT = Endpoint(MAIN)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
-class WorterbuchService:
-    """Wörterbuch as a server of topics offers it. Made in the event loop, then `start`."""
+class WorterbuchService(StreamService):
+    """WebSocket, REST and JSON lines over one hub."""
 
-    def __init__(
-        self,
-        settings: WorterbuchSettings,
-        broker: Broker,
-        metrics: Metrics,
-        clock: Clock,
-        *,
-        outbox_bytes_max: int,
-        browsers: Browsers,
-    ) -> None:
-        self._settings = settings
-        self._cors_origins = browsers.origins | read_origins("worterbuch.cors_origins", settings.cors_origins)
-        self._guard = browsers.guard(PROTOCOL, metrics, host=settings.host, origins=self._cors_origins)
-        self.hub = Hub(broker, metrics, clock, settings, _read_key(settings.auth_key_file))
+    def __init__(self, context: ServiceContext) -> None:
+        settings = self._settings = context.config.worterbuch
+        super().__init__(PROTOCOL, context, settings)
+        self._cors_origins = context.browsers.origins | read_origins("worterbuch.cors_origins", settings.cors_origins)
+        self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host, origins=self._cors_origins)
+        self.hub = Hub(context.broker, context.metrics, context.clock, settings, _read_key(settings.auth_key_file))
         read_file_name(settings.export_name)
-        self.listeners = Listeners(
-            PROTOCOL,
-            metrics,
-            bytes_max=outbox_bytes_max,
-            handshake_seconds=settings.handshake_seconds,
-            connections_max=settings.connections_max,
-        )
 
     async def start(self) -> None:
         """Listen.
