@@ -63,22 +63,9 @@ class StorageSettings(msgspec.Struct, frozen=True):
     ] = 60.0
 
 
-class TopicDefaults(msgspec.Struct, frozen=True):
-    """What a topic is made with, unless its creator says otherwise; each topic keeps its own copy."""
+class LogLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How the log of a partition is kept; `None` means no bound. Bases of `[topics]`, of a topic and of a log."""
 
-    engine: Annotated[
-        Engine,
-        of("disk survives restarts, memory does not and is bounded by retention alone, db is an SQL database"),
-    ] = "disk"
-    ack: Annotated[
-        Ack,
-        of("a publisher is answered when its record is accepted (in memory), written (survives a killed process) "
-           "or flushed (survives loss of power)"),
-    ] = "flushed"  # fmt: skip
-    partitions: Annotated[
-        int,
-        of("ordered logs of a topic; more let more readers share it; can grow, never shrink", "count", ge=1, le=1024),
-    ] = 1
     retention_seconds: (
         Annotated[float, of("segments whose newest record is older than this are removed", "seconds", gt=0)] | None
     ) = None
@@ -88,16 +75,6 @@ class TopicDefaults(msgspec.Struct, frozen=True):
     cleanup: Annotated[
         Cleanup, of("delete removes old segments; compact keeps the last record of each key instead")
     ] = "delete"
-    retain: Annotated[
-        Literal["none", "last"],
-        of("last also keeps the last event of each subject as state, whatever protocol it came from"),
-    ] = "none"
-    segment_bytes: (
-        Annotated[
-            int, of("size at which this topic's logs roll; none is storage.segment_bytes", "bytes", ge=1024, le=TIB)
-        ]
-        | None
-    ) = None
     segment_seconds: (
         Annotated[float, of("a segment also rolls at this age, so that retention by age can free it", "seconds", gt=0)]
         | None
@@ -110,6 +87,39 @@ class TopicDefaults(msgspec.Struct, frozen=True):
         Annotated[
             float,
             of("compaction leaves what is younger alone, so that readers see every change meanwhile", "seconds", gt=0),
+        ]
+        | None
+    ) = None
+
+
+class TopicLayout(LogLayout, frozen=True, kw_only=True):
+    """How one topic is kept."""
+
+    engine: Annotated[
+        Engine,
+        of("disk survives restarts, memory does not and is bounded by retention alone, db is an SQL database"),
+    ] = "disk"
+    ack: Annotated[
+        Ack,
+        of("a publisher is answered when its record is accepted (in memory), written (survives a killed process) "
+           "or flushed (survives loss of power)"),
+    ] = "flushed"  # fmt: skip
+    retain: Annotated[
+        Literal["none", "last"],
+        of("last also keeps the last event of each subject as state, whatever protocol it came from"),
+    ] = "none"
+
+
+class TopicDefaults(TopicLayout, frozen=True, kw_only=True):
+    """What a topic is made with, unless its creator says otherwise; each topic keeps its own copy."""
+
+    partitions: Annotated[
+        int,
+        of("ordered logs of a topic; more let more readers share it; can grow, never shrink", "count", ge=1, le=1024),
+    ] = 1
+    segment_bytes: (
+        Annotated[
+            int, of("size at which this topic's logs roll; none is storage.segment_bytes", "bytes", ge=1024, le=TIB)
         ]
         | None
     ) = None

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.config import StagingLimits
 from babelbus.core.flusher import Flusher
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import CONTENT_TYPE, JSON_TYPE, json_text
@@ -19,7 +20,7 @@ from babelbus.core.settings import InvalidSettingError, TopicSettings, change_se
 from babelbus.core.state import KEY_BYTES_MAX, Change, Commit, History, Kind, State, StateLog, size_fault
 from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
 from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, Topics, stamped
-from babelbus.core.transactions import Staging, StagingSettings
+from babelbus.core.transactions import Staging
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage import notes
@@ -178,7 +179,7 @@ class Broker:
         self.groups.open()
         return self.groups
 
-    def open_staging(self, files: FileSystem, folder: str, settings: StagingSettings | None = None) -> Staging:
+    def open_staging(self, files: FileSystem, folder: str, settings: StagingLimits | None = None) -> Staging:
         """Open what is staged in `folder`, and go on with commits that a crash cut short; `settle` waits for them.
 
         Raises:

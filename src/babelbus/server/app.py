@@ -12,11 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from babelbus.clock import Clock, SystemClock
-from babelbus.config import Config
+from babelbus.config import Config, TopicLayout
 from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
 from babelbus.core.topic import Topic
-from babelbus.core.transactions import StagingSettings
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
@@ -100,16 +99,8 @@ class Server:
     def _open_broker(self) -> None:
         topics = self.config.topics
         defaults = TopicSettings(
-            engine=topics.engine,
-            ack=topics.ack,
-            retention_seconds=topics.retention_seconds,
-            retention_bytes=topics.retention_bytes,
-            cleanup=topics.cleanup,
-            retain=topics.retain,
+            **{name: getattr(topics, name) for name in TopicLayout.__struct_fields__},
             segment_bytes=topics.segment_bytes or self.config.storage.segment_bytes,
-            segment_seconds=topics.segment_seconds,
-            tombstone_seconds=topics.tombstone_seconds,
-            compact_after_seconds=topics.compact_after_seconds,
         )
         url = self.config.db.url or f"sqlite:///{os.path.join(self.folder, DATABASE_NAME)}"
         self.broker = Broker(
@@ -142,8 +133,7 @@ class Server:
             transient=TRANSIENT_KEYS,
             key_bytes_max=state.key_bytes_max,
         )
-        limits = StagingSettings(**msgspec.structs.asdict(self.config.staging))
-        self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), limits)
+        self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), self.config.staging)
         groups = self.config.groups
         self.broker.open_groups(self._files, self.folder, groups.commit_seconds, groups.read_ahead_bytes)
         self._reconcile_topics(self._lists.read_topics(), removed)

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import ManualClock
-from babelbus.config import ZbusSettings
-from babelbus.core.settings import Ack, TopicSettings
+from babelbus.config import Ack, ZbusSettings
+from babelbus.core.settings import TopicSettings
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.web import WebSession
