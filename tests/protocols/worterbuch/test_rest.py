@@ -14,9 +14,9 @@ from babelbus.config import WorterbuchSettings
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
 from babelbus.protocols.connection import Connection
+from babelbus.protocols.worterbuch.http import WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.service import read_file_name
-from babelbus.protocols.worterbuch.web import WebOptions, WebSession
 from babelbus.wire.http.client import Response, ResponseDecoder
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, in_loop

@@ -10,8 +10,8 @@ from babelbus.clock import ManualClock
 from babelbus.config import Ack, ZbusSettings
 from babelbus.core.settings import TopicSettings
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import Hub
-from babelbus.protocols.zbus.web import WebSession
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.storage.files import FileSystem
 from babelbus.wire.http.client import Response, ResponseDecoder

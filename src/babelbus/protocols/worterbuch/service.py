@@ -9,11 +9,11 @@ from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.service import ServiceContext, StreamService
+from babelbus.protocols.worterbuch.http import Endpoint, WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
 from babelbus.protocols.worterbuch.symbols import Symbols
-from babelbus.protocols.worterbuch.web import Endpoint, WebOptions, WebSession
 from babelbus.wire.http import Files
 
 MAIN_ENDPOINT = Endpoint(MAIN)

@@ -13,11 +13,11 @@ from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.service import ServiceContext, StreamService, make_tls
 from babelbus.protocols.zbus.cors import Cors
+from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import PROTOCOL, Hub
 from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.signature import Keys
 from babelbus.protocols.zbus.static import StaticFiles
-from babelbus.protocols.zbus.web import WebSession
 from babelbus.protocols.zbus.web_options import WebOptions
 from babelbus.wire.http import TOKEN, Files
 

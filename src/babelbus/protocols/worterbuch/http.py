@@ -30,10 +30,10 @@ from babelbus.protocols.worterbuch.routes import (
     is_route,
     read_call,
 )
-from babelbus.protocols.worterbuch.sockets import SUBPROTOCOL, SocketSession
 from babelbus.protocols.worterbuch.stream import EventStream
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.transfer import export_tree, import_tree, read_file
+from babelbus.protocols.worterbuch.websocket import SUBPROTOCOL, SocketSession
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard, Refusal
 from babelbus.wire.http import (
     CONTINUE,

@@ -25,9 +25,9 @@ from babelbus.protocols.zbus.repeat import Repeat
 from babelbus.protocols.zbus.runs import RequestReader
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_request
-from babelbus.protocols.zbus.sockets import SocketSession
 from babelbus.protocols.zbus.static import METHODS, StaticFiles
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
+from babelbus.protocols.zbus.websocket import SocketSession
 from babelbus.wire.browsers import Refusal
 from babelbus.wire.http import (
     CONTINUE,
