@@ -23,3 +23,7 @@ class RemoteProtocolError(BabelbusError):
 
 class LocalProtocolError(BabelbusError):
     """Our own side asked for something that the protocol cannot express; nothing was sent."""
+
+
+class PeerLeavesError(BabelbusError):
+    """The peer ends the connection in good order: close when everything that was written is sent."""

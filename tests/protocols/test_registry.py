@@ -12,8 +12,9 @@ import pytest
 
 from babelbus.config import Config
 from babelbus.core.record import Event
+from babelbus.errors import PeerLeavesError
 from babelbus.protocols import contract
-from babelbus.protocols.contract import Outbox, PeerLeavesError
+from babelbus.protocols.contract import Outbox
 from babelbus.protocols.registry import SERVICES
 from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.server import app

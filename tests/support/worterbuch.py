@@ -8,8 +8,8 @@ from typing import Any
 from babelbus.config import WorterbuchSettings
 from babelbus.core.settings import TopicSettings
 from babelbus.core.state import KEY_BYTES_MAX
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import Outbox, PeerLeavesError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.profiles import MAIN, Profile

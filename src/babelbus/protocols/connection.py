@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from babelbus.errors import RemoteProtocolError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.metrics import Metrics
-from babelbus.protocols.contract import Outbox, PeerLeavesError, Session
+from babelbus.protocols.contract import Outbox, Session
 
 log = logging.getLogger(__name__)
 

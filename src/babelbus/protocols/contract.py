@@ -5,14 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from babelbus.core.record import Receipt
-from babelbus.errors import BabelbusError
 
 ANSWER_BYTES = 256
 """What an answer that waits costs by itself: the smallest ones count too while a slow disk holds them back."""
-
-
-class PeerLeavesError(BabelbusError):
-    """The peer has said its last word, in good order: close once what was written is sent."""
 
 
 Encode = Callable[[], bytes | bytearray]

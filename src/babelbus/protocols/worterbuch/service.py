@@ -14,8 +14,11 @@ from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
 from babelbus.protocols.worterbuch.symbols import Symbols
+from babelbus.wire.cors import Cors
 from babelbus.wire.http import Files
 
+CORS_METHODS = "GET, POST, DELETE, OPTIONS"
+CORS_HEADERS = "authorization, content-type"
 MAIN_ENDPOINT = Endpoint(MAIN)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
@@ -26,8 +29,9 @@ class WorterbuchService(StreamService):
     def __init__(self, context: ServiceContext) -> None:
         settings = self._settings = context.config.worterbuch
         super().__init__(PROTOCOL, context, settings)
-        self._cors_origins = context.browsers.origins | read_origins("worterbuch.cors_origins", settings.cors_origins)
-        self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host, origins=self._cors_origins)
+        origins = context.browsers.origins | read_origins("worterbuch.cors_origins", settings.cors_origins)
+        self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host, origins=origins)
+        self._cors = Cors(origins, CORS_METHODS, CORS_HEADERS, credentials=True) if origins else None
         self.hub = Hub(context.broker, context.metrics, context.clock, settings, _read_key(settings.auth_key_file))
         read_file_name(settings.export_name)
 
@@ -74,7 +78,7 @@ class WorterbuchService(StreamService):
         settings = self._settings
         options = WebOptions(
             paths=paths,
-            cors_origins=self._cors_origins,
+            cors=self._cors,
             guard=self._guard,
             files=_open_root(settings.web_root, settings.message_bytes_max),
         )

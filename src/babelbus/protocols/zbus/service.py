@@ -12,13 +12,13 @@ from babelbus.protocols.browsers import read_origins, read_words
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.service import ServiceContext, StreamService, make_tls
-from babelbus.protocols.zbus.cors import Cors
 from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import PROTOCOL, Hub
 from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.signature import Keys
 from babelbus.protocols.zbus.static import StaticFiles
 from babelbus.protocols.zbus.web_options import WebOptions
+from babelbus.wire.cors import Cors
 from babelbus.wire.http import TOKEN, Files
 
 TICK_SECONDS = 1.0
@@ -137,4 +137,5 @@ def _read_cors(settings: ZbusSettings, origins: frozenset[str]) -> Cors | None:
             if TOKEN.fullmatch(word) is None:
                 raise ConfigError(f"zbus.{name}: {word!r}: write names with commas between, or *")
         lists.append(", ".join(words))
-    return Cors(origins, *lists)
+    methods, headers, exposed = lists
+    return Cors(origins, methods, headers, exposed)
