@@ -462,6 +462,14 @@ class AdminSettings(msgspec.Struct, frozen=True):
     )
     port: Annotated[int, of("TCP port; 0 lets the system choose", "port", ge=0, le=65535)] = 8600
 
+    handshake_seconds: Annotated[
+        float,
+        of("a client whose first request takes longer is closed: dead connections must not pile up", "seconds", gt=0),
+    ] = 10.0
+    connections_max: Annotated[
+        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
+    ] = 1_000
+
     @property
     def exposure(self) -> str | None:
         """How strangers get in: metrics need no token, and the token of the API is sent unencrypted."""

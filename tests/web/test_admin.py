@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from babelbus.config import AdminSettings
 from babelbus.core.broker import TopicExistsError, UnknownTopicError
 from babelbus.core.groups.dead_letter_topics import DeadLetterTopics
 from babelbus.core.groups.registry import Groups
@@ -98,7 +99,7 @@ class Caller:
 def serve(test: Callable[[Caller, FakeBus], Coroutine[Any, Any, None]]) -> None:
     @asynccontextmanager
     async def served(bus: FakeBus) -> AsyncIterator[Caller]:
-        server = AdminServer(bus, Metrics(), token=TOKEN, port=0)
+        server = AdminServer(bus, Metrics(), token=TOKEN, settings=AdminSettings(port=0))
         await server.start()
         try:
             async with aiohttp.ClientSession() as session:

@@ -224,8 +224,7 @@ class Server:
                 Administrator(self),
                 self.metrics,
                 token=ensure_token(self.folder),
-                host=self.config.admin.host,
-                port=self.config.admin.port,
+                settings=self.config.admin,
                 guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host),
             )
             await self._admin.start()

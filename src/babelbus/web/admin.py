@@ -5,6 +5,7 @@
 (no CORS). The guard refuses it before that, also where its name is bound to this address (DNS rebinding).
 """
 
+import asyncio
 import hmac
 
 import msgspec
@@ -12,13 +13,14 @@ from aiohttp import hdrs, web
 from prometheus_client.exposition import choose_encoder
 
 from babelbus.clock import Clock, SystemClock
-from babelbus.config import read_topic_changes
+from babelbus.config import AdminSettings, read_topic_changes
 from babelbus.metrics import Metrics
 from babelbus.web.answers import Handler, answer, answer_errors, read_body
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.contract import Administration, Health, PartitionInfo, ServerInfo, TopicInfo
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.groups import GroupRoutes
+from babelbus.web.limits import ConnectionLimits
 from babelbus.web.live import LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.state import StateRoutes
@@ -47,8 +49,7 @@ class AdminServer:
         metrics: Metrics,
         *,
         token: str,
-        host: str = "127.0.0.1",
-        port: int = 8600,
+        settings: AdminSettings,
         clock: Clock | None = None,
         guard: BrowserGuard | None = None,
     ) -> None:
@@ -56,9 +57,13 @@ class AdminServer:
         self._bus = administration
         self._metrics = metrics
         self._expected = f"Bearer {token}".encode()
-        self._host, self._port = host, port
+        self._settings = settings
+        self._limits = ConnectionLimits(
+            metrics, connections_max=settings.connections_max, handshake_seconds=settings.handshake_seconds
+        )
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._live = LiveRoutes(administration.live, administration.state, metrics)
         self._state = StateRoutes(administration.state)
         self._groups = (
@@ -73,8 +78,8 @@ class AdminServer:
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens: host and port, the one that the system chose if 0 was asked for."""
-        assert self._runner is not None, "not started"
-        host, port = self._runner.addresses[0][:2]
+        assert self._listener is not None, "not started"
+        host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
 
     async def start(self) -> None:
@@ -91,8 +96,9 @@ class AdminServer:
             handler_cancellation=True,  # a listener that goes away must not be served until something happens
         )
         await runner.setup()
+        assert runner.server is not None
         try:
-            await web.TCPSite(runner, self._host, self._port).start()
+            self._listener = await self._limits.listen(runner.server, self._settings.host, self._settings.port)
         except OSError:
             await runner.cleanup()
             raise
@@ -101,12 +107,17 @@ class AdminServer:
     async def stop(self) -> None:
         """Close the listener, and the connections once their requests are answered, or after two seconds."""
         self._live.close()
+        self._limits.close()
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[answer_errors, self._guard_request], client_max_size=BODY_BYTES_MAX)
+        application = web.Application(
+            middlewares=[self._limits.guard, answer_errors, self._guard_request], client_max_size=BODY_BYTES_MAX
+        )
         router = application.router
         router.add_get("/metrics", self._get_metrics)
         router.add_get("/health", self._get_health)
