@@ -25,7 +25,7 @@ from babelbus.server.access import AccessLists
 from babelbus.server.administration import Administrator
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
-from babelbus.storage.contract import Store
+from babelbus.storage.contract import Fit, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
@@ -107,7 +107,7 @@ class Server:
             _Stores(
                 {
                     "disk": FolderStore(self._files, self.folder, self.clock),
-                    "memory": FolderStore(MemoryFiles(), "memory", self.clock),
+                    "memory": FolderStore(MemoryFiles(), "memory", self.clock, Fit(reads_wait=False, volatile=True)),
                 },
                 {"db": lambda: _open_database(url, self._files, self.clock)},
             ),
@@ -117,6 +117,7 @@ class Server:
             metrics=self.metrics,
             loop=asyncio.get_running_loop(),
             default_partitions=topics.partitions,
+            tail_cache_bytes=self.config.storage.tail_cache_bytes,
         )
         removed = set(self.broker.open().values())
         state = self.config.state
@@ -186,6 +187,8 @@ class Server:
         metrics.groups_lag.set_function(lambda: sum(group.info().lag for group in groups.all()))
         metrics.groups_read_ahead_bytes.set_function(lambda: groups.read_ahead.bytes_held)
         metrics.groups_read_ahead_bytes_max.set(groups.read_ahead.bytes_max)
+        metrics.tail_cache_bytes.set_function(lambda: broker.tails.bytes_held)
+        metrics.tail_cache_bytes_max.set(broker.tails.bytes_max)
         metrics.staged_bytes.set_function(lambda: staging.staged_bytes)
         metrics.staged_bytes_max.set(staging.settings.bytes_max)
         metrics.state_keys.set_function(lambda: len(broker.state))
@@ -199,7 +202,7 @@ class Server:
             partitions = topic.partitions
             self.metrics.watch_topic(
                 name,
-                segments=lambda partitions=partitions: sum(one.log.segment_count for one in partitions),  # type: ignore[misc]
+                segments=lambda partitions=partitions: sum(one.log.part_count for one in partitions),  # type: ignore[misc]
                 log_bytes=lambda partitions=partitions: sum(one.log.size_bytes for one in partitions),  # type: ignore[misc]
             )
 
@@ -299,9 +302,9 @@ class _Stores(dict[str, Store]):
 
 def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
     """Open the database, and finish the removals that a crash cut short; loading SQLAlchemy takes half a second."""
-    from babelbus.storage.sql import DatabaseStore
+    from babelbus.storage.sql import QueuedStore
 
-    store = DatabaseStore(url, files, clock)
+    store = QueuedStore(url, files, clock)
     for token in store.removed():
         store.erase(token)
     return store
