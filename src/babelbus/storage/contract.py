@@ -102,7 +102,7 @@ class PartitionLog(Protocol):
         If a failure moved `next_offset` since the batch was made, the batch gets the offsets that follow now.
 
         Raises:
-            RetriableStorageError: nothing was appended.
+            DiskFullError, DiskError, BackendBusyError: nothing was appended; it may work later.
             StaleWriterError: the partition was opened again since; nothing was appended.
         """
 
