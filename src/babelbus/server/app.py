@@ -47,7 +47,7 @@ SWITCH_SECONDS = 0.001
 class Server:
     """One server on one data folder. `start` in an event loop, `stop` in the same; or `run` for both."""
 
-    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+    def __init__(self, config: Config, clock: Clock | None = None, files: FileSystem | None = None) -> None:
         self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
@@ -55,7 +55,7 @@ class Server:
         self.addresses: dict[str, str] = {}
         self.started_at = self.clock.monotonic()
         self.stopping = False
-        self._files = LocalFiles()
+        self._files: FileSystem = files or LocalFiles()
         self._lists = AccessLists(self._files, os.path.join(self.folder, CONF_NAME))
         self.services: dict[str, Service] = {}
         self.fingerprint = ""
