@@ -78,7 +78,7 @@ class LogLayout(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[float, of("segments whose newest record is older than this are removed", "seconds", gt=0)] | None
     ) = None
     retention_records: (
-        Annotated[int, of("the oldest segments go while the rest has at least so many records", "count", ge=1)] | None
+        Annotated[int, of("oldest segments go while the rest has at least so many records", "count", ge=1)] | None
     ) = None
     retention_bytes: (
         Annotated[int, of("oldest segments are removed while a partition is larger than this", "bytes", ge=1)] | None

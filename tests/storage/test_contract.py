@@ -1,21 +1,23 @@
 """What every storage engine must do. A new engine is one more entry of ENGINES."""
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from babelbus.clock import ManualClock
+from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings, PartitionLog, Store
 from babelbus.storage.disk.store import FolderStore
-from babelbus.storage.errors import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.files import LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.sql.queue import QueuedStore
-from tests.storage.helpers import append, numbered, read_all
+from tests.storage.helpers import append, number_of, numbered, read_all
 from tests.storage.helpers import fill as append_numbered
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
@@ -281,3 +283,80 @@ def test_a_hidden_topic_is_gone_and_its_name_begins_anew(engine: Engine) -> None
     engine.store.erase(token)
     engine.store.erase(token)
     assert engine.log("t").next_offset == 0
+
+
+# -- one writer, bad days ----------------------------------------------------------------------------------------------
+
+
+def test_a_partition_that_is_opened_again_is_taken_from_its_writer(engine: Engine) -> None:
+    stale = engine.log()
+    fill(stale, 3)
+    stale.durable()
+    writer = engine.log()
+    with pytest.raises(StaleWriterError):
+        append(stale, numbered(1, first=3))
+    assert append(writer, numbered(1, first=3)) == 3
+    assert writer.durable() == 4
+    assert len(read_all(writer)) == 4
+
+
+def test_readers_go_on_while_the_writer_appends_flushes_and_removes(engine: Engine) -> None:
+    log = engine.log(segment_bytes=2_000)
+    fill(log, 200)
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                offset = log.first_offset
+                while offset < log.first_offset + 150:
+                    try:
+                        chunk = log.read(offset, 700, 200)
+                    except OffsetOutOfRangeError:  # the writer has removed it
+                        break
+                    found = [record.offset for record in iterate(decode_chunk(chunk.data))]
+                    assert found == list(range(chunk.base_offset, chunk.next_offset))
+                    if chunk.next_offset == offset:
+                        break
+                    offset = chunk.next_offset
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for first in range(200, 600, 10):
+        append(log, numbered(10, first=first))
+        log.durable(sync=first % 100 == 0)
+        if first % 50 == 0:
+            log.trim(first - 180)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert failures == []
+    assert (log.first_offset > 200, log.next_offset) == (True, 600)
+
+
+def test_trim_removes_whole_parts_below_an_offset_and_no_record_above(engine: Engine) -> None:
+    log = engine.log(segment_bytes=2_000)
+    fill(log, 300)
+    assert log.trim(0) == 0
+    assert log.trim(200) > 0
+    assert 0 < log.first_offset <= 200
+    assert [number_of(record) for record in read_all(log)] == list(range(log.first_offset, 300))
+    log.close()
+    engine.restart()
+    assert engine.log(segment_bytes=2_000).next_offset == 300
+
+
+def test_what_was_durable_is_there_when_the_log_was_closed_and_opened_again(engine: Engine) -> None:
+    log = engine.log()
+    for first in range(0, 30, 10):
+        append(log, numbered(10, first=first))
+        log.durable()
+    append(log, numbered(5, first=30))
+    log.close()  # which makes the rest durable
+    engine.restart()
+    again = engine.log()
+    assert [number_of(record) for record in read_all(again)] == list(range(35))
+    assert again.durable() == 35
