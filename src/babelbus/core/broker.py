@@ -86,7 +86,8 @@ class Broker:
         self._erasing: set[asyncio.Future[None]] = set()
         self._cut_short: set[str] = set()
         """The topics whose removal the start finished: another engine may hold something of them still."""
-        self._cleaning: asyncio.Future[list[int]] | None = None
+        self._cleaning: dict[str, asyncio.Task[int]] = {}
+        """The cleaning that is under way, by engine."""
         self._closed = False
         self.topics = Topics()
         self.router = Router()
@@ -481,9 +482,16 @@ class Broker:
     # -- care --------------------------------------------------------------------------------------------------------
 
     async def clean(self) -> int:
-        """Do what retention and compaction ask for, of all topics, in a thread; return how many bytes became free."""
-        self._cleaning = asyncio.gather(*(self._clean(engine) for engine in self.backends))
-        return sum(await asyncio.shield(self._cleaning))  # `close` waits for it even if we are cancelled
+        """Do what retention and compaction ask for, in a thread for each engine; return how many bytes became free.
+
+        An engine whose last cleaning is still under way is left out: it may hang.
+        """
+        begun = []
+        for engine in self.backends.keys() - self._cleaning.keys():
+            task = self._cleaning[engine] = self._loop.create_task(self._clean(engine))
+            task.add_done_callback(lambda _, engine=engine: self._cleaning.pop(engine))  # type: ignore[misc]
+            begun.append(task)
+        return sum(await asyncio.shield(asyncio.gather(*begun)))  # `close` waits for it even if we are cancelled
 
     async def _clean(self, engine: str) -> int:
         freed = 0
@@ -508,9 +516,7 @@ class Broker:
             await self.staging.close()
         for topic in self.topics.values():
             topic.close()
-        background: set[asyncio.Future[Any]] = set(self._erasing)
-        if self._cleaning is not None:
-            background.add(self._cleaning)
+        background: set[asyncio.Future[Any]] = {*self._erasing, *self._cleaning.values()}
         if background:
             await asyncio.wait(background)  # nobody touches the folder once the server has given it back
         await asyncio.gather(*(self._loop.run_in_executor(None, one.stop) for one in self.backends.values()))

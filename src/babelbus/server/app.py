@@ -63,6 +63,7 @@ class Server:
         self._lock: File | None = None
         self._admin: AdminServer | None = None
         self._cleaner: asyncio.Task[None] | None = None
+        self._cleanings: set[asyncio.Task[int]] = set()
         self._watched: set[str] = set()
         self._closed_topics: dict[str, int] = {}
         """Topics of the list that are damaged, and how many partitions the list gives them."""
@@ -252,15 +253,20 @@ class Server:
         """Look after retention and compaction, now and then."""
         while True:
             await asyncio.sleep(self.config.storage.cleaner_interval_seconds)
-            try:
-                freed = await self.broker.clean()
-            except Exception:
-                log.exception("cleaning failed")
-                continue
+            cleaning = asyncio.get_running_loop().create_task(self.broker.clean())  # one engine may hang in it
+            self._cleanings.add(cleaning)
+            cleaning.add_done_callback(self._cleaned)
             if self.broker.staging is not None:
                 self.broker.staging.expire()
-            if freed:
-                log.info("cleaning freed %d bytes", freed)
+
+    def _cleaned(self, cleaning: "asyncio.Task[int]") -> None:
+        self._cleanings.discard(cleaning)
+        if cleaning.cancelled():
+            return
+        if cleaning.exception() is not None:
+            log.error("cleaning failed", exc_info=cleaning.exception())
+        elif cleaning.result():
+            log.info("cleaning freed %d bytes", cleaning.result())
 
     async def stop(self) -> None:
         """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
