@@ -67,8 +67,8 @@ def _reading(read: Callable[[Log, int], tuple[int, int]]) -> Iterator[Reading]:
 
 
 def _read_columns(log: Log, offset: int) -> tuple[int, int]:
-    columns = log.read_columns(offset, READ_BYTES)
-    return int(columns.offsets[-1]) + 1, len(columns)
+    chunk = log.read(offset, READ_BYTES)
+    return chunk.next_offset, len(decode_chunk(chunk.data, verified=True))
 
 
 def _read_columns_verified(log: Log, offset: int) -> tuple[int, int]:

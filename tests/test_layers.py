@@ -64,7 +64,6 @@ ENGINE_DEBTS = {
     ("cli.clients", "storage.files"),
     ("core.groups.cursor_files", "storage.files"),
     ("core.groups.registry", "storage.files"),
-    ("core.partition", "storage.files"),
     ("core.state.log", "storage.files"),
     ("core.transactions.commit", "storage.files"),
     ("core.transactions.committer", "storage.files"),
@@ -72,11 +71,9 @@ ENGINE_DEBTS = {
     ("core.transactions.parts", "storage.files"),
     ("core.transactions.staging", "storage.files"),
     ("core.transactions.transaction_file", "storage.files"),
-    ("protocols.jebp.session", "storage.disk"),
     ("protocols.service", "storage.files"),
     ("protocols.zbus.book", "storage.files"),
     ("protocols.zbus.hub", "storage.files"),
-    ("protocols.zbus.ring", "storage.disk"),
 }
 
 # Names of `records` that say where the bytes of a stored record lie; only `records` uses them.

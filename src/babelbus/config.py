@@ -58,6 +58,14 @@ class StorageSettings(msgspec.Struct, frozen=True):
         int,
         of("how much of each partition a start after a kill may have to read: smaller starts faster", "bytes", ge=4096),
     ] = 64 * MIB
+    tail_cache_bytes: Annotated[
+        int,
+        of(
+            "what all topics together keep of their newest records in memory, for readers at the tail; 0 is off",
+            "bytes",
+            ge=0,
+        ),
+    ] = 64 * MIB
     cleaner_interval_seconds: Annotated[
         float, of("how often retention and compaction look for work", "seconds", gt=0)
     ] = 60.0
@@ -68,6 +76,9 @@ class LogLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     retention_seconds: (
         Annotated[float, of("segments whose newest record is older than this are removed", "seconds", gt=0)] | None
+    ) = None
+    retention_records: (
+        Annotated[int, of("oldest segments go while the rest has at least so many records", "count", ge=1)] | None
     ) = None
     retention_bytes: (
         Annotated[int, of("oldest segments are removed while a partition is larger than this", "bytes", ge=1)] | None

@@ -4,9 +4,14 @@ Each layer defines its own errors beside the code that raises them; the branches
 must know stand here.
 """
 
+from typing import ClassVar
+
 
 class BabelbusError(Exception):
     """The root: catch this to catch every error that Babelbus raises on purpose."""
+
+    retriable: ClassVar[bool] = False
+    """Whether the same request may succeed later, without anybody changing the request."""
 
 
 class ConfigError(BabelbusError):
@@ -15,6 +20,8 @@ class ConfigError(BabelbusError):
 
 class StorageError(BabelbusError):
     """The store refused or could not do what was asked."""
+
+    retriable = True
 
 
 class RemoteProtocolError(BabelbusError):

@@ -157,6 +157,8 @@ class Metrics:
         )
         self.groups_read_ahead_bytes = gauge("groups_read_ahead_bytes", "What groups hold of the logs to hand it out")
         self.groups_read_ahead_bytes_max = gauge("groups_read_ahead_bytes_max", "Limit of groups_read_ahead_bytes")
+        self.tail_cache_bytes = gauge("tail_cache_bytes", "What partitions keep of their newest records in memory")
+        self.tail_cache_bytes_max = gauge("tail_cache_bytes_max", "Limit of tail_cache_bytes")
         self.staged_bytes = gauge("staged_bytes", "What transactions have staged")
         self.staged_bytes_max = gauge("staged_bytes_max", "Limit of staged_bytes")
         self.state_keys = gauge("state_keys", "Keys of the state")

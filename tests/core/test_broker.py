@@ -207,11 +207,11 @@ async def test_a_smaller_segment_holds_from_the_next_record_on() -> None:
     topic = bus.topic("news", ack="written")
     for _ in range(3):
         topic.publish(events(b"x" * 1000))
-    assert topic.partitions[0].log.segment_count == 1
+    assert topic.partitions[0].log.part_count == 1
     bus.broker.alter_topic("news", {"segment_bytes": 1024})
     for _ in range(3):
         topic.publish(events(b"x" * 1000))
-    assert topic.partitions[0].log.segment_count > 1
+    assert topic.partitions[0].log.part_count > 1
     await bus.broker.close()
 
 
@@ -484,8 +484,7 @@ async def test_a_stop_waits_for_the_cleaning_that_is_under_way() -> None:
     cleaning.cancel()
     threading.Timer(0, let_on.set).start()  # while the stop waits
     await bus.broker.close()
-    assert bus.broker._cleaning is not None
-    assert bus.broker._cleaning.done()
+    assert not bus.broker._cleaning
 
 
 @in_loop

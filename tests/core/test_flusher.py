@@ -34,7 +34,7 @@ async def test_a_failure_is_logged_once_until_it_works_again_or_fails_in_another
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    flusher = Flusher(asyncio.get_running_loop(), ManualClock(NOW), Metrics())
+    flusher = Flusher(asyncio.get_running_loop(), ManualClock(NOW), Metrics(), "disk")
     log = Log("away", "away", "away", "full", "full")
     errors = []
     for _ in range(6):

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import functools
 
+import msgspec
 import pytest
 
 from babelbus.config import Ack
@@ -13,7 +14,7 @@ from babelbus.errors import StorageError
 from babelbus.records.format import encode_payloads
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import NOW, Bus, Gate, done, in_loop, payloads, turns
+from tests.support.bus import NOW, Bus, Gate, disk_log, done, in_loop, payloads, turns
 
 
 class Held:
@@ -141,10 +142,10 @@ async def test_readers_stop_at_the_high_watermark() -> None:
     await done([held.append(b"seen")])
     held.gate.shut()
     receipt = held.append(b"hidden")
-    assert held.partition.read(1, 1000).data == b""
+    assert (await held.partition.read(1, 1000)).data == b""
     assert payloads(held.partition) == [b"seen"]
     with pytest.raises(OffsetOutOfRangeError):
-        held.partition.read(2, 1000)
+        await held.partition.read(2, 1000)
     held.gate.open()
     await done([receipt])
     assert payloads(held.partition) == [b"seen", b"hidden"]
@@ -157,12 +158,12 @@ async def test_a_time_is_found_below_the_high_watermark_only() -> None:
     await done([held.append(b"old", timestamp=NOW)])
     held.gate.shut()
     receipt = held.append(b"new", timestamp=NOW + 10)
-    assert held.partition.find_time(NOW) == 0
-    assert held.partition.find_time(NOW + 1) is None
+    assert await held.partition.find_time(NOW) == 0
+    assert await held.partition.find_time(NOW + 1) is None
     held.gate.open()
     await done([receipt])
-    assert held.partition.find_time(NOW + 1) == 1
-    assert held.partition.find_time(NOW + 11) is None
+    assert await held.partition.find_time(NOW + 1) == 1
+    assert await held.partition.find_time(NOW + 11) is None
     await held.close()
 
 
@@ -282,7 +283,7 @@ async def test_a_higher_level_is_not_answered_behind_records_that_are_in_memory_
     held.fill_disk()
     held.append(b"accepted")
     await turns()
-    held.partition.set_ack("flushed")
+    held.partition.configure(msgspec.structs.replace(held.topic.settings, ack="flushed"), 2**20)
     with pytest.raises(DiskFullError):
         held.append(b"refused")
     held.free_disk()
@@ -415,7 +416,7 @@ async def test_readers_step_back_when_the_disk_lost_what_they_saw_at_a_lower_lev
     held = Held("written")
     held.append(*[b"%d" % number for number in range(10)])
     assert held.partition.high_watermark == 10
-    held.partition.log.truncate(6)  # what a rescue does with records that cannot be read back
+    disk_log(held.partition).truncate(6)  # what a rescue does with records that cannot be read back
     held.partition.flushed(-1, StorageError("the flush failed"))
     assert held.partition.high_watermark == 6
     assert payloads(held.partition) == [b"0", b"1", b"2", b"3", b"4", b"5"]

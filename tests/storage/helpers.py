@@ -1,14 +1,15 @@
 """What the storage tests share: records, logs on any file system, and reading all of one."""
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from hypothesis import strategies as st
 
 from babelbus.clock import Clock, ManualClock
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
-from babelbus.records.record import Record
-from babelbus.storage.contract import LogSettings, PartitionLog
+from babelbus.records.record import Record, RecordBatch
+from babelbus.storage.contract import Chunk, LogSettings
 from babelbus.storage.disk.log import Log
 from babelbus.storage.files import FileSystem
 
@@ -45,17 +46,31 @@ def open_log(files: FileSystem, settings: LogSettings | None = None, clock: Cloc
     return Log(files, FOLDER, settings or LogSettings(), clock or ManualClock(NOW))
 
 
-def append(log: PartitionLog, records: Sequence[Record]) -> int:
+class Readable(Protocol):
+    """What these helpers need of a log of any engine."""
+
+    @property
+    def first_offset(self) -> int: ...
+
+    @property
+    def next_offset(self) -> int: ...
+
+    def append(self, batch: RecordBatch) -> int: ...
+
+    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk: ...
+
+
+def append(log: Readable, records: Sequence[Record]) -> int:
     return log.append(encode_batch(records, log.next_offset))
 
 
-def fill(log: PartitionLog, count: int, *, batch: int = 10, bytes_each: int = 20) -> None:
+def fill(log: Readable, count: int, *, batch: int = 10, bytes_each: int = 20) -> None:
     """Append numbered records in batches; each one's number is its offset."""
     for first in range(log.next_offset, log.next_offset + count, batch):
         append(log, numbered(min(batch, count), first=first, bytes_each=bytes_each))
 
 
-def read_all(log: PartitionLog, offset: int | None = None, bytes_max: int = 2**20) -> list[Record]:
+def read_all(log: Readable, offset: int | None = None, bytes_max: int = 2**20) -> list[Record]:
     found: list[Record] = []
     offset = log.first_offset if offset is None else offset
     while offset < log.next_offset:

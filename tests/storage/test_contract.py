@@ -1,21 +1,24 @@
 """What every storage engine must do. A new engine is one more entry of ENGINES."""
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from babelbus.clock import ManualClock
+from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings, PartitionLog, Store
 from babelbus.storage.disk.store import FolderStore
-from babelbus.storage.errors import OffsetOutOfRangeError
+from babelbus.storage.errors import OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.files import LocalFiles
 from babelbus.storage.memory import MemoryFiles
-from babelbus.storage.sql.store import DatabaseStore
-from tests.storage.helpers import append, fill, numbered, read_all
+from babelbus.storage.sql.queue import QueuedStore
+from tests.storage.helpers import append, number_of, numbered, read_all
+from tests.storage.helpers import fill as append_numbered
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 NOW = 1_700_000_000_000
@@ -25,14 +28,21 @@ TOPICS = ["news", "plant/line1", "münchen/straße", "a b", ".hidden", "..", "%2
 ENGINES: dict[str, Callable[[str, ManualClock], Store]] = {
     "disk": lambda folder, clock: FolderStore(LocalFiles(), folder, clock),
     "memory": lambda folder, clock: FolderStore(_memory(folder), folder, clock),
-    "sqlite": lambda folder, clock: DatabaseStore(f"sqlite:///{folder}/db.sqlite", LocalFiles(), clock),
-    "postgresql": lambda url, clock: DatabaseStore(url, LocalFiles(), clock),
+    "sqlite": lambda folder, clock: QueuedStore(f"sqlite:///{folder}/db.sqlite", LocalFiles(), clock),
+    "postgresql": lambda url, clock: QueuedStore(url, LocalFiles(), clock),
 }
 _memories: dict[str, MemoryFiles] = {}
 
 
 def _memory(folder: str) -> MemoryFiles:
     return _memories.setdefault(folder, MemoryFiles())
+
+
+def fill(log: PartitionLog, count: int) -> None:
+    """Append numbered records, ten in a write: an engine may write what is queued together."""
+    for first in range(0, count, 10):
+        append_numbered(log, min(10, count - first))
+        log.durable(sync=False)
 
 
 class Engine:
@@ -93,6 +103,7 @@ def test_what_was_appended_comes_back_in_order_with_dense_offsets(engine: Engine
     sent = [*numbered(100), Record(None, b"key", ((b"h", None), (b"", b"v")), NOW), Record(b"", b"", (), NOW)]
     assert append(log, sent[:60]) == 0
     assert append(log, sent[60:]) == 60
+    log.durable(sync=False)
     found = read_all(log)
     assert [record.offset for record in found] == list(range(102))
     assert [(one.payload, one.key, one.headers, one.timestamp) for one in found] == [
@@ -118,11 +129,12 @@ def test_a_log_that_nobody_closed_is_the_same_when_it_is_opened_again(engine: En
     assert read_all(engine.log(segment_bytes=20_000)) == read_all(log)
 
 
-def test_flush_says_up_to_where_everything_is_durable(engine: Engine) -> None:
+def test_durable_says_up_to_where_everything_is_durable(engine: Engine) -> None:
     log = engine.log()
-    assert log.flush() == 0
+    assert log.durable() == 0
     fill(log, 10)
-    assert log.flush() == 10
+    assert log.durable(sync=False) == 10
+    assert log.durable() == 10
 
 
 @pytest.mark.parametrize("segment_bytes", [2_000, 2**20])
@@ -139,12 +151,13 @@ def test_a_read_gives_whole_records_within_its_bounds(engine: Engine, segment_by
     assert log.read(2500, 1000) == (b"", 2500, 2500)
 
 
-def test_a_record_larger_than_the_bound_is_told_from_the_end(engine: Engine) -> None:
+def test_a_record_larger_than_the_bound_is_given_alone(engine: Engine) -> None:
     log = engine.log()
-    append(log, [Record(b"x" * 500, timestamp=NOW)])
-    chunk = log.read(0, 100)
-    assert (chunk.data, chunk.next_offset) == (b"", 0)
-    assert log.read(0, 0).next_offset == 0
+    append(log, [Record(b"x" * 500, timestamp=NOW), Record(b"y" * 500, timestamp=NOW)])
+    log.durable()
+    for bytes_max in (0, 100):
+        chunk = log.read(0, bytes_max)
+        assert (len(chunk.data) > 500, chunk.base_offset, chunk.next_offset) == (True, 0, 1)
 
 
 @pytest.mark.parametrize("offset", [-1, 11, 2**62])
@@ -156,40 +169,16 @@ def test_an_offset_outside_is_refused_with_the_range(engine: Engine, offset: int
     assert (caught.value.first, caught.value.end) == (0, 10)
 
 
-def test_columns_are_what_the_records_are(engine: Engine) -> None:
-    log = engine.log(segment_bytes=30_000)
-    fill(log, 2000)
-    offset, offsets = 0, []
-    while offset < 2000:
-        columns = log.read_columns(offset, 10_000)
-        offsets += columns.offsets.tolist()
-        offset = offsets[-1] + 1
-    assert offsets == list(range(2000))
-    assert len(log.read_columns(2000, 10_000)) == 0
-
-
 def test_a_time_is_found_although_times_do_not_rise(engine: Engine) -> None:
     log = engine.log(segment_bytes=20_000)
     times = [NOW + (number * 7919) % 5000 for number in range(5000)]
     for first in range(0, 5000, 100):
         part = [Record(b"x", timestamp=time) for time in times[first : first + 100]]
         append(log, part)
+    log.durable(sync=False)
     for asked in (0, NOW, NOW + 1, NOW + 2500, NOW + 4999):
         assert log.find_time(asked) == next(number for number, time in enumerate(times) if time >= asked)
     assert log.find_time(NOW + 5000) is None
-
-
-@pytest.mark.parametrize("next_offset", [0, 1, 1023, 1024, 1500, 2999, 3000])
-def test_truncation_removes_the_end_and_appending_goes_on_there(engine: Engine, next_offset: int) -> None:
-    log = engine.log(segment_bytes=20_000)
-    fill(log, 3000)
-    before = read_all(log)
-    log.truncate(next_offset)
-    assert (log.next_offset, read_all(log)) == (next_offset, before[:next_offset])
-    append(log, numbered(5, first=next_offset))
-    log.close()
-    engine.restart()
-    assert len(read_all(engine.log(segment_bytes=20_000))) == next_offset + 5
 
 
 def test_retention_by_age_removes_old_records_and_keeps_offsets(engine: Engine) -> None:
@@ -218,6 +207,7 @@ def test_compaction_keeps_the_last_record_of_each_key_and_those_without(engine: 
     sent[3] = Record(b"no key", timestamp=NOW)
     for first in range(0, 1000, 50):
         append(log, sent[first : first + 50])
+        log.durable(sync=False)
     assert log.clean(NOW) > 0
     found = read_all(log)
     assert [record.offset for record in found] == sorted({record.offset for record in found})
@@ -234,8 +224,9 @@ def test_compaction_keeps_the_last_record_of_each_key_and_those_without(engine: 
 
 def test_a_tombstone_removes_its_key_and_after_a_while_itself(engine: Engine) -> None:
     log = engine.log(segment_bytes=500, cleanup="compact", tombstone_seconds=60.0)
-    append(log, [Record(b"v", b"gone", timestamp=NOW)])
-    append(log, [Record(None, b"gone", timestamp=NOW)])
+    for value in (b"v", None):
+        append(log, [Record(value, b"gone", timestamp=NOW)])
+        log.durable(sync=False)
     fill(log, 100)
     log.clean(NOW)
     assert [one.payload for one in read_all(log) if one.key == b"gone"] == [None]
@@ -252,6 +243,7 @@ def test_producers_are_remembered_after_a_restart(engine: Engine) -> None:
     batch = mark_producer(encode_batch(numbered(3)), 77, 40)
     log.append(rebase(batch, 5))
     log.producers.add(77, 40, 3, 5)
+    log.durable(sync=False)
     before = log.producers.snapshot()
     for close in (False, True):
         if close:
@@ -291,3 +283,80 @@ def test_a_hidden_topic_is_gone_and_its_name_begins_anew(engine: Engine) -> None
     engine.store.erase(token)
     engine.store.erase(token)
     assert engine.log("t").next_offset == 0
+
+
+# -- one writer, bad days ----------------------------------------------------------------------------------------------
+
+
+def test_a_partition_that_is_opened_again_is_taken_from_its_writer(engine: Engine) -> None:
+    stale = engine.log()
+    fill(stale, 3)
+    stale.durable()
+    writer = engine.log()
+    with pytest.raises(StaleWriterError):
+        append(stale, numbered(1, first=3))
+    assert append(writer, numbered(1, first=3)) == 3
+    assert writer.durable() == 4
+    assert len(read_all(writer)) == 4
+
+
+def test_readers_go_on_while_the_writer_appends_flushes_and_removes(engine: Engine) -> None:
+    log = engine.log(segment_bytes=2_000)
+    fill(log, 200)
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                offset = log.first_offset
+                while offset < log.first_offset + 150:
+                    try:
+                        chunk = log.read(offset, 700, 200)
+                    except OffsetOutOfRangeError:  # the writer has removed it
+                        break
+                    found = [record.offset for record in iterate(decode_chunk(chunk.data))]
+                    assert found == list(range(chunk.base_offset, chunk.next_offset))
+                    if chunk.next_offset == offset:
+                        break
+                    offset = chunk.next_offset
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for first in range(200, 600, 10):
+        append(log, numbered(10, first=first))
+        log.durable(sync=first % 100 == 0)
+        if first % 50 == 0:
+            log.trim(first - 180)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert failures == []
+    assert (log.first_offset > 200, log.next_offset) == (True, 600)
+
+
+def test_trim_removes_whole_parts_below_an_offset_and_no_record_above(engine: Engine) -> None:
+    log = engine.log(segment_bytes=2_000)
+    fill(log, 300)
+    assert log.trim(0) == 0
+    assert log.trim(200) > 0
+    assert 0 < log.first_offset <= 200
+    assert [number_of(record) for record in read_all(log)] == list(range(log.first_offset, 300))
+    log.close()
+    engine.restart()
+    assert engine.log(segment_bytes=2_000).next_offset == 300
+
+
+def test_what_was_durable_is_there_when_the_log_was_closed_and_opened_again(engine: Engine) -> None:
+    log = engine.log()
+    for first in range(0, 30, 10):
+        append(log, numbered(10, first=first))
+        log.durable()
+    append(log, numbered(5, first=30))
+    log.close()  # which makes the rest durable
+    engine.restart()
+    again = engine.log()
+    assert [number_of(record) for record in read_all(again)] == list(range(35))
+    assert again.durable() == 35

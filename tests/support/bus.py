@@ -17,7 +17,8 @@ from babelbus.metrics import Metrics
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record, RecordBatch
-from babelbus.storage.contract import Store
+from babelbus.storage.contract import Fit, Store
+from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import FileSystem
 from babelbus.storage.memory import MemoryFiles
@@ -51,7 +52,7 @@ class Gate:
         files.before_call = self._pass
 
     def _pass(self, operation: str, path: str) -> None:
-        if operation == "flush" and path.endswith(".log") and threading.current_thread().name == "flusher":
+        if operation == "flush" and path.endswith(".log") and threading.current_thread().name == "flusher-disk":
             self.flushes += 1
             self._reached.set()
             assert self._open.wait(SAFETY_NET_SECONDS)
@@ -81,19 +82,22 @@ class Bus:
         defaults: TopicSettings | None = None,
         default_partitions: int = 1,
         others: dict[str, Store] | None = None,
+        reads_wait: bool = False,
+        tail_cache_bytes: int = 2**20,
     ) -> None:
         self.files = files or FaultyFiles()
         self.clock = clock or ManualClock(NOW)
         self.metrics = Metrics()
-        self.disk = FolderStore(self.files, "data", self.clock)
+        self.disk = FolderStore(self.files, "data", self.clock, Fit(reads_wait=reads_wait))
         self.broker = Broker(
-            {"disk": self.disk, "memory": FolderStore(MemoryFiles(), "memory", self.clock), **(others or {})},
+            {"disk": self.disk, "memory": memory_store(self.clock), **(others or {})},
             defaults=defaults or TopicSettings(),
             checkpoint_bytes=2**20,
             clock=self.clock,
             metrics=self.metrics,
             loop=asyncio.get_running_loop(),
             default_partitions=default_partitions,
+            tail_cache_bytes=tail_cache_bytes,
         )
         self.finished_removals = self.broker.open()
 
@@ -117,12 +121,18 @@ class Bus:
 
     async def die(self) -> None:
         """End as a killed process does: what was written stays, nothing else happens."""
-        await asyncio.get_running_loop().run_in_executor(None, self.broker.flusher.stop)
+        for backend in self.broker.backends.values():
+            await asyncio.get_running_loop().run_in_executor(None, backend.flusher.stop)
 
     async def restart(self) -> "Bus":
         """Stop in order and start again on the same files."""
         await self.broker.close()
         return Bus(self.files, clock=self.clock)
+
+
+def memory_store(clock: ManualClock) -> FolderStore:
+    """The store of engine `memory`."""
+    return FolderStore(MemoryFiles(), "memory", clock, Fit(reads_wait=False, volatile=True))
 
 
 async def done(receipts: Iterable[Receipt]) -> list[Receipt]:
@@ -151,12 +161,29 @@ def batch(*payloads: bytes, key: bytes | None = None) -> RecordBatch:
     return RecordBatch(bytearray(made.data), made.positions, made.timestamps, 0)
 
 
+def disk_log(partition: Partition) -> Log:
+    """The log of a partition on disk, with what the disk alone can do."""
+    assert isinstance(partition.log, Log)
+    return partition.log
+
+
 def read(partition: Partition, offset: int = 0) -> list[Record]:
     """Everything that a consumer can see."""
     found: list[Record] = []
     while offset < partition.high_watermark:
-        chunk = partition.read(offset, 2**20)
+        chunk = partition.read_cached(offset, 2**20)
+        assert chunk is not None
         found += iterate(decode_chunk(chunk.data))
+        offset = chunk.next_offset
+    return found
+
+
+async def stored(partition: Partition, offset: int = 0) -> list[bytes | None]:
+    """The payloads of everything that a consumer can see, read from the engine where they are not in memory."""
+    found: list[bytes | None] = []
+    while offset < partition.high_watermark:
+        chunk = await partition.read(offset, 2**20)
+        found += [record.payload for record in iterate(decode_chunk(chunk.data))]
         offset = chunk.next_offset
     return found
 

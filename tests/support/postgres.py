@@ -57,6 +57,22 @@ class PostgresServer:
         """End it without a word to anybody, as a crash does: what was not made durable may be gone."""
         self._end(signal.SIGQUIT)
 
+    def pause(self) -> None:
+        """Let every process of the server stand still until `resume`: it takes calls and answers none."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the server go on."""
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        main = self._process.pid
+        with open(f"/proc/{main}/task/{main}/children", encoding="ascii") as children:
+            pids = [main, *map(int, children.read().split())]
+        for pid in pids:
+            os.kill(pid, number)
+
     def stop(self) -> None:
         """End it in good order, whoever is connected."""
         self._end(signal.SIGINT)

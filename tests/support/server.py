@@ -14,6 +14,7 @@ from babelbus.config import (
     AdminSettings,
     Config,
     DataSettings,
+    DbSettings,
     JebpSettings,
     ServerSettings,
     TopicDefaults,
@@ -24,6 +25,7 @@ from babelbus.protocols.connection import Connection
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.service import StreamService
 from babelbus.server.app import Server
+from babelbus.storage.files import FileSystem
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.jebp import Caller
 
@@ -38,6 +40,7 @@ def configure(
     topics: TopicDefaults | None = None,
     worterbuch: WorterbuchSettings | None = None,
     zbus: ZbusSettings | None = None,
+    db: DbSettings | None = None,
     admin: bool = False,
 ) -> Config:
     """A configuration whose ports the system chooses."""
@@ -49,6 +52,7 @@ def configure(
         admin=AdminSettings(enabled=admin, port=0),
         server=server or ServerSettings(),
         topics=topics or TopicDefaults(),
+        db=db or DbSettings(),
     )
 
 
@@ -72,8 +76,9 @@ async def running(config: Config) -> AsyncIterator[Server]:
 class LiveServer:
     """Runs from `with` to its end; `call` does something in its event loop."""
 
-    def __init__(self, config: Config, *, use_uvloop: bool = True) -> None:
+    def __init__(self, config: Config, *, use_uvloop: bool = True, files: FileSystem | None = None) -> None:
         self.config = config
+        self._files = files
         self._use_uvloop = use_uvloop
         self._thread = threading.Thread(target=self._run, name="server")
         self._ready = threading.Event()
@@ -93,7 +98,7 @@ class LiveServer:
 
     async def _serve(self) -> None:
         self._loop, self._asked = asyncio.get_running_loop(), asyncio.Event()
-        self.server = Server(self.config)
+        self.server = Server(self.config, files=self._files)
         await self.server.start()
         self._ready.set()
         await self._asked.wait()

@@ -18,6 +18,7 @@ _SETTINGS = {
     "ack": (("--ack",), "accepted|written|flushed", "When a publisher is answered."),
     "retention_seconds": (("--retention", "--retention-seconds"), "DURATION|none", "Remove what is older, as in 7d."),
     "retention_bytes": (("--retention-bytes",), "SIZE|none", "Bound of each partition, as in 10GiB."),
+    "retention_records": (("--retention-records",), "COUNT|none", "Records that each partition keeps at least."),
     "cleanup": (("--cleanup",), "delete|compact", "Remove old segments, or keep the last record of each key."),
     "segment_bytes": (("--segment-bytes",), "SIZE|none", "Size at which a new segment begins."),
     "segment_seconds": (("--segment-seconds",), "DURATION|none", "Age at which a new segment begins."),
@@ -160,6 +161,8 @@ def _retention(settings: dict[str, Any]) -> str:
         bounds.append(format_duration(settings["retention_seconds"]))
     if settings["retention_bytes"] is not None:
         bounds.append(format_size(settings["retention_bytes"]))
+    if settings["retention_records"] is not None:
+        bounds.append(f"{settings['retention_records']} records")
     return ", ".join(bounds) or "forever"
 
 

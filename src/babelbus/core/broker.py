@@ -10,7 +10,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import StagingLimits
-from babelbus.core.flusher import Flusher
+from babelbus.core.backend import Backend
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import CONTENT_TYPE, JSON_TYPE, json_text
 from babelbus.core.partition import Partition, TopicClosedError
@@ -19,6 +19,7 @@ from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.state import KEY_BYTES_MAX, Change, Commit, History, Kind, State, StateLog, size_fault
 from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
+from babelbus.core.tail import TailBudget
 from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, Topics, stamped
 from babelbus.core.transactions import Staging
 from babelbus.errors import BabelbusError, StorageError
@@ -30,6 +31,8 @@ from babelbus.storage.files import FileSystem
 log = logging.getLogger(__name__)
 
 PARTITIONS_MAX = 1024
+TAIL_CACHE_BYTES = 64 * 2**20
+"""What all partitions keep of their newest records unless the operator says otherwise."""
 STATE_TOPIC = "$state"
 UNTOLD_KINDS = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 """What happens to the state and is no event."""
@@ -69,6 +72,7 @@ class Broker:
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         default_partitions: int = 1,
+        tail_cache_bytes: int = TAIL_CACHE_BYTES,
     ) -> None:
         self._stores = stores
         self._catalog = stores["disk"]
@@ -82,11 +86,14 @@ class Broker:
         self._erasing: set[asyncio.Future[None]] = set()
         self._cut_short: set[str] = set()
         """The topics whose removal the start finished: another engine may hold something of them still."""
-        self._cleaning: asyncio.Future[int] | None = None
+        self._cleaning: dict[str, asyncio.Task[int]] = {}
+        """The cleaning that is under way, by engine."""
         self._closed = False
         self.topics = Topics()
         self.router = Router()
-        self.flusher = Flusher(loop, clock, metrics)
+        self.tails = TailBudget(tail_cache_bytes)
+        self.backends: dict[str, Backend] = {}
+        """The engines that are in use."""
         self.state: State
         self.state_receiver: object = object()
         """The shared receiver of the router that hears of the state's changes from the state itself."""
@@ -189,7 +196,7 @@ class Broker:
             files,
             folder,
             topics=self.topics,
-            flusher=self.flusher,
+            flusher=self._backend("disk").flusher,
             clock=self._clock,
             loop=self._loop,
             settings=settings,
@@ -232,18 +239,25 @@ class Broker:
         heard, later = lambda: not self.router.empty, self._loop.call_soon
         return Topic(name, settings, opened, self._clock, self._route, heard, later, topic_id)
 
+    def _backend(self, engine: str) -> Backend:
+        backend = self.backends.get(engine)
+        if backend is None:
+            backend = Backend(engine, self._stores[engine], self._loop, self._clock, self._metrics)
+            self.backends[engine] = backend
+        return backend
+
     def _open_partition(self, name: str, settings: TopicSettings, number: int) -> Partition:
-        store = self._stores[settings.engine]
-        opened = store.open_partition(name, number, settings.for_log(self._checkpoint_bytes))
+        backend = self._backend(settings.engine)
+        opened = backend.store.open_partition(name, number, settings.for_log(self._checkpoint_bytes))
         self._metrics.recovered_bytes_cut_total.inc(opened.recovery.cut_bytes)
         self._metrics.corrupt_records_total.inc(sum(bad.next_offset - bad.offset for _, bad in opened.recovery.bad))
         return Partition(
             number,
             opened,
-            settings.ack,
-            self.flusher,
+            settings,
+            backend,
             self._loop,
-            volatile=settings.engine == "memory",
+            tails=self.tails,
             flush_every_bytes=self._checkpoint_bytes // 2,
         )
 
@@ -334,8 +348,7 @@ class Broker:
             raise StorageError(f"topic {name!r} could not be changed: {error.strerror}") from error
         topic.settings = made
         for partition in topic.partitions:
-            partition.set_ack(made.ack)
-            partition.log.configure(made.for_log(self._checkpoint_bytes))
+            partition.configure(made, self._checkpoint_bytes)
 
     def remove_topic(self, name: str) -> None:
         """Remove a topic and its records: gone at once and durably, the space is given back in the background.
@@ -469,13 +482,25 @@ class Broker:
     # -- care --------------------------------------------------------------------------------------------------------
 
     async def clean(self) -> int:
-        """Do what retention and compaction ask for, of all topics, in a thread; return how many bytes became free."""
+        """Do what retention and compaction ask for, in a thread for each engine; return how many bytes became free.
+
+        An engine whose last cleaning is still under way is left out: it may hang.
+        """
+        begun = []
+        for engine in self.backends.keys() - self._cleaning.keys():
+            task = self._cleaning[engine] = self._loop.create_task(self._clean(engine))
+            task.add_done_callback(lambda _, engine=engine: self._cleaning.pop(engine))  # type: ignore[misc]
+            begun.append(task)
+        return sum(await asyncio.shield(asyncio.gather(*begun)))  # `close` waits for it even if we are cancelled
+
+    async def _clean(self, engine: str) -> int:
         freed = 0
-        for topic in list(self.topics.values()):
+        for topic in [topic for topic in self.topics.values() if topic.settings.engine == engine]:
             for partition in topic.partitions:
-                self._cleaning = self._loop.run_in_executor(None, partition.log.clean, self._clock.now_ms())
+                if self._closed:
+                    return freed
                 try:
-                    freed += await asyncio.shield(self._cleaning)  # `close` waits for it even if we are cancelled
+                    freed += await partition.clean(self._clock.now_ms())
                 except (StorageError, OSError) as error:
                     log.warning("cleaning topic %r: %s", topic.name, error)
         return freed
@@ -491,14 +516,13 @@ class Broker:
             await self.staging.close()
         for topic in self.topics.values():
             topic.close()
-        background: set[asyncio.Future[Any]] = set(self._erasing)
-        if self._cleaning is not None:
-            background.add(self._cleaning)
+        background: set[asyncio.Future[Any]] = {*self._erasing, *self._cleaning.values()}
         if background:
             await asyncio.wait(background)  # nobody touches the folder once the server has given it back
-        await self._loop.run_in_executor(None, self.flusher.stop)
-        for store in self._stores.values():
-            store.close()
+        await asyncio.gather(*(self._loop.run_in_executor(None, one.stop) for one in self.backends.values()))
+        for engine, store in self._stores.items():
+            if engine not in self.backends:
+                store.close()
 
 
 def _new_id() -> str:

@@ -1,10 +1,11 @@
-"""Group commit: one thread makes the logs durable, and everything that came meanwhile is covered by the next flush."""
+"""Group commit: one thread makes an engine's logs durable; all that came meanwhile is covered by the next flush."""
 
 import asyncio
 import logging
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from babelbus.clock import Clock
@@ -28,14 +29,14 @@ Outcome = tuple[Flushable, int, StorageError | None]
 
 
 class Flusher:
-    """Flushes what is asked for, one round after the other; each round wakes the event loop once."""
+    """Flushes what is asked for of one engine, one round after the other; each round wakes the event loop once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, metrics: Metrics, engine: str) -> None:
         self._loop = loop
         self._clock = clock
         self._metrics = metrics
         self._requests: queue.SimpleQueue[Flushable | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"flusher-{engine}", daemon=True)
         self._said: weakref.WeakKeyDictionary[Flushable, str] = weakref.WeakKeyDictionary()
         """The failures that were logged; of the thread alone."""
         self.begun_at: float | None = None
@@ -88,10 +89,50 @@ class Flusher:
             log.exception("flush failed")
             return partition, -1, StorageError(f"internal error in a flush: {error}")
 
+    async def call(self, work: Callable[[], int], tell: Callable[[int, StorageError | None], None]) -> int:
+        """Return what `work` gives in the flusher's thread, behind the flushes that were asked for before.
+
+        `tell` hears of the outcome before this returns, as `Flushable.flushed` does.
+
+        Raises:
+            StorageError: what `work` raises.
+        """
+        call = _Call(work, tell, self._loop.create_future())
+        self.request(call)
+        return await call.future
+
     def stop(self) -> None:
         """End the thread after the round that is under way."""
         self._requests.put(None)
         self._thread.join()
+
+
+class _Call:
+    """A `Flushable` that does one thing."""
+
+    __slots__ = ("__weakref__", "_tell", "_work", "future")
+
+    def __init__(
+        self,
+        work: Callable[[], int],
+        tell: Callable[[int, StorageError | None], None],
+        future: "asyncio.Future[int]",
+    ) -> None:
+        self._work = work
+        self._tell = tell
+        self.future = future
+
+    def flush_log(self) -> int:
+        return self._work()
+
+    def flushed(self, durable_offset: int, error: StorageError | None) -> None:
+        self._tell(durable_offset, error)
+        if self.future.done():  # the server stops
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(durable_offset)
 
 
 def _tell(outcomes: list[Outcome]) -> None:

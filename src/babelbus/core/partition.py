@@ -5,15 +5,20 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from typing import TypeVar
 
 from babelbus.config import Ack
-from babelbus.core.flusher import Flusher
+from babelbus.core.backend import Backend
 from babelbus.core.record import Receipt
+from babelbus.core.settings import TopicSettings
+from babelbus.core.tail import Tail, TailBudget
 from babelbus.errors import StorageError
+from babelbus.records.format import rebase
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import Chunk, PartitionLog
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
-from babelbus.storage.files import disk_error
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +42,11 @@ class Partition:
         self,
         number: int,
         partition_log: PartitionLog,
-        ack: Ack,
-        flusher: Flusher,
+        settings: TopicSettings,
+        backend: Backend,
         loop: asyncio.AbstractEventLoop,
         *,
-        volatile: bool,
+        tails: TailBudget,
         flush_every_bytes: int,
     ) -> None:
         self.number = number
@@ -49,17 +54,25 @@ class Partition:
         self.high_watermark = partition_log.next_offset
         self.failing: StorageError | None = None
         """Why the last append or flush failed; `None` when it did not."""
-        self._ack = ack
-        self._volatile = volatile
-        self._flusher = flusher
+        self._ack: Ack = settings.ack
+        self._retention_records = settings.retention_records
+        self._backend = backend
+        self._volatile = backend.fit.volatile
+        self._queued = backend.fit.appends_wait
+        """Whether what is appended is written by the flusher's thread, and not at once."""
+        self._tail = None if self._volatile else Tail(tails)
         self._loop = loop
         self._flush_every_bytes = flush_every_bytes
         self._unflushed_bytes = 0
         self._flush_requested = False
+        self._sync_wanted = False
+        """Whether the next flush must make durable, and not only write."""
         self._waiting: deque[tuple[int, Receipt]] = deque()
         self._deferred: deque[RecordBatch] = deque()
         self._deferred_count = 0
         self._deferred_bytes = 0
+        self._unwritten: deque[RecordBatch] = deque()
+        """Accepted batches that are queued for the flusher's thread; deferred again if that fails."""
         self._retry: asyncio.TimerHandle | None = None
         self._watchers: list[tuple[int, int, Callable[[], None]]] = []
         self._watch_count = 0
@@ -70,10 +83,20 @@ class Partition:
         """The offset that the next record gets."""
         return self.log.next_offset + self._deferred_count
 
-    def set_ack(self, ack: Ack) -> None:
-        """Answer the publishers that come from now on at another level."""
+    @property
+    def oldest(self) -> int:
+        """The offset of the oldest record that `retention_records` asks to keep; some more may still be there."""
+        first = self.log.first_offset
+        if self._retention_records is None:
+            return first
+        return max(first, self.high_watermark - self._retention_records)
+
+    def configure(self, settings: TopicSettings, checkpoint_bytes: int) -> None:
+        """Take other settings from now on; publishers that come are answered at their ack level."""
         self._write_deferred()
-        self._ack = ack
+        self._ack = settings.ack
+        self._retention_records = settings.retention_records
+        self.log.configure(settings.for_log(checkpoint_bytes))
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -100,11 +123,13 @@ class Partition:
             self._note_failure(error)
             raise
         self.failing = None
+        self._keep(batch, base_offset)
         receipt = Receipt(self.number, base_offset, batch.count)
         # Behind records that wait for a flush nobody reads earlier, even if the level was lowered meanwhile.
-        if (self._ack == "flushed" or self._waiting) and not self._volatile:
+        if (self._ack == "flushed" or self._waiting or self._queued) and not self._volatile:
             self._waiting.append((base_offset + batch.count, receipt))
-            self._request_flush()
+            self._unflushed_bytes += len(batch.data)
+            self._request_flush(sync=self._ack == "flushed" or self._unflushed_bytes >= self._flush_every_bytes)
             return receipt
         self._unflushed_bytes += len(batch.data)
         if self._unflushed_bytes >= self._flush_every_bytes and not self._volatile:
@@ -112,6 +137,11 @@ class Partition:
         self._advance(base_offset + batch.count)
         receipt.resolve()
         return receipt
+
+    def _keep(self, batch: RecordBatch, base_offset: int) -> None:
+        """Keep what was appended for those who read at the tail."""
+        if self._tail is not None:
+            self._tail.add(batch if batch.base_offset == base_offset else rebase(batch, base_offset))
 
     def _note_failure(self, error: StorageError) -> None:
         self.failing = error
@@ -147,14 +177,29 @@ class Partition:
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._write_deferred)
                 return
             self.failing = None
+            self._keep(batch, base_offset)
             self._deferred.popleft()
             self._deferred_count -= batch.count
             self._deferred_bytes -= len(batch.data)
             self._unflushed_bytes += len(batch.data)
-            if not self._waiting:  # else they become visible with the flush that those wait for
+            if self._queued:
+                self._unwritten.append(batch)
+            elif not self._waiting:  # else they become visible with the flush that those wait for
                 self._advance(base_offset + batch.count)
-        if self._unflushed_bytes >= self._flush_every_bytes:
-            self._request_flush()
+        due = self._unflushed_bytes >= self._flush_every_bytes
+        if due or self._unwritten:
+            self._request_flush(sync=due)
+
+    def _defer_again(self) -> None:
+        """Take back accepted batches that could not be written, in front of those that came meanwhile."""
+        for batch in reversed(self._unwritten):
+            self._deferred.appendleft(batch)
+            self._deferred_count += batch.count
+            self._deferred_bytes += len(batch.data)
+        if self._unwritten:
+            self._unwritten.clear()
+            self._cancel_retry()
+            self._retry = self._loop.call_later(RETRY_SECONDS, self._write_deferred)
 
     def _cancel_retry(self) -> None:
         if self._retry is not None:
@@ -173,25 +218,30 @@ class Partition:
 
     # -- durability --------------------------------------------------------------------------------------------------
 
-    def _request_flush(self) -> None:
+    def _request_flush(self, *, sync: bool = True) -> None:
+        if sync:
+            self._sync_wanted = True
         if not self._flush_requested and not self._closed:
             self._flush_requested = True
-            self._flusher.request(self)
+            self._backend.flusher.request(self)
 
     def flush_log(self) -> int:
-        """Make the log durable (in the flusher's thread); after a failed flush, put things right first."""
+        """Write what is queued, and make it durable if that was asked for (in the flusher's thread)."""
         self._flush_requested = False  # what is appended from here on asks again
         if self._closed:
             return self.log.next_offset
-        if self.log.failed:
-            self.log.recover_flush()
-        try:
-            return self.log.flush()
-        except StorageError:
-            if self._closed:
-                raise
-            self.log.recover_flush()
-            raise
+        if self._queued and not self._sync_wanted:
+            return self.log.durable(sync=False)
+        self._sync_wanted = False
+        return self.log.durable()
+
+    async def flush(self) -> int:
+        """Make the log durable, whatever its ack level is; return the offset up to which it is.
+
+        Raises:
+            StorageError: the engine refused.
+        """
+        return await self._backend.flusher.call(self.log.durable, self.flushed)
 
     def flushed(self, durable_offset: int, error: StorageError | None) -> None:
         """Record a flush: answer the publishers that it covers, and let readers see."""
@@ -202,38 +252,109 @@ class Partition:
             self.failing = error
             while waiting:
                 waiting.popleft()[1].resolve(error)
+            self._defer_again()
+            if self._tail is not None:
+                self._tail.cut(self.log.next_offset)
             # What the disk did not give back is gone, and its offsets are given again.
             self.high_watermark = min(self.high_watermark, self.log.next_offset)
             self._wake_beyond(self.high_watermark)
             return
         self.failing = None
         self._unflushed_bytes = 0
+        while self._unwritten and self._unwritten[0].base_offset < durable_offset:
+            self._unwritten.popleft()
         self._advance(min(durable_offset, self.log.next_offset))
         while waiting and waiting[0][0] <= durable_offset:
             waiting.popleft()[1].resolve()
-        if not waiting and self._ack != "flushed":
+        if not waiting and self._ack != "flushed" and not self._queued:
             self._advance(self.log.next_offset)  # what was written behind those that waited, at a lower level
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return stored records from `offset` on that readers may see, as many as fit; see `PartitionLog.read`.
+    def read_cached(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk | None:
+        """Return stored records from `offset` on that readers may see, if that needs no wait; `None`: use `read`.
 
-        `end_offset` bounds them from above (excluded).
+        As many records as fit `bytes_max`, but at least one, however large; `end_offset` bounds them (excluded).
 
         Raises:
             OffsetOutOfRangeError: `offset` is below the first one or above the high watermark.
-            CorruptRecordError: the record there is damaged.
+            CorruptRecordError: the record at `offset` is damaged.
         """
-        if offset > self.high_watermark:
-            raise OffsetOutOfRangeError(offset, self.log.first_offset, self.high_watermark)
-        end = self.high_watermark if end_offset is None else min(end_offset, self.high_watermark)
-        return self.log.read(offset, bytes_max, end)
+        high_watermark, first = self.high_watermark, self.log.first_offset
+        if not first <= offset <= high_watermark:
+            raise OffsetOutOfRangeError(offset, first, high_watermark)
+        end = high_watermark if end_offset is None else min(end_offset, high_watermark)
+        if offset >= end:
+            return Chunk(b"", offset, offset)
+        chunk = None if self._tail is None else self._tail.read(offset, bytes_max, end)
+        if chunk is None and not self._backend.fit.reads_wait:
+            return self.log.read(offset, bytes_max, end)
+        return chunk
 
-    def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first visible record whose timestamp (ms) is `timestamp` or later, or `None`."""
-        offset = self.log.find_time(timestamp)
+    async def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
+        """Return what `read_cached` does, from the engine if need be.
+
+        Raises:
+            OffsetOutOfRangeError, CorruptRecordError: as `read_cached`.
+            StorageError: the engine cannot read, or the topic went away.
+        """
+        chunk = self.read_cached(offset, bytes_max, end_offset)
+        if chunk is not None:
+            return chunk
+        end = self.high_watermark if end_offset is None else min(end_offset, self.high_watermark)
+        return await self.ask(lambda: self.log.read(offset, bytes_max, end))
+
+    async def find_time(self, timestamp: int) -> int | None:
+        """Return the offset of the first visible record whose timestamp (ms) is `timestamp` or later, or `None`.
+
+        Raises:
+            StorageError: the engine cannot read, or the topic went away.
+        """
+        offset = await self.ask(lambda: self.log.find_time(timestamp))
         return offset if offset is not None and offset < self.high_watermark else None
+
+    async def ask(self, work: Callable[[], T]) -> T:
+        """Return what `work` reads from the log, in a reader's thread of the engine where reads wait.
+
+        Raises: what `work` raises, and `TopicClosedError`.
+        """
+
+        def run() -> T:
+            if self._closed:
+                raise TopicClosedError("the topic was removed or the server stops")
+            return work()
+
+        return await self._backend.ask(run)
+
+    def cut_torn(self, start: int) -> None:
+        """At a start: cut what a loss of power has torn a hole into, from `start` on; see `PartitionLog.cut_torn`.
+
+        Raises:
+            StorageError: the log cannot be read.
+        """
+        self.log.cut_torn(start)
+        self.high_watermark = min(self.high_watermark, self.log.next_offset)
+
+    async def clean(self, now_ms: int) -> int:
+        """Do what retention and compaction ask for, in the cleaner's thread; return how many bytes became free.
+
+        Raises:
+            StorageError, OSError: the engine refused.
+        """
+
+        def run() -> int:
+            freed = self.log.trim(self.oldest) if self._retention_records is not None else 0
+            return freed + self.log.clean(now_ms)
+
+        freed = await self._loop.run_in_executor(None, run)
+        if freed:
+            self.forget_tail()  # it may hold what is gone
+        return freed
+
+    def forget_tail(self) -> None:
+        """Forget the records that are kept in memory: who reads next asks the engine."""
+        if self._tail is not None:
+            self._tail.clear()
 
     def watch(self, offset: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back once, when the record `offset` can be read or the topic goes away; at once if it can be now.
@@ -296,10 +417,11 @@ class Partition:
         if self._deferred:
             log.error("%d accepted records are lost: the disk refused them until the end", self._deferred_count)
         self._closed = True
+        self.forget_tail()
         try:
-            self.log.flush()
+            self.log.durable()
         except (StorageError, OSError) as failure:
-            error = error or (failure if isinstance(failure, StorageError) else disk_error(failure, "closing a log"))
+            error = error or (failure if isinstance(failure, StorageError) else StorageError(str(failure)))
             log.error("closing a partition: %s", failure)
         try:
             self.log.close()

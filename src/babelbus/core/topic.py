@@ -41,13 +41,19 @@ class SequenceGapError(StorageError):
 class SequenceTooOldError(StorageError):
     """A producer's batch is older than what is remembered; whether it was stored is unknown."""
 
+    retriable = False
+
 
 class ReservedTopicError(StorageError):
     """The topic is the server's own: everybody may read it, nobody else writes it."""
 
+    retriable = False
+
 
 class UnknownPartitionError(StorageError):
     """The topic has no partition of this number."""
+
+    retriable = False
 
 
 class Topics(dict[str, "Topic"]):

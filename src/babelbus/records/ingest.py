@@ -29,6 +29,8 @@ SMALL_BYTES_MAX = 2_048
 class ChecksumError(InvalidRecordError):
     """The CRC of a record is not the one of its bytes; sending it again may help."""
 
+    retriable = True
+
 
 def parse_records(data: Buffer) -> RecordBatch:
     """Return the batch that `data` is: one or more whole records with times above 0 and no header of the bus's own.

@@ -61,11 +61,13 @@ class Administrator:
         """Return how the server is."""
         server = self._server
         reasons = []
-        begun = server.broker.flusher.begun_at
-        if begun is not None and server.clock.monotonic() - begun > SLOW_FLUSH_SECONDS:
-            reasons.append(f"a flush of the disk takes {server.clock.monotonic() - begun:.1f} s by now")
-        elif server.broker.flusher.last_seconds > SLOW_FLUSH_SECONDS:
-            reasons.append(f"the last flush of the disk took {server.broker.flusher.last_seconds:.1f} s")
+        now = server.clock.monotonic()
+        for engine, backend in server.broker.backends.items():
+            begun, last = backend.flusher.begun_at, backend.flusher.last_seconds
+            if begun is not None and now - begun > SLOW_FLUSH_SECONDS:
+                reasons.append(f"a flush of engine {engine} takes {now - begun:.1f} s by now")
+            elif last > SLOW_FLUSH_SECONDS:
+                reasons.append(f"the last flush of engine {engine} took {last:.1f} s")
         for name, topic in server.broker.topics.items():
             failing = next((one.failing for one in topic.partitions if one.failing is not None), None)
             if failing is not None:
@@ -94,7 +96,7 @@ def _describe(topic: Topic) -> TopicInfo:
             one.next_offset,
             one.high_watermark,
             one.log.size_bytes,
-            one.log.segment_count,
+            one.log.part_count,
         )
         for one in topic.partitions
     ]

@@ -25,7 +25,7 @@ from babelbus.server.access import AccessLists
 from babelbus.server.administration import Administrator
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
-from babelbus.storage.contract import Store
+from babelbus.storage.contract import Fit, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
@@ -47,7 +47,7 @@ SWITCH_SECONDS = 0.001
 class Server:
     """One server on one data folder. `start` in an event loop, `stop` in the same; or `run` for both."""
 
-    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+    def __init__(self, config: Config, clock: Clock | None = None, files: FileSystem | None = None) -> None:
         self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
@@ -55,7 +55,7 @@ class Server:
         self.addresses: dict[str, str] = {}
         self.started_at = self.clock.monotonic()
         self.stopping = False
-        self._files = LocalFiles()
+        self._files: FileSystem = files or LocalFiles()
         self._lists = AccessLists(self._files, os.path.join(self.folder, CONF_NAME))
         self.services: dict[str, Service] = {}
         self.fingerprint = ""
@@ -63,6 +63,7 @@ class Server:
         self._lock: File | None = None
         self._admin: AdminServer | None = None
         self._cleaner: asyncio.Task[None] | None = None
+        self._cleanings: set[asyncio.Task[int]] = set()
         self._watched: set[str] = set()
         self._closed_topics: dict[str, int] = {}
         """Topics of the list that are damaged, and how many partitions the list gives them."""
@@ -107,7 +108,7 @@ class Server:
             _Stores(
                 {
                     "disk": FolderStore(self._files, self.folder, self.clock),
-                    "memory": FolderStore(MemoryFiles(), "memory", self.clock),
+                    "memory": FolderStore(MemoryFiles(), "memory", self.clock, Fit(reads_wait=False, volatile=True)),
                 },
                 {"db": lambda: _open_database(url, self._files, self.clock)},
             ),
@@ -117,6 +118,7 @@ class Server:
             metrics=self.metrics,
             loop=asyncio.get_running_loop(),
             default_partitions=topics.partitions,
+            tail_cache_bytes=self.config.storage.tail_cache_bytes,
         )
         removed = set(self.broker.open().values())
         state = self.config.state
@@ -186,6 +188,8 @@ class Server:
         metrics.groups_lag.set_function(lambda: sum(group.info().lag for group in groups.all()))
         metrics.groups_read_ahead_bytes.set_function(lambda: groups.read_ahead.bytes_held)
         metrics.groups_read_ahead_bytes_max.set(groups.read_ahead.bytes_max)
+        metrics.tail_cache_bytes.set_function(lambda: broker.tails.bytes_held)
+        metrics.tail_cache_bytes_max.set(broker.tails.bytes_max)
         metrics.staged_bytes.set_function(lambda: staging.staged_bytes)
         metrics.staged_bytes_max.set(staging.settings.bytes_max)
         metrics.state_keys.set_function(lambda: len(broker.state))
@@ -199,7 +203,7 @@ class Server:
             partitions = topic.partitions
             self.metrics.watch_topic(
                 name,
-                segments=lambda partitions=partitions: sum(one.log.segment_count for one in partitions),  # type: ignore[misc]
+                segments=lambda partitions=partitions: sum(one.log.part_count for one in partitions),  # type: ignore[misc]
                 log_bytes=lambda partitions=partitions: sum(one.log.size_bytes for one in partitions),  # type: ignore[misc]
             )
 
@@ -249,15 +253,20 @@ class Server:
         """Look after retention and compaction, now and then."""
         while True:
             await asyncio.sleep(self.config.storage.cleaner_interval_seconds)
-            try:
-                freed = await self.broker.clean()
-            except Exception:
-                log.exception("cleaning failed")
-                continue
+            cleaning = asyncio.get_running_loop().create_task(self.broker.clean())  # one engine may hang in it
+            self._cleanings.add(cleaning)
+            cleaning.add_done_callback(self._cleaned)
             if self.broker.staging is not None:
                 self.broker.staging.expire()
-            if freed:
-                log.info("cleaning freed %d bytes", freed)
+
+    def _cleaned(self, cleaning: "asyncio.Task[int]") -> None:
+        self._cleanings.discard(cleaning)
+        if cleaning.cancelled():
+            return
+        if cleaning.exception() is not None:
+            log.error("cleaning failed", exc_info=cleaning.exception())
+        elif cleaning.result():
+            log.info("cleaning freed %d bytes", cleaning.result())
 
     async def stop(self) -> None:
         """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
@@ -299,9 +308,9 @@ class _Stores(dict[str, Store]):
 
 def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
     """Open the database, and finish the removals that a crash cut short; loading SQLAlchemy takes half a second."""
-    from babelbus.storage.sql import DatabaseStore
+    from babelbus.storage.sql import QueuedStore
 
-    store = DatabaseStore(url, files, clock)
+    store = QueuedStore(url, files, clock)
     for token in store.removed():
         store.erase(token)
     return store

@@ -305,8 +305,6 @@ def _read_segment(segment: Segment, start: int, end: int) -> Iterator[tuple[Colu
         raise segment.corrupt(start)  # the segment has lost its end
     while position < stop:
         chunk = segment.read(position, offset, CHUNK_BYTES, stop)
-        if not chunk.data:  # one record is larger
-            chunk = segment.read(position, offset, 2**31 - 1, stop)
         hints = segment.hints(position, position + len(chunk.data))
         positions, _ = find_positions(chunk.data, 0, len(chunk.data), hints)
         yield decode_columns(chunk.data, positions), chunk.next_offset

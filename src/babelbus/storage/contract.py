@@ -5,7 +5,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from babelbus.config import LogLayout, StorageSettings
-from babelbus.records.columns import Columns
 from babelbus.records.record import RecordBatch
 from babelbus.storage.producers import Producers
 
@@ -48,11 +47,23 @@ class LogSettings(LogLayout, frozen=True, kw_only=True):
     """Most that a start after a kill must read of a partition, beside the last block."""
 
 
-class PartitionLog(Protocol):
-    """One append-only sequence of records with dense offsets.
+class Fit(msgspec.Struct, frozen=True):
+    """What the broker has to know of an engine before it calls it."""
 
-    All methods may be called from any thread; one thread appends. Reads see everything appended: who may see what
-    (the high watermark) is the core's matter.
+    reads_wait: bool = True
+    """A read may wait for a device: it is done in a reader's thread, never in the event loop."""
+    appends_wait: bool = False
+    """`append` only queues: `durable` writes, and until then no ack level but `accepted` is reached."""
+    volatile: bool = False
+    """Nothing survives the process: no flush is asked for."""
+
+
+class PartitionLog(Protocol):
+    """One append-only sequence of records with dense offsets, opened by one writer (`Store.open_partition`).
+
+    Calls that never wait, for the event loop: the properties, `configure` and `append`. All others may wait and come
+    from a thread: `durable` from the engine's flusher, `read` and `find_time` from its readers, `clean` from the
+    cleaner. Reads see everything that was appended and written: the high watermark is the core's matter.
     """
 
     producers: Producers
@@ -72,8 +83,8 @@ class PartitionLog(Protocol):
         """Size of the stored records."""
 
     @property
-    def segment_count(self) -> int:
-        """How many runs of files hold them."""
+    def part_count(self) -> int:
+        """How many pieces hold the records: segments of the disk, ranges of a database."""
 
     @property
     def compacted_until(self) -> int:
@@ -82,66 +93,69 @@ class PartitionLog(Protocol):
         From here on every record is there, and the last one of each key in front of it is, or its tombstone expired.
         """
 
-    @property
-    def failed(self) -> bool:
-        """Whether a flush failed and `recover_flush` has not put things right yet."""
-
     def configure(self, settings: LogSettings) -> None:
         """Take other settings from now on."""
 
     def append(self, batch: RecordBatch) -> int:
-        """Write a batch whose base offset is `next_offset`; return the base offset. Durable only after `flush`.
+        """Append a batch whose base offset is `next_offset`; return the base offset. Durable only after `durable`.
+
+        If a failure moved `next_offset` since the batch was made, the batch gets the offsets that follow now.
 
         Raises:
-            DiskFullError, DiskError: nothing was appended.
+            DiskFullError, DiskError, BackendBusyError: nothing was appended; it may work later.
+            StaleWriterError: the partition was opened again since; nothing was appended.
         """
 
-    def flush(self) -> int:
-        """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
+    def durable(self, *, sync: bool = True) -> int:
+        """Write what was appended, and with `sync` make it survive a loss of power; return the offset up to which.
+
+        What an earlier failure left is put right first.
 
         Raises:
-            DiskError: what is durable is unknown; `recover_flush` must follow before the next append.
-        """
-
-    def recover_flush(self, durable_offset: int = 0) -> None:
-        """After a failed flush: put what was appended from `durable_offset` on into a new place and go on there.
-
-        Raises:
-            StorageError: the disk refuses that too; call again later, appends are refused until then.
+            StorageError: what was appended since the last call may be lost; `next_offset` says what is there.
         """
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
         """Return stored records from the first one at or after `offset` on, as many as fit `bytes_max`, all checked.
 
-        `end_offset` bounds them from above (excluded). An empty chunk means that there is nothing yet, or (its
-        `next_offset` is `offset`, below `end_offset`) that the first record is larger than `bytes_max`.
+        At least one record is returned, however large, if there is one below `end_offset` (which is excluded). An
+        empty chunk means that there is nothing between `offset` and its `next_offset`.
 
         Raises:
             OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
             CorruptRecordError: the record at `offset` is damaged.
         """
 
-    def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
-        """Return the same records as numpy columns."""
-
     def find_time(self, timestamp: int) -> int | None:
         """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
 
-    def truncate(self, next_offset: int) -> None:
-        """Remove the records from `next_offset` on, so that it is the next offset."""
+    def cut_torn(self, start: int) -> None:
+        """At a start: cut the log at the first record from `start` on that a loss of power has torn a hole into.
+
+        An engine whose appends are whole or not there at all does nothing. Other damage is decay, and stays.
+
+        Raises:
+            StorageError: the log cannot be read.
+        """
+
+    def trim(self, first_offset: int) -> int:
+        """Remove whole parts at the front whose records are all below an offset; return how many bytes became free.
+
+        Raises:
+            StorageError: the engine refused; what was removed is gone.
+        """
 
     def clean(self, now_ms: int) -> int:
         """Do what retention and compaction ask for; return how many bytes became free. May take long."""
 
-    def checkpoint(self) -> None:
-        """Note durably how far the log is durable, so that a start need not read that part."""
-
     def close(self) -> None:
-        """Flush, checkpoint and return the files back."""
+        """Make everything durable and give up the files or connections."""
 
 
 class Store(Protocol):
     """The logs of all topics of one engine."""
+
+    fit: Fit
 
     def topics(self) -> list[str]:
         """Return the names of the topics that are stored, sorted."""
@@ -150,7 +164,7 @@ class Store(Protocol):
         """Return how many partitions of a topic are stored."""
 
     def open_partition(self, topic: str, partition: int, settings: LogSettings) -> PartitionLog:
-        """Open a partition, or make it."""
+        """Open a partition as its only writer, or make it: appends of whoever opened it before are refused."""
 
     def load_settings(self, topic: str) -> bytes | None:
         """Return what `save_settings` was given, or `None`."""

@@ -1,4 +1,7 @@
-"""Errors of every engine: the disk or the database refuses, or an offset is not there."""
+"""Errors of every engine: the disk or the database refuses, or an offset is not there.
+
+An error of a class that is `retriable` may go away: the same call can work later.
+"""
 
 from babelbus.errors import StorageError
 
@@ -8,15 +11,33 @@ class DiskFullError(StorageError):
 
 
 class DiskError(StorageError):
-    """The disk refused a read, a write or a flush."""
+    """The disk or the database refused a read, a write or a flush."""
+
+
+class BackendBusyError(StorageError):
+    """The engine's queue of unwritten records is full: nothing was stored, try again when the engine has caught up."""
+
+
+class StaleWriterError(StorageError):
+    """Another writer has opened the partition since: this one must not write any more."""
+
+    retriable = False
 
 
 class FolderLockedError(StorageError):
     """Another process owns the data folder."""
 
 
+class InvalidFolderError(StorageError):
+    """A topic cannot have this name: its folder would have none that a file system takes."""
+
+    retriable = False
+
+
 class OffsetOutOfRangeError(StorageError):
     """A reader asked for an offset that retention removed or nobody has written yet."""
+
+    retriable = False
 
     def __init__(self, offset: int, first: int, end: int) -> None:
         super().__init__(f"offset {offset} is not in [{first}, {end}]")

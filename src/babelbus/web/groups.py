@@ -26,8 +26,15 @@ class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: int = 0
     partition: int | None = None
 
-    def place(self) -> Place:
-        """Return it as the groups understand it."""
+    async def place(self, groups: Groups, topic: str) -> Place:
+        """Return the place as the groups understand it.
+
+        Raises:
+            UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
+            StorageError: the topic cannot be read.
+        """
+        if self.at == "time":
+            return await groups.at_time(topic, self.value, self.partition)
         return Place(self.at, self.value, self.partition)
 
 
@@ -75,7 +82,7 @@ class GroupRoutes:
         if found is not None:
             return answer(found.info())
         settings = change_settings(groups.defaults, wanted.settings, of="a group")
-        made = groups.create(wanted.topic, wanted.name, settings, start=wanted.start.place())
+        made = groups.create(wanted.topic, wanted.name, settings, start=await wanted.start.place(groups, wanted.topic))
         return answer(made.info(), status=201)
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -93,10 +100,10 @@ class GroupRoutes:
 
     async def _seek(self, request: web.Request) -> web.Response:
         """Answered once the new cursor is durable."""
-        place = (await read_body(request, PlaceBody)).place()
+        body, groups = await read_body(request, PlaceBody), self._access.groups
         group = self._group(request)
-        group.seek(place)
-        await self._access.groups.commit()
+        group.seek(await body.place(groups, group.topic.name))
+        await groups.commit()
         return answer(group.info())
 
     async def _pause(self, request: web.Request) -> web.Response:

@@ -21,9 +21,21 @@ class Crew:
     """A bus with groups; the topic `work` is there."""
 
     def __init__(
-        self, files: FileSystem | None = None, *, clock: ManualClock | None = None, partitions: int = 1
+        self,
+        files: FileSystem | None = None,
+        *,
+        clock: ManualClock | None = None,
+        partitions: int = 1,
+        reads_wait: bool = False,
+        tail_cache_bytes: int = 2**20,
     ) -> None:
-        self.bus = Bus(files, clock=clock, defaults=TopicSettings(ack="written", segment_bytes=4096))
+        self.bus = Bus(
+            files,
+            clock=clock,
+            defaults=TopicSettings(ack="written", segment_bytes=4096),
+            reads_wait=reads_wait,
+            tail_cache_bytes=tail_cache_bytes,
+        )
         self.files = self.bus.files
         self.clock = self.bus.clock
         self.broker = self.bus.broker

@@ -16,7 +16,6 @@ from babelbus.core.groups.settings import (
     GroupOwnedError,
     GroupSettings,
     at_offset,
-    at_time,
     header_filter,
 )
 from babelbus.core.settings import InvalidSettingError
@@ -292,8 +291,9 @@ async def test_a_group_begins_where_it_is_told() -> None:
         crew.publish(number)
         crew.clock.advance(1)
     last = crew.clock.now_ms()
-    places = {"a": (BEGINNING, 6), "b": (END, 0), "c": (at_offset(4), 2), "d": (at_time(last - 3000), 3)}
-    places["e"] = (at_time(last + 10_000), 0)
+    places = {"a": (BEGINNING, 6), "b": (END, 0), "c": (at_offset(4), 2)}
+    places["d"] = (await crew.groups.at_time("work", last - 3000), 3)
+    places["e"] = (await crew.groups.at_time("work", last + 10_000), 0)
     for name, (start, lag) in places.items():
         assert crew.group(ON_DELIVERY, start=start, name=name).info().lag == lag
     with pytest.raises(UnknownPartitionError):
@@ -378,7 +378,7 @@ async def test_what_retention_removed_is_passed_and_counted() -> None:
 @in_loop
 async def test_a_damaged_record_is_passed_counted_and_not_fatal() -> None:
     files = FaultyFiles()
-    crew = Crew(files)
+    crew = Crew(files, tail_cache_bytes=0)
     group = crew.group(ON_DELIVERY)
     for number in range(20):
         crew.publish(b"%d" % (1000 + number))
@@ -395,7 +395,7 @@ async def test_a_damaged_record_is_passed_counted_and_not_fatal() -> None:
 @in_loop
 async def test_a_disk_that_refuses_a_read_stops_nobody_for_good() -> None:
     files = FaultyFiles()
-    crew = Crew(files)
+    crew = Crew(files, tail_cache_bytes=0)
     group = crew.group(ON_DELIVERY)
     crew.publish(*range(3))
     files.fail("pread", suffix=".log")
@@ -459,7 +459,7 @@ async def test_a_topic_that_is_removed_takes_its_groups_along_durably() -> None:
 @in_loop
 async def test_a_topic_that_could_not_be_removed_is_read_on() -> None:
     files = FaultyFiles()
-    crew = Crew(files)
+    crew = Crew(files, tail_cache_bytes=0)
     group = crew.group(ON_DELIVERY)
     taker = Taker(group)
     crew.publish(1)

@@ -24,7 +24,7 @@ from babelbus.storage.files import LocalFiles
 from babelbus.storage.notes import DamagedNoteError
 from tests.core.groups.support import EXPLICIT, Crew, Taker
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Bus, in_loop, turns
+from tests.support.bus import Bus, disk_log, in_loop, turns
 
 ON_DELIVERY = GroupSettings()
 
@@ -310,7 +310,7 @@ async def test_cursors_are_not_trusted_against_a_log_that_lost_its_end() -> None
     crew.publish(*range(5))
     await turns()
     await crew.groups.commit()
-    crew.broker.topic("work").partitions[0].log.truncate(3)
+    disk_log(crew.broker.topic("work").partitions[0]).truncate(3)
     again = await crew.crash()
     taker = Taker(again.group())
     again.publish(9)
@@ -327,7 +327,7 @@ async def test_readers_that_were_stepped_back_do_not_miss_what_comes_then() -> N
     crew.publish(*range(5))
     await turns()
     partition = crew.broker.topic("work").partitions[0]
-    partition.log.truncate(3)
+    disk_log(partition).truncate(3)
     partition.flushed(-1, StorageError("the flush failed"))
     group.wake()
     await turns()

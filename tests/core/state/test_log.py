@@ -12,7 +12,7 @@ from babelbus.core.state.log import Kept
 from babelbus.core.state.tree import State, Testament
 from babelbus.errors import StorageError
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Bus, Gate, done, in_loop, read, turns
+from tests.support.bus import Bus, Gate, disk_log, done, in_loop, read, turns
 
 CHECKPOINT = "data/state/checkpoint"
 TREE = {"a/b": (b"1", 0), "versioned": (b'"two"', 2), "ü": (b"{}", 0)}
@@ -147,7 +147,7 @@ async def test_a_checkpoint_of_another_format_or_ahead_of_the_log_is_not_believe
     state = bus.open_state()
     state_log = state._log
     assert state_log._bytes_since == 0
-    state_log._partition.log.truncate(5)
+    disk_log(state_log._partition).truncate(5)
     assert state_log.load().values == {"gone": b"4"}
     await bus.die()
 

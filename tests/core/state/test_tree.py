@@ -352,7 +352,7 @@ async def test_what_was_answered_as_written_and_then_lost_by_a_flush_is_written_
     state.set_testament("one", Testament((), (("old", raw("1")),)))
     await done([state.commit("one")])
     partition = bus.broker.topic("$state").partition(0)
-    partition.log.flush()
+    partition.log.durable()
     state.set("lost", b"2")
     state.compare_and_set("versioned", b"2", 0)
     state.delete("gone")

@@ -53,7 +53,7 @@ class Stage:
             self.files,
             FOLDER,
             topics=self.bus.broker.topics,
-            flusher=self.bus.broker.flusher,
+            flusher=self.bus.broker._backend("disk").flusher,
             clock=self.bus.clock,
             loop=asyncio.get_running_loop(),
             settings=settings,
@@ -669,7 +669,7 @@ async def die(stage: Stage) -> None:
         if one.task is not None:
             one.task.cancel()
             await asyncio.wait([one.task])
-    await asyncio.get_running_loop().run_in_executor(None, broker.flusher.stop)
+    await asyncio.get_running_loop().run_in_executor(None, broker._backend("disk").flusher.stop)
 
 
 class Guillotine:

@@ -383,6 +383,7 @@ async def test_what_cannot_be_fetched_has_its_own_errors(tmp_path: Path) -> None
         damaged = bytearray(log_file.read_bytes())
         damaged[-10] ^= 1
         log_file.write_bytes(damaged)
+        server.broker.topic("t").partitions[1].forget_tail()
         where = rf"damaged, offset 4, byte \d+ of topics/t/1/{log_file.name}: "
         with pytest.raises(RequestError, match=where) as refused:
             await client.fetch_partition("t", 1, offset=4)
@@ -488,7 +489,7 @@ async def test_following_a_partition_stops_at_its_own_end_and_crosses_what_compa
         assert isinstance(log, Log)
         log.roll()
         await client.publish_many("t", numbered(3, 500), partition=2)
-        log.clean(NOW)
+        await topic.partitions[2].clean(NOW)
 
         async def payloads(**options: int) -> list[bytes | None]:
             return [one.payload async for one in client.follow("t", partition=2, until_end=True, **options)]

@@ -267,9 +267,9 @@ async def test_records_are_stored_as_they_came() -> None:
     topic = bus.topic("news")
     conversation = Conversation(bus).connect()
     await conversation.say(create("news", b"timed", 5), create("news", b"\x00\xff" * 1000), create("news", b"now", 0))
-    chunk = topic.partitions[0].read(0, 2**20)
+    chunk = await topic.partitions[0].read(0, 2**20)
     assert payloads(topic.partitions[0]) == [b"timed", b"\x00\xff" * 1000, b"now"]
-    assert topic.partitions[0].find_time(NOW) == 1
+    assert await topic.partitions[0].find_time(NOW) == 1
     assert chunk.next_offset == 3
     await bus.broker.close()
 
@@ -542,7 +542,7 @@ async def test_a_removed_topic_is_subscribed_no_more_also_when_it_is_made_again(
 @in_loop
 async def test_a_damaged_record_is_refused_by_name_and_the_others_are_served(caplog: pytest.LogCaptureFixture) -> None:
     files = FaultyFiles()
-    bus = Bus(files)
+    bus = Bus(files, tail_cache_bytes=0)
     topic = bus.topic("news", ack="written")
     conversation = Conversation(bus).connect()
     await conversation.ask(*[create("news", b"%03d" % number) for number in range(5)])
@@ -562,7 +562,7 @@ async def test_a_damaged_record_is_refused_by_name_and_the_others_are_served(cap
 @in_loop
 async def test_a_disk_that_does_not_read_may_be_asked_again() -> None:
     files = FaultyFiles()
-    bus = Bus(files)
+    bus = Bus(files, tail_cache_bytes=0)
     bus.topic("news", ack="written")
     conversation = Conversation(bus).connect()
     await conversation.ask(create("news", b"x"), subscribe("news"))

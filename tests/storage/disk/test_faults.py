@@ -184,7 +184,7 @@ def test_a_failed_flush_is_never_retried_on_the_same_file() -> None:
     assert log.next_offset == 10
     fill(log, 5)
     assert log.flush() == 15
-    assert log.segment_count == 2
+    assert log.part_count == 2
     files.power_loss(0)
     assert [number_of(record) for record in read_all(open_log(files))] == list(range(15))
 

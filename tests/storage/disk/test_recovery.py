@@ -163,7 +163,7 @@ def test_a_damaged_middle_is_named_and_what_follows_goes_into_a_new_segment() ->
     ((path, bad),) = log.recovery.bad
     assert (path, bad.position, bad.end, bad.offset, bad.next_offset) == (LOG, positions[3], positions[6], 3, 6)
     assert {offset for offset, record in served(log) if record is None} == {3, 4, 5}
-    assert log.segment_count == 2
+    assert log.part_count == 2
     append(log, numbered(1, first=12))
     assert number_of(read_all(log, 12)[0]) == 12
     with pytest.raises(CorruptRecordError, match=r"00000000000000000000\.log.*offset 4"):

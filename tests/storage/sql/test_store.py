@@ -1,6 +1,5 @@
 """The engine `db` beyond the contract: integrity, failures, fences, lost ends, ownership, secrets."""
 
-import asyncio
 import logging
 import os
 import shutil
@@ -13,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import psycopg
 import pytest
@@ -22,27 +21,20 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from babelbus.clock import ManualClock
-from babelbus.core.broker import Broker
-from babelbus.core.settings import TopicSettings
 from babelbus.errors import StorageError
-from babelbus.metrics import Metrics
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError, encode_batch, mark_producer
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.disk.store import FolderStore
-from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError, OffsetOutOfRangeError
+from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError, OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.files import File, LocalFiles
-from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.sql import log as database_log
 from babelbus.storage.sql.ends import FREE, Ends
-from babelbus.storage.sql.log import DatabaseLog, StaleWriterError
+from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.sqlite import FOLD_SECONDS
 from babelbus.storage.sql.store import DatabaseStore, DatabaseUrlError
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered, payloads, read_all, records
-from tests.support.bus import done, events, in_loop, turns
-from tests.support.bus import payloads as partition_payloads
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 SECRET = "hunter2-is-secret"
@@ -892,81 +884,3 @@ def test_errors_of_postgresql_show_neither_statement_nor_values(remote: Database
     with pytest.raises(DiskError) as caught, remote._database.write() as connection:
         connection.execute(text("SELECT :value::no_such_type"), {"value": SECRET})
     assert SECRET not in str(caught.value)
-
-
-# -- under the broker --------------------------------------------------------------------------------------------------
-
-
-def broker_on(store: DatabaseStore, catalog: MemoryFiles | None = None) -> Broker:
-    """A broker that keeps its only kind of topics in this store; with a `catalog`, those of engine `db` alone."""
-    disk = store if catalog is None else FolderStore(catalog, "data", ManualClock(NOW))
-    broker = Broker(
-        cast("Any", {"disk": disk, "db": store}),
-        defaults=TopicSettings(),
-        checkpoint_bytes=2**20,
-        clock=ManualClock(NOW),
-        metrics=Metrics(),
-        loop=asyncio.get_running_loop(),
-    )
-    broker.open()
-    return broker
-
-
-@pytest.mark.parametrize("ack", ["accepted", "written", "flushed"])
-@in_loop
-async def test_a_broker_publishes_reads_and_starts_again_on_a_database(ack: str, tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    broker = broker_on(place.store)
-    topic = broker.create_topic("news", 2, {"ack": ack})
-    receipts = await done(topic.publish(events(*(b"%d" % number for number in range(100)))))
-    assert [receipt.error for receipt in receipts] == [None, None]
-    await turns()
-    stored = [partition_payloads(partition) for partition in topic.partitions]
-    assert sorted(int(one or b"-1") for part in stored for one in part) == list(range(100))
-    await broker.close()
-    broker = broker_on(place.make())
-    assert [partition_payloads(partition) for partition in broker.topic("news").partitions] == stored
-    broker.remove_topic("news")
-    await broker.close()
-    place.store = place.make()
-    assert place.store.topics() == []
-
-
-@in_loop
-async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Perhaps it is the wrong one: publishers would fill it, and groups begin anew."""
-    place = Place(tmp_path)
-    catalog = MemoryFiles()
-    broker = broker_on(place.store, catalog)
-    await done(broker.create_topic("news", 1, {"engine": "db"}).publish(events(b"x")))
-    await broker.close()
-    (tmp_path / "elsewhere").mkdir()
-    other = Place(tmp_path / "elsewhere")
-    broker = broker_on(other.store, catalog)
-    assert "topic 'news': 1 of its 1 partitions are not there (engine db)" in caplog.text
-    await broker.close()
-    caplog.clear()
-    broker = broker_on(place.make(), catalog)
-    assert partition_payloads(broker.topic("news").partitions[0]) == [b"x"]
-    assert "news" not in caplog.text
-    await broker.close()
-
-
-@in_loop
-async def test_publishers_go_on_by_themselves_after_a_lost_connection(server: PostgresServer) -> None:
-    broker = broker_on(DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)))
-    topic = broker.create_topic("news", 1, {"ack": "flushed"})
-    await done(topic.publish(events(b"before")))
-    server.sql(END_SESSIONS)
-    refused = 0
-    while True:  # a publisher that sends again until it is answered
-        (receipt,) = await done(topic.publish(events(b"after")))
-        if receipt.error is None:
-            break
-        assert isinstance(receipt.error, DiskError)
-        refused += 1
-    assert refused > 0
-    assert partition_payloads(topic.partitions[0]) == [b"before", b"after"]
-    await broker.close()

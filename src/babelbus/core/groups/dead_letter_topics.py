@@ -5,7 +5,7 @@ crash may let letters that were replayed within `groups.commit_seconds` be repla
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -142,10 +142,7 @@ class DeadLetterTopics:
         group = self._groups.find(topic.name, REPLAY_GROUP)
         kept = StoredLane(0) if group is None else group.stored().get(partition, StoredLane(0))
         found: list[Letter] = []
-        for record in _records(source, offset):
-            if record is None:
-                await asyncio.sleep(0)  # a chunk was read; others have their turn
-                continue
+        async for record in _records(source, offset):
             replayed = record.offset < kept.committed or any(start <= record.offset < end for start, end in kept.done)
             found.append(Letter(partition, record, _read(record), replayed))
             if len(found) == count_max:
@@ -225,6 +222,7 @@ class _Replay:
 
     def __init__(self, door: TopicDoor, group: Group, count_max: int | None, places: set[tuple[int, int]]) -> None:
         self._door = door
+        self._group = group
         self.member = group.join(lambda _: None, credit=0, exclusive=True)
         self._left = count_max
         self._chosen = bool(places)
@@ -240,7 +238,11 @@ class _Replay:
                 return
             taken = self.member.take(TAKE_COUNT if self._left is None else min(TAKE_COUNT, self._left))
             if not taken:
-                return
+                loading = self._group.loading
+                if loading is None:
+                    return
+                await _settled([loading])
+                continue
             if self._left is not None and not self._chosen:
                 self._left -= len(taken)
             receipts = [receipt for delivery in taken if (receipt := self._publish(delivery)) is not None]
@@ -292,24 +294,21 @@ def _read(record: Record) -> DeadLetter | None:
         return None
 
 
-def _records(partition: Partition, offset: int) -> Iterator[Record | None]:
-    """Yield the records of a partition from an offset on; `None` behind each chunk."""
-    size = READ_BYTES
+async def _records(partition: Partition, offset: int) -> AsyncIterator[Record]:
+    """Yield the records of a partition from an offset on; the event loop goes round behind each chunk."""
     offset = max(offset, partition.log.first_offset)
     while offset < partition.high_watermark:
         try:
-            chunk = partition.read(offset, size)
+            chunk = await partition.read(offset, READ_BYTES)
         except OffsetOutOfRangeError as error:
             if error.first <= offset:  # the end stepped back while we looked
                 return
             offset = error.first  # retention was here
             continue
-        if not chunk.data and chunk.next_offset <= offset:
-            size *= 4  # one record is larger
-            continue
-        yield from iterate(decode_chunk(chunk.data, verified=True))
-        yield None
-        offset, size = chunk.next_offset, READ_BYTES
+        for record in iterate(decode_chunk(chunk.data, verified=True)):
+            yield record
+        await asyncio.sleep(0)
+        offset = chunk.next_offset
 
 
 async def _settled(receipts: Sequence[Receipt]) -> None:

@@ -12,9 +12,9 @@ from itertools import chain
 from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick
 from babelbus.core.groups.in_flight import DUE, Counts, Delivery, Entry, Flight, KeyState, Lease
 from babelbus.core.groups.member import Member, share
-from babelbus.core.groups.partition_cursor import Lane
+from babelbus.core.groups.partition_cursor import Lane, NotLoadedError
 from babelbus.core.groups.settings import GroupClosedError, GroupSettings, RecordFilter
-from babelbus.core.record import Record
+from babelbus.core.record import Receipt, Record
 from babelbus.errors import StorageError
 from babelbus.records.headers import Numbers
 
@@ -91,7 +91,14 @@ class Dispatcher:
         flight = self._flight
         if flight is None:
             return bool(self._returned) and bool(self._open_members(taker))
+        if self.loading is not None:  # the group is woken when it is there
+            return False
         return any(flight.due or member.pending for member in self._open_members(taker))
+
+    @property
+    def loading(self) -> Receipt | None:
+        """What is being read for a cursor, if anything; done when the group has more to hand out."""
+        return next((load for lane in self.lanes if (load := lane.loading) is not None), None)
 
     def _open_members(self, taker: Member | None) -> list[Member]:
         """Return the members that take more, in the order of their turns."""
@@ -245,9 +252,9 @@ class Dispatcher:
                 continue
             try:
                 record = self.lanes[entry[0].number].fetch(entry[2])
-            except StorageError as error:
+            except (StorageError, NotLoadedError) as error:
                 (holder.pending if holder else flight.due).appendleft(entry)
-                refused = error
+                refused = error if isinstance(error, StorageError) else None
                 break
             if record is None:
                 flight.finish(entry[0], entry[2])

@@ -32,8 +32,15 @@ from babelbus.core.groups.dispatcher import Dispatcher
 from babelbus.core.groups.in_flight import Counts, Delivery, Entry, Flight, LaneFlight
 from babelbus.core.groups.info import GroupInfo, StoredLane, lane_info, resolve, stored_lane
 from babelbus.core.groups.member import Deliver, Member, OnClosed
-from babelbus.core.groups.partition_cursor import Lane, ReadAhead
-from babelbus.core.groups.settings import GroupClosedError, GroupOwnedError, GroupSettings, Place, RecordFilter
+from babelbus.core.groups.partition_cursor import Lane, NotLoadedError, ReadAhead
+from babelbus.core.groups.settings import (
+    GroupClosedError,
+    GroupOwnedError,
+    GroupSettings,
+    Place,
+    RecordFilter,
+    at_offset,
+)
 from babelbus.core.record import Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
@@ -208,6 +215,13 @@ class Group:
         self._changed()
         self.wake()
 
+    def catch_up(self) -> None:
+        """Go on at the oldest record that the topic's `retention_records` keep, where a cursor is behind it."""
+        for lane in list(self._lanes):
+            oldest = lane.partition.oldest
+            if stored_lane(lane).committed < oldest:
+                self.seek(at_offset(oldest, lane.number))
+
     def pause(self) -> None:
         """Hand nothing out, neither pushed nor taken, until `resume`; acks are taken meanwhile. Kept over restarts."""
         self._set_paused(True)
@@ -258,14 +272,20 @@ class Group:
     def take(self, count: int, member: Member | None = None) -> list[Delivery]:
         """Take up to `count` records now, in competition with the members; an empty list when nothing is there.
 
-        It never waits, and looks through `TAKE_BYTES` at most: with a filter that wants little it may give nothing
-        although there is something further on, and the next call goes on from there.
+        It never waits: if `loading` is not `None` afterwards, more comes when that is done. It looks through
+        `TAKE_BYTES` at most: with a filter that wants little it may give nothing although there is something further
+        on, and the next call goes on from there.
 
         Raises:
             GroupClosedError: the group is gone, or mode `explicit` asks for a member (who acks).
             UnknownFilterError: nobody here can read the group's filter.
         """
         return [*chain.from_iterable(self._take(count, member, runs=False))]
+
+    @property
+    def loading(self) -> Receipt | None:
+        """What `take` would have to wait for to find more; `None` when nothing is on its way."""
+        return self._dispatcher.loading
 
     def take_runs(self, count: int, member: Member | None = None) -> list[Sequence[Delivery]]:
         """Do the same, as a member gets it that is handed runs: see `Deliver`.
@@ -382,6 +402,11 @@ class Group:
                 self.topic.name, flight_lane.number, offset, self.name, attempts, reason, self._dead_letters.now_ms()
             )
             receipt = self._dead_letters.send(name, record, letter)
+        except NotLoadedError:
+            load = self._lane(flight_lane.number).loading
+            assert load is not None
+            load.when_done(lambda _: self._bury(flight_lane, offset, attempts, reason))
+            return
         except BabelbusError as error:
             self._not_buried(entry, error)
             return
@@ -428,7 +453,7 @@ class Group:
             # What the disk lost is nobody's; a cursor is never trusted against the log.
             position = min(kept.committed, partition.high_watermark)
             done = [(start, end) for start, end in kept.done if end <= partition.high_watermark]
-            self._lanes.append(Lane(partition, position, self._read_ahead, self.counts, done))
+            self._lanes.append(Lane(partition, position, self._read_ahead, self.counts, done, self.wake))
 
     def topic_changed(self, topic: Topic) -> None:
         """The topic grew, or was opened again: go on in its partitions."""

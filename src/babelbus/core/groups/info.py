@@ -71,8 +71,5 @@ def resolve(place: Place, lane: Lane) -> int:
     if place.at == "beginning":
         return partition.log.first_offset
     if place.at == "offset":
-        return place.value
-    if place.at == "time":
-        found = partition.find_time(place.value)
-        return partition.high_watermark if found is None else found
+        return place.offsets.get(partition.number, place.value)
     return partition.high_watermark

@@ -1,7 +1,9 @@
 """One partition as a consumer group reads it: its cursor, and the chunk that is being handed out.
 
-A lane reads a chunk of `READ_BYTES` at a time and decodes it at once. What all lanes of the server hold is bounded by
-their `ReadAhead`: over it the lane that read longest ago gives its chunk up, and reads it again when asked.
+A lane reads a chunk of `READ_BYTES` at a time and decodes it at once. A chunk that the partition does not keep in
+memory is *loaded*: the lane has nothing until the chunk is there, and then wakes its group. What all lanes of the
+server hold is bounded by their `ReadAhead`: over it the lane that read longest ago gives its chunk up, and reads it
+again when asked.
 """
 
 import logging
@@ -13,10 +15,13 @@ import numpy as np
 from babelbus.core.groups.delivery_rows import Rows
 from babelbus.core.groups.in_flight import Counts, LaneFlight
 from babelbus.core.partition import Partition
-from babelbus.core.record import Record
+from babelbus.core.record import Receipt, Record
+from babelbus.core.work import Work
+from babelbus.errors import BabelbusError
 from babelbus.records.columns import find_positions
 from babelbus.records.equal_headers import decode
 from babelbus.records.format import CorruptRecordError
+from babelbus.storage.contract import Chunk
 from babelbus.storage.errors import OffsetOutOfRangeError
 
 log = logging.getLogger(__name__)
@@ -30,7 +35,11 @@ FETCH_BYTES = 64 * 2**10
 KEPT_BYTES_MAX = 2**24
 """What a lane keeps in memory of records that are held back behind others of their key."""
 FETCHED_CHUNKS = 8
-"""So many of those chunks are kept: records that come back lie near each other as a rule."""
+"""So many of those chunks are kept: records that come back mostly lie near each other."""
+
+
+class NotLoadedError(BabelbusError):
+    """The record is being loaded; the group is woken when it is there."""
 
 
 class ReadAhead:
@@ -58,7 +67,13 @@ class Lane:
     """The cursor of a group in one partition. `position` is the offset that is handed out next."""
 
     def __init__(
-        self, partition: Partition, position: int, read_ahead: ReadAhead, counts: Counts, done: list[tuple[int, int]]
+        self,
+        partition: Partition,
+        position: int,
+        read_ahead: ReadAhead,
+        counts: Counts,
+        done: list[tuple[int, int]],
+        wake: Callable[[], None],
     ) -> None:
         self.partition = partition
         self.number = partition.number
@@ -72,6 +87,12 @@ class Lane:
         self._reached = 0
         """The end of what was read: if readers are stepped back behind it, its end was lost with the disk."""
         self._rows: Rows | None = None
+        self._wake = wake
+        self._load: Work[Chunk] | None = None
+        """The chunk at `position`, on its way or there."""
+        self._reload: Work[Chunk] | None = None
+        """A chunk of records that come again, on its way or there; it begins at `_reload_offset`."""
+        self._reload_offset = -1
         self._read_ahead = read_ahead
         self._counts = counts
         self._fetched: list[tuple[int, int, Rows]] = []
@@ -105,19 +126,30 @@ class Lane:
         self._fetched.clear()
         self._kept.clear()
         self._kept_bytes = 0
+        self._load = self._reload = None
         self.drop()
 
     def drop(self) -> None:
-        """Return the chunk up; it is read again when it is needed."""
+        """Give the chunk up; it is read again when it is needed."""
         self._rows = None
         self._read_ahead.release(self)
+
+    @property
+    def loading(self) -> Work[Chunk] | None:
+        """What the lane waits for before it has more, if anything."""
+        return next((one for one in (self._load, self._reload) if one is not None and not one.done), None)
+
+    def _loaded(self, load: Receipt) -> None:
+        if load is self._load or load is self._reload:  # else the lane has left, or was set to another place
+            self._wake()
 
     # -- fresh records -----------------------------------------------------------------------------------------------
 
     def rows(self) -> Rows | None:
         """Return what is to be handed out next, reading it if need be; `None` when nothing is there (for now).
 
-        `has_more` tells whether to ask again: what is damaged, removed or done already is passed step by step.
+        `has_more` tells whether to ask again: what is damaged, removed or done already is passed step by step. While
+        the lane is `loading` it has nothing; it wakes its group afterwards.
 
         Raises:
             DiskError: the disk refused; the cursor stands where it was.
@@ -135,6 +167,8 @@ class Lane:
                 return None
             try:
                 rows = self._read()
+            except NotLoadedError:
+                return None
             except OffsetOutOfRangeError as error:
                 first = partition.log.first_offset
                 if self.position >= first:  # readers were stepped back while we looked
@@ -154,11 +188,7 @@ class Lane:
 
     def _read(self) -> Rows | None:
         """Read the next chunk; `None` when nothing in it is to be handed out."""
-        size = READ_BYTES
-        chunk = self.partition.read(self.position, size)
-        while not chunk.data and chunk.next_offset <= self.position:
-            size *= 4  # one record is larger
-            chunk = self.partition.read(self.position, size)
+        chunk = self._next_chunk()
         self._reached = max(self._reached, chunk.next_offset)
         if not chunk.data:  # compaction removed what was here
             self.position = chunk.next_offset
@@ -179,6 +209,26 @@ class Lane:
         self._read_ahead.hold(self, len(chunk.data))
         return rows
 
+    def _next_chunk(self) -> Chunk:
+        """Return the chunk at `position`.
+
+        Raises:
+            NotLoadedError: the chunk is on its way.
+            StorageError: as `Partition.read`.
+        """
+        load = self._load
+        if load is None:
+            chunk = self.partition.read_cached(self.position, READ_BYTES)
+            if chunk is not None:
+                return chunk
+            load = self._load = Work(self.partition.read(self.position, READ_BYTES))
+            load.when_done(self._loaded)
+        if not load.done:
+            raise NotLoadedError
+        self._load = None
+        chunk = load.result()
+        return chunk if chunk.next_offset <= self.partition.high_watermark else self._next_chunk()
+
     def passed(self, rows: Rows, at: int) -> None:
         """What stands in front of `at` was handed out or skipped: the cursor moves."""
         rows.at = at
@@ -196,7 +246,8 @@ class Lane:
         """Return a record that was read before; `None` when it is not there any more.
 
         Raises:
-            DiskError: the disk refused.
+            NotLoadedError: the record is on its way.
+            StorageError: the engine cannot read.
         """
         record = self._kept.pop(offset, None)
         if record is not None:
@@ -205,12 +256,8 @@ class Lane:
         for start, end, rows in self._fetched:
             if start <= offset < end:
                 return rows.find(offset)
-        size = FETCH_BYTES
         try:
-            chunk = self.partition.read(offset, size)
-            while not chunk.data and chunk.next_offset <= offset < self.partition.high_watermark:
-                size *= 4
-                chunk = self.partition.read(offset, size)
+            chunk = self._chunk_again(offset)
         except OffsetOutOfRangeError:
             self._counts.removed += 1
             return None
@@ -226,6 +273,26 @@ class Lane:
         if record is None:
             self._counts.removed += 1
         return record
+
+    def _chunk_again(self, offset: int) -> Chunk:
+        """Return the chunk at an offset that was read before.
+
+        Raises:
+            NotLoadedError: this chunk, or another one, is on its way.
+            StorageError: as `Partition.read`.
+        """
+        load = self._reload
+        if load is None or (load.done and self._reload_offset != offset):
+            chunk = self.partition.read_cached(offset, FETCH_BYTES)
+            if chunk is not None:
+                return chunk
+            load, self._reload_offset = Work(self.partition.read(offset, FETCH_BYTES)), offset
+            self._reload = load
+            load.when_done(self._loaded)
+        if not load.done:
+            raise NotLoadedError
+        self._reload = None
+        return load.result()
 
     def keep(self, record: Record) -> None:
         """Keep a record that is held back, for `fetch`; when there are too many, they are read again."""

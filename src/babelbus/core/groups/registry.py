@@ -135,6 +135,22 @@ class Groups:
         group = self._groups.get((topic, name))
         return group if group is not None else self.create(topic, name, settings, start=start)
 
+    async def at_time(self, topic: str, timestamp: int, partition: int | None = None) -> Place:
+        """Return the place of the first records whose time (ms since the epoch) is `timestamp` or later, else the end.
+
+        Raises:
+            UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
+            StorageError: the engine cannot read.
+        """
+        partitions = self._door.topic(topic).partitions
+        if partition is not None:
+            partitions = [self._door.topic(topic).partition(partition)]
+        offsets = {}
+        for one in partitions:
+            offset = await one.find_time(timestamp)
+            offsets[one.number] = one.high_watermark if offset is None else offset
+        return Place("offset", partition=partition, offsets=offsets)
+
     def alter(self, topic: str, name: str, changes: dict[str, Any]) -> Group:
         """Change settings of a group, durably, while it is used.
 

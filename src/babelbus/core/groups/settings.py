@@ -83,12 +83,14 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a group begins, or goes on: see `BEGINNING`, `END`, `at_offset` and `at_time`."""
+    """Where a group begins, or goes on: see `BEGINNING`, `END`, `at_offset` and `Groups.at_time`."""
 
-    at: Literal["beginning", "end", "offset", "time"]
+    at: Literal["beginning", "end", "offset"]
     value: int = 0
     partition: int | None = None
     """The one that is meant; `None`: every one."""
+    offsets: dict[int, int] = {}
+    """The offsets of partitions for which `value` does not hold."""
 
 
 BEGINNING = Place("beginning")
@@ -98,11 +100,6 @@ END = Place("end")
 def at_offset(offset: int, partition: int | None = None) -> Place:
     """Return the place of an offset. One below what is still there is the first that is; one beyond the end waits."""
     return Place("offset", offset, partition)
-
-
-def at_time(timestamp: int, partition: int | None = None) -> Place:
-    """Return the place of the first record whose time (ms since the epoch) is `timestamp` or later, else the end."""
-    return Place("time", timestamp, partition)
 
 
 def check_group_name(name: str) -> None:

@@ -5,7 +5,6 @@ replaced: a moment before what it has gone through cannot be told exactly, and i
 one can ask is the topic's setting `compact_after_seconds`.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -135,7 +134,7 @@ class History:
         end = self._partition.high_watermark
         if before is not None:
             end = min(end, before)
-        found = await _in_thread(lambda: _newest(_revisions(log, key, log.first_offset, end), count_max))
+        found = await self._partition.ask(lambda: _newest(_revisions(log, key, log.first_offset, end), count_max))
         return found, max(log.compacted_until, log.first_offset)
 
     async def earliest(self) -> tuple[int, int | None]:
@@ -144,7 +143,7 @@ class History:
         Raises:
             StorageError: the log cannot be read.
         """
-        return await _in_thread(lambda: _earliest(self._partition.log))
+        return await self._partition.ask(lambda: _earliest(self._partition.log))
 
     async def _as_of(self, moment: AsOf, find: Callable[[PartitionLog, int], T]) -> T:
         """Answer a question about the records up to a moment, in a thread."""
@@ -157,11 +156,7 @@ class History:
             _check(log, end)  # compaction may have come past while we read
             return found
 
-        return await _in_thread(run)
-
-
-async def _in_thread(run: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, run)
+        return await self._partition.ask(run)
 
 
 def _end(log: PartitionLog, moment: AsOf, visible: int) -> int:
@@ -193,7 +188,7 @@ def _earliest(log: PartitionLog) -> tuple[int, int | None]:
     offset = max(log.compacted_until, log.first_offset) - 1
     at = max(offset, log.first_offset)
     try:
-        data = log.read(at, 2**31 - 1, at + 1).data
+        data = log.read(at, 0, at + 1).data
     except CorruptRecordError:
         return offset, None
     return offset, timestamp_of(data) if data else None
@@ -234,8 +229,6 @@ def _revisions(log: PartitionLog, key: str, offset: int, end: int) -> Iterator[R
     raw = key.encode("utf-8", "surrogatepass")
     while offset < end:
         chunk = log.read(offset, READ_BYTES, end)
-        if not chunk.data and chunk.next_offset == offset:  # one record larger than a chunk
-            chunk = log.read(offset, 2**31 - 1, end)
         if chunk.data:
             columns = decode_chunk(chunk.data, verified=True)
             for row in rows_of_key(columns, raw).tolist():

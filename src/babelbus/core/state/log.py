@@ -245,6 +245,9 @@ class StateLog:
             error = None if last is None else await _outcome(last)
             if error is not None:
                 raise error
+            # What is not durable may be lost and its offset given again: no checkpoint may know more than the disk.
+            if await self._partition.flush() < loaded.offset:
+                raise StorageError("the log is not durable up to it")
             await loop.run_in_executor(None, self._write_checkpoint, loaded)
         except (BabelbusError, OSError) as error:
             log.warning("%s: not written, a start reads more of the log: %s", self._path(), error)
@@ -266,9 +269,6 @@ class StateLog:
         Raises:
             StorageError, OSError: the disk refused; the last one still stands.
         """
-        # What is not durable may be lost and its offset given again: no checkpoint may know more than the disk.
-        if self._partition.log.flush() < loaded.offset:
-            raise StorageError("the log is not durable up to it")
         self._files.make_folder(self._folder)
         items = [item for item in loaded.values.items() if not self.is_transient(item[0])]
         count = -(-len(items) // BLOCK_KEYS)
@@ -343,8 +343,6 @@ def replay(partition_log: PartitionLog, loaded: Loaded, end: int, wanted: Callab
     while loaded.offset < end:
         try:
             chunk = partition_log.read(loaded.offset, READ_BYTES, end)
-            if not chunk.data and chunk.next_offset == loaded.offset:  # one record larger than a chunk
-                chunk = partition_log.read(loaded.offset, 2**31 - 1, end)
         except CorruptRecordError as error:
             if not bad:
                 log.error("state: damaged records are left out: %s", error)

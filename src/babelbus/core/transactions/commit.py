@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from babelbus.core.flusher import Flusher
 from babelbus.core.partition import Partition
 from babelbus.core.topic import Topic, Topics
-from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, Entry, PartReader, Place, StagedPart
+from babelbus.core.transactions.part_file import Entry, PartReader, Place, StagedPart
 from babelbus.core.transactions.transaction_file import Pending, producer_of
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
-from babelbus.records.fields import crcs_at, offsets_at, size_of
-from babelbus.records.format import PRODUCER_HEADER, RECORD_BYTES_MIN, CorruptRecordError, read_producer
+from babelbus.records.fields import crcs_at, offsets_at
+from babelbus.records.format import PRODUCER_HEADER, read_producer
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import PartitionLog
 from babelbus.storage.files import FileSystem, disk_error
@@ -26,80 +25,6 @@ WINDOW_ENTRIES = 32
 """Batches that a commit appends before it waits for the disk: fewer than the 64 that a log remembers of a producer, so
 that the log can say of each whether a failed flush has lost it."""
 READ_BYTES = 4 * 2**20
-PAGE_BYTES = 4096
-
-
-class FlusherCalls:
-    """What must not block the event loop, done in the flusher's thread in the order of the calls."""
-
-    def __init__(self, flusher: Flusher, loop: asyncio.AbstractEventLoop) -> None:
-        self._flusher = flusher
-        self._loop = loop
-
-    async def run(self, work: Callable[[], None]) -> None:
-        """Do something behind the flushes that were asked for before.
-
-        Raises:
-            StorageError: what `work` raises.
-        """
-
-        def do() -> int:
-            work()
-            return 0
-
-        await self._ask(do, lambda _durable, _error: None)
-
-    async def flush(self, partition: Partition) -> int:
-        """Make a partition durable, whatever its ack level is; return the offset up to which it is.
-
-        Raises:
-            StorageError: the disk refused.
-        """
-        return await self._ask(partition.flush_log, partition.flushed)
-
-    async def _ask(self, work: Callable[[], int], tell: Callable[[int, StorageError | None], None]) -> int:
-        call = _Call(work, tell, self._loop.create_future())
-        self._flusher.request(call)
-        return await call.future
-
-    async def wait_durable(self, parts: Sequence[StagedPart]) -> StorageError | None:
-        """Return when all of the parts survive a loss of power, with the error of one that does not."""
-        for part in parts:
-            future: asyncio.Future[None] = self._loop.create_future()
-            receipt = part.receipt(-1, 0, 0)
-            receipt.when_done(lambda _, future=future: future.done() or future.set_result(None))  # type: ignore[misc]
-            await future
-            if part.failed is not None:
-                return part.failed
-        return None
-
-
-class _Call:
-    """A `Flushable` that does one thing."""
-
-    __slots__ = ("__weakref__", "_tell", "_work", "future")
-
-    def __init__(
-        self,
-        work: Callable[[], int],
-        tell: Callable[[int, StorageError | None], None],
-        future: "asyncio.Future[int]",
-    ) -> None:
-        self._work = work
-        self._tell = tell
-        self.future = future
-
-    def flush_log(self) -> int:
-        return self._work()
-
-    def flushed(self, durable_offset: int, error: StorageError | None) -> None:
-        self._tell(durable_offset, error)
-        if self.future.done():  # the server stops
-            return
-        if error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(durable_offset)
 
 
 class _Appended(msgspec.Struct, frozen=True):
@@ -116,13 +41,11 @@ class Commit:
 
     def __init__(
         self,
-        calls: FlusherCalls,
         files: FileSystem,
         topics: Topics,
         transaction_id: str,
         parts: Sequence[StagedPart],
     ) -> None:
-        self._calls = calls
         self._files = files
         self._topics = topics
         self._producer_id = producer_of(transaction_id)
@@ -161,7 +84,7 @@ class Commit:
         for place in self._places():
             target = self._target(place)
             if target is not None:  # what is behind the durable offset may be gone after a loss of power
-                starts.setdefault(place[0], {})[place[1]] = await self._calls.flush(target[1])
+                starts.setdefault(place[0], {})[place[1]] = await target[1].flush()
         return starts
 
     async def append_all(self, pending: Pending, *, look: bool, begun: Callable[[], None]) -> None:
@@ -206,7 +129,8 @@ class Commit:
         topic, partition = target
         batch = entry.records
         while batch.count and sequence in known:
-            same = await self._loop.run_in_executor(None, count_stored, partition.log, known[sequence], batch)
+            base_offset, left = known[sequence], batch
+            same = await partition.ask(lambda: count_stored(partition.log, base_offset, left))  # noqa: B023
             sequence += same
             batch = _tail(batch, same)
         if not batch.count:
@@ -224,7 +148,7 @@ class Commit:
             return
         await asyncio.sleep(0)  # topics with `ack = "accepted"` write at the end of a turn
         for partition in {id(one.partition): one.partition for one in window}.values():
-            durable = await self._calls.flush(partition)
+            durable = await partition.flush()
             known = {
                 (batch.first_sequence, batch.base_offset)
                 for batch in partition.log.producers.batches(self._producer_id)
@@ -246,14 +170,13 @@ class Commit:
             if target is None:
                 continue
             partition = target[1]
-            await self._calls.flush(partition)
+            await partition.flush()
             if partition.next_offset != partition.log.next_offset:
                 raise partition.failing or StorageError("accepted records wait to be written")
             start = pending.starts.get(place[0], {}).get(place[1], 0)
-            find = self._loop.run_in_executor(
-                None, find_batches, partition.log, self._producer_id, pending.first_sequence, start
+            found[place] = await partition.ask(
+                lambda: find_batches(partition.log, self._producer_id, pending.first_sequence, start)  # noqa: B023
             )
-            found[place] = await find
         return found
 
 
@@ -279,12 +202,9 @@ def find_batches(partition_log: PartitionLog, producer_id: int, first_sequence: 
         if batch.first_sequence >= first_sequence
     }
     end = partition_log.next_offset
-    offset, bytes_max = max(min(start, end), partition_log.first_offset), READ_BYTES
+    offset = max(min(start, end), partition_log.first_offset)
     while offset < end:
-        chunk = partition_log.read(offset, bytes_max, end)
-        if not chunk.data and chunk.next_offset == offset:
-            bytes_max *= 4  # one record is larger than that
-            continue
+        chunk = partition_log.read(offset, READ_BYTES, end)
         offset = chunk.next_offset
         data = bytes(chunk.data)
         at = data.find(PRODUCER_HEADER)
@@ -296,58 +216,6 @@ def find_batches(partition_log: PartitionLog, producer_id: int, first_sequence: 
                 found[batch[1]] = int.from_bytes(data[position : position + 8], "big")
             at = data.find(PRODUCER_HEADER, at + 1)
     return found
-
-
-def cut_lost_pages(files: FileSystem, partition: Partition, start: int) -> None:
-    """At a start: cut a log where a loss of power left a hole in what a commit had appended from `start` on.
-
-    The disk may take the pages of what was not flushed in any order. What stands behind such a hole was never flushed
-    either, and so never promised; left there, it would be in the log a second time when the commit is carried out. Only
-    a hole of zeros, up to the end of a page, is one: any other damage is decay, and stays for `babelbus repair`.
-
-    Raises:
-        StorageError: the log cannot be read.
-    """
-    partition_log = partition.log
-    offset = max(min(start, partition_log.next_offset), partition_log.first_offset)
-    bytes_max = READ_BYTES
-    try:
-        while offset < partition_log.next_offset:
-            chunk = partition_log.read(offset, bytes_max)
-            if not chunk.data and chunk.next_offset == offset:
-                bytes_max *= 4
-                continue
-            offset = chunk.next_offset
-    except CorruptRecordError as error:
-        if error.offset < start or not _is_lost_page(files, error.path, error.position):
-            raise
-        log.warning("%s: cut at byte %d, offset %d: power was lost while a commit wrote it",
-                    error.path, error.position, error.offset)  # fmt: skip
-        partition_log.truncate(error.offset)
-        partition.high_watermark = min(partition.high_watermark, partition_log.next_offset)
-
-
-def _is_lost_page(files: FileSystem, path: str, position: int) -> bool:
-    """Return whether the record at a position has lost a page: all of it that lies in the page is zero."""
-    try:
-        file = files.open(path, write=False)
-        try:
-            size = size_of(file.pread(RECORD_BYTES_MIN, position))
-            if not RECORD_BYTES_MIN <= size <= ENTRY_BYTES_MAX:
-                size = RECORD_BYTES_MIN
-            data = file.pread(size, position)
-        finally:
-            file.close()
-    except OSError as error:
-        raise disk_error(error, f"reading {path}") from error
-    at = 0
-    while at < len(data):
-        stop = at + PAGE_BYTES - (position + at) % PAGE_BYTES
-        page = data[at:stop]
-        if not any(page):
-            return True
-        at = stop
-    return False
 
 
 def count_stored(partition_log: PartitionLog, base_offset: int, batch: RecordBatch) -> int:
@@ -362,12 +230,9 @@ def count_stored(partition_log: PartitionLog, base_offset: int, batch: RecordBat
     positions = np.asarray(batch.positions)
     crcs = crcs_at(batch.data, positions)
     end = min(base_offset + batch.count, partition_log.next_offset)
-    offset, bytes_max = max(base_offset + 1, partition_log.first_offset), READ_BYTES
+    offset = max(base_offset + 1, partition_log.first_offset)
     while offset < end:
-        chunk = partition_log.read(offset, bytes_max, end)
-        if not chunk.data and chunk.next_offset == offset:
-            bytes_max *= 4
-            continue
+        chunk = partition_log.read(offset, READ_BYTES, end)
         if chunk.data:
             at, _ = find_positions(chunk.data, 0, len(chunk.data))
             offsets = offsets_at(chunk.data, at)

@@ -7,7 +7,7 @@ last, or with an error that means *unknown*.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.topic import Topics
-from babelbus.core.transactions.commit import Commit, FlusherCalls, cut_lost_pages
+from babelbus.core.transactions.commit import Commit
 from babelbus.core.transactions.model import CommitReceipt, UnknownPartError
 from babelbus.core.transactions.part_file import StagedPart
 from babelbus.core.transactions.parts import Parts
@@ -69,7 +69,7 @@ class Committer:
         self._files = files
         self._topics = topics
         self._parts = parts
-        self._calls = FlusherCalls(flusher, loop)
+        self._flusher = flusher
         self._clock = clock
         self._loop = loop
         self._under_way: dict[str, Transaction] = {}
@@ -82,20 +82,44 @@ class Committer:
         for one in transactions:
             assert one.state.pending is not None
             one.marked = one.appended = True
-            self._cut_lost_pages(one.state.pending)
+            self._cut_torn(one.state.pending)
         for one in transactions:  # not before: what they append would stand behind the holes
             self._start(one)
 
-    def _cut_lost_pages(self, pending: Pending) -> None:
+    def _cut_torn(self, pending: Pending) -> None:
         for name, starts in pending.starts.items():
             topic = self._topics.get(name)
             for number, start in starts.items():
                 if topic is None or number >= len(topic.partitions):
                     continue
                 try:
-                    cut_lost_pages(self._files, topic.partitions[number], start)
+                    topic.partitions[number].cut_torn(start)
                 except StorageError as error:
                     log.error("a commit cannot go on: %s", error)
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        """Do in the flusher's thread what must not block the event loop, behind the flushes asked for before.
+
+        Raises:
+            StorageError: what `work` raises.
+        """
+
+        def do() -> int:
+            work()
+            return 0
+
+        await self._flusher.call(do, lambda _durable, _error: None)
+
+    async def _wait_durable(self, parts: Sequence[StagedPart]) -> StorageError | None:
+        """Return when all of the parts survive a loss of power, with the error of one that does not."""
+        for part in parts:
+            future: asyncio.Future[None] = self._loop.create_future()
+            receipt = part.receipt(-1, 0, 0)
+            receipt.when_done(lambda _, future=future: future.done() or future.set_result(None))  # type: ignore[misc]
+            await future
+            if part.failed is not None:
+                return part.failed
+        return None
 
     def begin(self, one: Transaction, pending: Pending, owner: str) -> CommitReceipt:
         """Start a commit for `owner`; its parts are whole."""
@@ -126,10 +150,10 @@ class Committer:
         assert pending is not None
         by_number = {part.number: part for part in self._parts.of(one.state.transaction_id)}
         parts = [by_number[number] for number in pending.parts if number in by_number]
-        commit = Commit(self._calls, self._files, self._topics, one.state.transaction_id, parts)
+        commit = Commit(self._files, self._topics, one.state.transaction_id, parts)
         try:
             if not one.marked:
-                broken = await self._calls.wait_durable(parts) or await self._check_parts(parts)
+                broken = await self._wait_durable(parts) or await self._check_parts(parts)
                 if broken is not None:
                     one.state = msgspec.structs.replace(one.state, pending=None)
                     _answer(one, UnknownPartError(f"a part is lost, nothing was committed: {broken}"))
@@ -164,7 +188,7 @@ class Committer:
         return None
 
     async def _save(self, one: Transaction, state: TransactionState) -> None:
-        await self._calls.run(lambda: note(self._files, one.path).write(state))
+        await self._run(lambda: note(self._files, one.path).write(state))
         one.state = state
 
     async def _finish(self, one: Transaction, pending: Pending) -> None:
@@ -206,7 +230,7 @@ class Committer:
                 tasks.append(one.task)
         if tasks:
             await asyncio.wait(tasks)
-        await self._calls.run(lambda: None)  # behind every flush of a part that was asked for
+        await self._run(lambda: None)  # behind every flush of a part that was asked for
         for one in self._under_way.values():
             _answer(one, TopicClosedError("the server stops; the commit goes on at the next start"))
 

@@ -13,6 +13,8 @@ NOT_REMEMBERED = -1
 class StagingRefusedError(StorageError):
     """The request contradicts what is known of the transaction; asking again does not help."""
 
+    retriable = False
+
 
 class StagingFullError(StagingRefusedError):
     """More would be staged than the limits allow; committing or aborting makes room."""
@@ -20,6 +22,8 @@ class StagingFullError(StagingRefusedError):
 
 class StagedRecordsMissingError(StagingRefusedError):
     """A writer left records out: those in front must be staged first."""
+
+    retriable = True
 
 
 class UnknownPartError(StagingRefusedError):

@@ -18,6 +18,8 @@ STATE_SUFFIX = ".state"
 class TransactionDamagedError(StorageError):
     """The file that says what was committed under a transaction id is damaged; it is used again when it is gone."""
 
+    retriable = False
+
 
 class Committed(msgspec.Struct, frozen=True):
     """A batch that is in the log: its id, how many records, and when that was done (ms since the epoch)."""

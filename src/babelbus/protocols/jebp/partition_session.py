@@ -49,7 +49,7 @@ def _may_read(client: Identity, topics: Topics, name: str) -> bool:
     return name in topics and client.may(Action.SUBSCRIBE, name)
 
 
-def tell_positions(request: TellPositions, topics: Topics, client: Identity, bytes_max: int) -> Said:
+async def tell_positions(request: TellPositions, topics: Topics, client: Identity, bytes_max: int) -> Said:
     """Return where the partitions of topics begin and end, in the order of their names, in `bytes_max` at the most."""
     missing = [name for name in request.topics if not _may_read(client, topics, name)]
     if missing:
@@ -58,12 +58,14 @@ def tell_positions(request: TellPositions, topics: Topics, client: Identity, byt
     told: list[Data] = []
     left, partitions = bytes_max - len(positions_head(more=False)), 0
     for name in names:
+        if name not in topics:  # removed while another one was read
+            continue
         if not request.topics and not _may_read(client, topics, name):
             continue
         if partitions >= PARTITIONS_AT_ONCE:
             return Outcome.POSITIONS_TOLD, [positions_head(more=True), *told]
         try:
-            content = encode_topic_positions(_positions_of(topics[name], request.timestamp))
+            content = encode_topic_positions(await _positions_of(topics[name], request.timestamp))
         except StorageError as error:
             log.error("jebp: positions of topic %r: %s", name, error)
             return Outcome.PARTITION_DISK, [b"the server could not read the topic"]
@@ -73,16 +75,16 @@ def tell_positions(request: TellPositions, topics: Topics, client: Identity, byt
             return Outcome.POSITIONS_TOLD, [positions_head(more=True), *told]
         told.append(content)
         left -= len(content)
-        partitions += len(topics[name].partitions)
+        partitions += len(topics[name].partitions) if name in topics else 0
     return Outcome.POSITIONS_TOLD, [positions_head(more=False), *told]
 
 
-def _positions_of(topic: Topic, timestamp: int) -> TopicPositions:
+async def _positions_of(topic: Topic, timestamp: int) -> TopicPositions:
     topic.commit()
     rows = []
-    for partition in topic.partitions:
+    for partition in list(topic.partitions):
         first, high_watermark = _bounds(partition)
-        found = None if timestamp == NO_TIMESTAMP else partition.find_time(timestamp)
+        found = None if timestamp == NO_TIMESTAMP else await partition.find_time(timestamp)
         rows.append(
             PartitionPositions(
                 first, high_watermark, partition.log.size_bytes, NO_OFFSET if found is None else max(found, first)
@@ -96,7 +98,7 @@ def _bounds(partition: Partition) -> tuple[int, int]:
     return first, max(partition.high_watermark, first)
 
 
-def awaited(request: FetchPartition, topics: Topics, client: Identity) -> tuple[Partition, int] | None:
+async def awaited(request: FetchPartition, topics: Topics, client: Identity) -> tuple[Partition, int] | None:
     """Return the partition and the offset that a fetch has to wait for; `None` when it can be answered now."""
     if not request.wait_ms or not _may_read(client, topics, request.topic):
         return None
@@ -111,12 +113,12 @@ def awaited(request: FetchPartition, topics: Topics, client: Identity) -> tuple[
     if request.start_type == FROM_OFFSET:
         return (partition, end) if request.start == end else None
     try:
-        return (partition, end) if partition.find_time(request.start) is None else None
+        return (partition, end) if await partition.find_time(request.start) is None else None
     except StorageError:
         return None  # the answer says so
 
 
-def fetch_partition(
+async def fetch_partition(
     request: FetchPartition, topics: Topics, client: Identity, metrics: Metrics, bytes_max: int
 ) -> Said:
     """Read one partition; the answer's content has `bytes_max` bytes at the most."""
@@ -129,7 +131,7 @@ def fetch_partition(
     except UnknownPartitionError as error:
         return Outcome.PARTITION_MISSING, [str(error).encode()]
     try:
-        return _read(request, partition, metrics, bytes_max)
+        return await _read(request, partition, metrics, bytes_max)
     except OffsetOutOfRangeError:
         return Outcome.PARTITION_NO_OFFSET, [encode_offset_bounds(OffsetBounds(*_bounds(partition)))]
     except CorruptRecordError as error:
@@ -149,11 +151,11 @@ def _damage(error: CorruptRecordError) -> str:
     return f"the record there is damaged, {where}: {error.reason}"
 
 
-def _read(request: FetchPartition, partition: Partition, metrics: Metrics, bytes_max: int) -> Said:
+async def _read(request: FetchPartition, partition: Partition, metrics: Metrics, bytes_max: int) -> Said:
     first, high_watermark = _bounds(partition)
     start: int | None = request.start
     if request.start_type != FROM_OFFSET:
-        start = partition.find_time(request.start)
+        start = await partition.find_time(request.start)
     elif not first <= request.start <= high_watermark:
         raise OffsetOutOfRangeError(request.start, first, high_watermark)
     if start is None:
@@ -161,8 +163,9 @@ def _read(request: FetchPartition, partition: Partition, metrics: Metrics, bytes
     stop = high_watermark if request.end == NO_OFFSET else min(request.end, high_watermark)
     if start >= stop:
         return Outcome.PARTITION_FETCHED, [fetched_head(start, first, high_watermark)]
-    chunk = partition.read(start, max(min(request.bytes_max, bytes_max - FETCHED_HEAD_BYTES), 0), stop)
-    if not chunk.data and chunk.next_offset <= start:
+    size = max(min(request.bytes_max, bytes_max - FETCHED_HEAD_BYTES), 0)
+    chunk = await partition.read(start, size, stop)
+    if len(chunk.data) > size:
         return Outcome.PARTITION_RECORD_TOO_LARGE, []
     if chunk.data:
         metrics.topic_fetched(PROTOCOL, request.topic).inc(chunk.next_offset - chunk.base_offset, len(chunk.data))

@@ -7,10 +7,7 @@ from babelbus.core.access import Identity as Client
 from babelbus.core.record import Headers, Receipt
 from babelbus.core.topic import (
     SOURCE_HEADER,
-    SequenceGapError,
-    SequenceTooOldError,
     Topic,
-    UnknownPartitionError,
 )
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
@@ -19,8 +16,7 @@ from babelbus.protocols.jebp.box import Sealer
 from babelbus.protocols.jebp.codec import encode_records_created
 from babelbus.protocols.jebp.messages import PROTOCOL, CreateRecord, CreateRecords, RecordsCreated
 from babelbus.protocols.jebp.status import Answers, Outcome
-from babelbus.records.format import InvalidRecordError
-from babelbus.records.ingest import ChecksumError, parse_records
+from babelbus.records.ingest import parse_records
 from babelbus.storage.errors import DiskError, DiskFullError
 
 
@@ -121,7 +117,7 @@ class Publisher:
         if error is None:
             return Outcome.RECORD_CREATED
         self._count_error(error)
-        return Outcome.CREATE_RECORD_REFUSED if isinstance(error, InvalidRecordError) else Outcome.CREATE_RECORD_DISK
+        return Outcome.CREATE_RECORD_DISK if error.retriable else Outcome.CREATE_RECORD_REFUSED
 
     # -- 13: a batch -------------------------------------------------------------------------------------------------
 
@@ -176,8 +172,4 @@ def _may_publish(client: Client | None, topic: str) -> bool:
 
 def _batch_outcome(error: BabelbusError) -> Outcome:
     """Return whether sending a batch again may help."""
-    if isinstance(error, ChecksumError | SequenceGapError):
-        return Outcome.CREATE_RECORDS_REPEAT
-    if isinstance(error, InvalidRecordError | SequenceTooOldError | UnknownPartitionError):
-        return Outcome.CREATE_RECORDS_REFUSED
-    return Outcome.CREATE_RECORDS_REPEAT
+    return Outcome.CREATE_RECORDS_REPEAT if error.retriable else Outcome.CREATE_RECORDS_REFUSED

@@ -13,6 +13,7 @@ from babelbus.core.partition import Partition
 from babelbus.core.record import Receipt
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import InvalidTopicNameError
+from babelbus.core.work import Work, settled
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols import contract
@@ -30,7 +31,6 @@ from babelbus.protocols.jebp.messages import (
     CreateRecord,
     CreateRecords,
     CreateTopic,
-    Data,
     Fetch,
     FetchPartition,
     Malformed,
@@ -43,12 +43,12 @@ from babelbus.protocols.jebp.messages import (
     Subscribe,
     TellPositions,
 )
-from babelbus.protocols.jebp.partition_session import awaited, fetch_partition, move_group, tell_positions
+from babelbus.protocols.jebp.partition_session import Said, awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, answers
 from babelbus.protocols.jebp.subscription import Subscription
-from babelbus.storage.disk import InvalidTopicNameError as InvalidFolderError
+from babelbus.storage.errors import InvalidFolderError
 
 log = logging.getLogger(__name__)
 
@@ -257,12 +257,20 @@ class Session(contract.Session):
     # -- 22: reading -------------------------------------------------------------------------------------------------
 
     def _fetch(self, request: Fetch) -> None:
-        outcome, parts = self._subscription.fetch(request, self._content_bytes_max)
-        if outcome is not Outcome.FETCHED:
-            self._say(outcome, b"".join(parts))
-            return
-        content = [self._content(outcome), *parts]
-        self._outbox.answer(lambda: self._sealer.seal_parts(content), sum(map(len, parts)))
+        bytes_max = self._content_bytes_max
+        read = Work(self._subscription.fetch(request, bytes_max))
+        self._answer_read(read, min(request.bytes_max, bytes_max), Outcome.FETCH_DISK)
+
+    def _answer_read(self, read: Work[Said], weight: int, failed: Outcome = Outcome.PARTITION_DISK) -> None:
+        """Answer with what a read brings, at once if it is there; `weight` is the most that it may bring."""
+
+        def encode() -> bytes | bytearray:
+            outcome, parts = (failed, []) if read.error is not None else read.value
+            return self._sealer.seal_parts([self._content(outcome), *parts])
+
+        if read.done and read.error is None:
+            weight = sum(map(len, read.value[1]))
+        self._outbox.answer_when([read], encode, weight)
 
     # -- 24 to 26: partitions by number -----------------------------------------------------------------------------
 
@@ -270,24 +278,20 @@ class Session(contract.Session):
         client, topics = self._client, self._broker.topics
         assert client is not None  # nobody else's requests are read
         bytes_max = self._content_bytes_max
+        if isinstance(request, MoveGroup):
+            outcome, parts = move_group(request, self._broker.groups, topics, client)
+            self._say(outcome, b"".join(parts))
+        elif isinstance(request, TellPositions):
+            self._answer_read(Work(tell_positions(request, topics, client, bytes_max)), bytes_max)
+        else:
+            self._answer_read(Work(self._fetch_partition(request, client)), min(request.bytes_max, bytes_max))
 
-        def read() -> list[Data]:
-            if isinstance(request, TellPositions):
-                outcome, parts = tell_positions(request, topics, client, bytes_max)
-            elif isinstance(request, MoveGroup):
-                outcome, parts = move_group(request, self._broker.groups, topics, client)
-            else:
-                outcome, parts = fetch_partition(request, topics, client, self._metrics, bytes_max)
-            return [self._content(outcome), *parts]
-
-        waiting = awaited(request, topics, client) if isinstance(request, FetchPartition) else None
-        if isinstance(request, FetchPartition) and waiting is not None:
-            receipt = self._wait(*waiting, request.wait_ms / 1000)
-            weight = min(request.bytes_max, bytes_max)
-            self._outbox.answer_when([receipt], lambda: self._sealer.seal_parts(read()), weight)
-            return
-        content = read()
-        self._outbox.answer(lambda: self._sealer.seal_parts(content), sum(map(len, content)))
+    async def _fetch_partition(self, request: FetchPartition, client: Client) -> Said:
+        topics = self._broker.topics
+        waiting = await awaited(request, topics, client)
+        if waiting is not None:
+            await settled(self._wait(*waiting, request.wait_ms / 1000))
+        return await fetch_partition(request, topics, client, self._metrics, self._content_bytes_max)
 
     def _wait(self, partition: Partition, offset: int, seconds: float) -> Receipt:
         """Return what is done when a record can be read, its topic goes away, the time is over or the client is

@@ -4,13 +4,9 @@ from collections.abc import Callable, Sequence
 
 from babelbus.core.access import Action, Identity
 from babelbus.core.record import Receipt
-from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
 from babelbus.core.transactions import (
     PartRef,
-    StagedRecordsMissingError,
     Staging,
-    StagingRefusedError,
-    TransactionDamagedError,
 )
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
@@ -27,18 +23,8 @@ from babelbus.protocols.jebp.messages import (
 )
 from babelbus.protocols.jebp.staging_codec import encode_committed, encode_dropped, encode_staged, encode_told
 from babelbus.protocols.jebp.status import Outcome
-from babelbus.records.format import InvalidRecordError
-from babelbus.records.ingest import ChecksumError, parse_records
+from babelbus.records.ingest import parse_records
 from babelbus.storage.errors import DiskError, DiskFullError
-
-FINAL_ERRORS = (
-    StagingRefusedError,
-    InvalidRecordError,
-    UnknownPartitionError,
-    ReservedTopicError,
-    TransactionDamagedError,
-)
-"""Asking again does not help."""
 
 Said = tuple[Outcome, bytes]
 Reply = tuple[Sequence[Receipt], Callable[[], Said]]
@@ -123,6 +109,5 @@ def _refusal(error: BabelbusError, metrics: Metrics) -> Said:
     metrics.publish_errors_total.labels(PROTOCOL, "disk" if disk else "refused").inc()
     if disk:  # its text names files of the server
         return Outcome.STAGING_REPEAT, b"the server's disk refused it"
-    refused = isinstance(error, FINAL_ERRORS) and not isinstance(error, ChecksumError | StagedRecordsMissingError)
-    outcome = Outcome.STAGING_REFUSED if refused else Outcome.STAGING_REPEAT
+    outcome = Outcome.STAGING_REPEAT if error.retriable else Outcome.STAGING_REFUSED
     return outcome, str(error).encode("utf-8", "replace")

@@ -43,12 +43,12 @@ class Subscription:
         """Let the topics go."""
         self._subscribed.clear()
 
-    def fetch(self, request: Fetch, bytes_max: int) -> tuple[Outcome, list[Data]]:
+    async def fetch(self, request: Fetch, bytes_max: int) -> tuple[Outcome, list[Data]]:
         """Read the subscribed topics, partitions ascending (DECISION 26 to 29), `bytes_max` together at the most."""
         # A topic that was removed, or made again under its name, is not subscribed any more.
         self._subscribed = {name: topic for name, topic in self._subscribed.items() if self._topics.get(name) is topic}
         try:
-            return Outcome.FETCHED, self._collect(request, min(request.bytes_max, bytes_max))
+            return Outcome.FETCHED, await self._collect(request, min(request.bytes_max, bytes_max))
         except _NoOffsetError:
             return Outcome.FETCH_NO_OFFSET, [encode_missing_offset(request.start)]
         except _RefusedError:
@@ -61,31 +61,34 @@ class Subscription:
             log.error("jebp: fetch: %s", error)
             return Outcome.FETCH_DISK, []
 
-    def _collect(self, request: Fetch, left: int) -> list[Data]:
+    async def _collect(self, request: Fetch, left: int) -> list[Data]:
         """Return heads and records of all batches, as far as `left` bytes go."""
         parts: list[Data] = []
         known = False
-        for name, topic in self._subscribed.items():
+        subscribed = dict(self._subscribed)  # a read may wait, and the client subscribe to others meanwhile
+        for name, topic in subscribed.items():
             topic.commit()
-            for partition in topic.partitions:
+            for partition in list(topic.partitions):
                 try:
-                    offset = _start_of(partition, request)
+                    offset = await _start_of(partition, request)
                 except OffsetOutOfRangeError:
                     continue
                 known = True
                 if offset is None or offset == partition.high_watermark:
                     continue
                 head_bytes = len(batch_head(name, partition.number, 0))
-                chunk = partition.read(offset, max(left - head_bytes, 0))
-                if not chunk.data:
-                    if not parts and chunk.next_offset < partition.high_watermark:
+                chunk = await partition.read(offset, max(left - head_bytes, 0))
+                if len(chunk.data) > left - head_bytes:
+                    if not parts:
                         raise _RefusedError  # its first record does not fit: the client has to ask for more
+                    continue
+                if not chunk.data:
                     continue
                 parts += (batch_head(name, partition.number, len(chunk.data)), chunk.data)
                 left -= head_bytes + len(chunk.data)
                 count = chunk.next_offset - chunk.base_offset
                 self._metrics.topic_fetched(PROTOCOL, name).inc(count, len(chunk.data))
-        if not self._subscribed:
+        if not subscribed:
             raise _RefusedError
         if not known:
             raise _NoOffsetError
@@ -100,14 +103,14 @@ class _NoOffsetError(BabelbusError):
     """No subscribed partition has the offset."""
 
 
-def _start_of(partition: Partition, request: Fetch) -> int | None:
+async def _start_of(partition: Partition, request: Fetch) -> int | None:
     """Return the offset at which a fetch begins in a partition, `None` when it has nothing to give.
 
     Raises:
         OffsetOutOfRangeError: the offset is none of this partition's.
     """
     if request.start_type != FROM_OFFSET:
-        return partition.find_time(request.start)
+        return await partition.find_time(request.start)
     if not partition.log.first_offset <= request.start <= partition.high_watermark:
         raise OffsetOutOfRangeError(request.start, partition.log.first_offset, partition.high_watermark)
     return request.start

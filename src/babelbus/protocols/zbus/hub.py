@@ -19,10 +19,9 @@ from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
-from babelbus.protocols.zbus import ring
 from babelbus.protocols.zbus.book import UNKNOWN, Book, Entry
 from babelbus.protocols.zbus.calls import Calls
-from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
+from babelbus.protocols.zbus.errors import NotFoundError, RequestError
 from babelbus.protocols.zbus.gather import Gatherer
 from babelbus.protocols.zbus.heads import Heads
 from babelbus.protocols.zbus.ids import IdMaker, stored_id
@@ -42,7 +41,13 @@ MASK_LABEL = "zbus.mask"
 ENGINES = (m.MEMORY, m.DISK, m.DATABASE)
 REPLAYS_MAX = 100_000
 """So many signatures are remembered."""
-READ_BYTES = 64 * 2**10
+RING = {
+    "retention_records": 1000, "segment_bytes": 2**20, "cleanup": "delete",
+    "retention_bytes": None, "retention_seconds": None,
+}  # fmt: skip
+"""How an MQ of type `memory` is kept: its newest 1000 messages (section 5.1)."""
+SLACK_BYTES = 64 * 2**20
+"""What may be kept beyond those for channels whose consumers take more."""
 
 
 class Peer(Protocol):
@@ -167,14 +172,11 @@ class Hub:
             engine = mq_type or m.MEMORY
             if engine not in ENGINES:
                 raise RequestError(m.FAILED, m.type_not_supported(engine))
-            is_ring = engine == m.MEMORY
-            settings: dict[str, Any] = {"engine": engine}
-            if is_ring:
-                settings |= {"segment_bytes": ring.SEGMENT_BYTES, "cleanup": "delete", **ring.NO_RETENTION}
+            settings: dict[str, Any] = {"engine": engine, **(RING if engine == m.MEMORY else {})}
             check_topic_name(mq)
             self._check_not_damaged(mq)
-            entry = Entry(mask or 0, creator, self.clock.now_ms(), is_ring)
-            self._book.put(mq, entry)  # first: a ring that nobody knew to be one would grow without a bound
+            entry = Entry(mask or 0, creator, self.clock.now_ms())
+            self._book.put(mq, entry)
             try:
                 topic = self.broker.create_topic(mq, 1, settings)  # one partition: an MQ is one order
             except BabelbusError:
@@ -196,7 +198,9 @@ class Hub:
         if topic is None:
             return entry if mq in self.broker.topics.damaged else None
         if topic.settings.engine == m.MEMORY:
-            return msgspec.structs.replace(entry, topic_id=topic.id)
+            if entry.ring and topic.settings.retention_records is None:  # made before there was the setting
+                self.broker.alter_topic(mq, RING)
+            return msgspec.structs.replace(entry, topic_id=topic.id, ring=False)
         return entry if entry.topic_id in ("", topic.id) else None
 
     def _check_not_damaged(self, mq: str) -> None:
@@ -228,8 +232,24 @@ class Hub:
         mq = topic.name
         self.metrics.topic_published(PROTOCOL, mq).inc(count, size_bytes)
         self._activity_of(mq).published_ms = self.clock.now_ms()
-        if topic.settings.engine == m.MEMORY and self._entry(topic).ring:
-            ring.trim(topic, self.groups.on_topic(mq))
+        self._trim(topic)
+
+    def _trim(self, topic: Topic) -> None:
+        """Give back the memory of messages that nobody can get any more, of a topic that keeps the newest alone.
+
+        Channels whose consumers take more are waited for, up to `SLACK_BYTES`: their turn comes within a moment.
+        """
+        if topic.settings.engine != m.MEMORY or topic.settings.retention_records is None:
+            return
+        for partition in topic.partitions:
+            if partition.log.part_count == 1:
+                continue
+            keep_from = partition.oldest
+            if partition.log.size_bytes < SLACK_BYTES:
+                groups = self.groups.on_topic(topic.name)
+                waiting = [group for group in groups if any(member.capacity for member in group.members)]
+                keep_from = min([keep_from, *(group.stored()[partition.number].committed for group in waiting)])
+            partition.log.trim(keep_from)
 
     def heads(self, mq: str) -> Heads:
         """Return what writes the messages of an MQ for those who get them."""
@@ -258,8 +278,8 @@ class Hub:
         if group is None:
             self.topic(mq)
             raise NotFoundError(m.channel_not_found(channel))
-        if self._entry(group.topic).ring:
-            ring.catch_up(group)
+        if group.topic.settings.engine == m.MEMORY:
+            group.catch_up()
         return group
 
     def ensure_channel(
@@ -270,17 +290,13 @@ class Hub:
         mask: int | None,
         wanted: str | None,
         offset: int | None,
-        checksum: str | None,
     ) -> None:
         """Make or alter a channel (4.1).
 
         Raises:
-            MalformedMessageError: no message at `offset` has the id `checksum`; nothing has changed.
             InvalidGroupNameError, InvalidSettingError: no channel can be called so, or set so.
             StorageError: the disk refused.
         """
-        if offset is not None and checksum is not None and self._id_at(topic, offset) != checksum:
-            raise MalformedMessageError(f"no message with the id of checksum at offset {offset}")
         group = self.groups.find(topic.name, channel)
         if group is None:
             labels = {} if mask is None else {MASK_LABEL: str(mask)}
@@ -316,17 +332,13 @@ class Hub:
         if activity is not None:
             activity.subscribed_ms.pop(channel, None)
 
-    def _id_at(self, topic: Topic, offset: int) -> str | None:
+    async def id_at(self, topic: Topic, offset: int) -> str | None:
         """Return the id of the message at an offset, `None` if there is no message there."""
         partition = topic.partitions[0]
         if not partition.log.first_offset <= offset < partition.high_watermark:
             return None
-        size = READ_BYTES
         try:
-            chunk = partition.read(offset, size)
-            while not chunk.data and chunk.next_offset <= offset:
-                size *= 4
-                chunk = partition.read(offset, size)
+            chunk = await partition.read(offset, 0)
         except (OffsetOutOfRangeError, CorruptRecordError):
             return None
         record = next(iter(iterate(decode_chunk(chunk.data))), None)
@@ -382,7 +394,7 @@ class Hub:
         channels = [self.describe_channel(group) for group in groups]
         size = sum(partition.high_watermark for partition in topic.partitions)
         if topic.settings.engine == m.MEMORY:
-            size -= ring.oldest(topic) if entry.ring else sum(one.log.first_offset for one in topic.partitions)
+            size -= sum(partition.oldest for partition in topic.partitions)
         return {
             "name": mq,
             "type": topic.settings.engine,
@@ -403,8 +415,8 @@ class Hub:
         """Return what `query` tells of a channel."""
         mq, channel = group.topic.name, group.name
         position = group.stored()[0].committed
-        if self._entry(group.topic).ring:
-            position = max(position, ring.oldest(group.topic))
+        if group.topic.settings.engine == m.MEMORY:
+            position = max(position, group.topic.partitions[0].oldest)
         return {
             "name": channel,
             "mask": self.channel_mask(group),
@@ -427,7 +439,7 @@ class Hub:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look after connections and rings; called about once a second."""
+        """Look after connections and MQs in memory; called about once a second."""
         now = self.clock.monotonic()
         for peer in list(self.peers.values()):
             peer.tick(now)
@@ -437,8 +449,8 @@ class Hub:
                 continue
             if topic is None or entry.topic_id not in ("", topic.id):
                 self._book.forget(mq)  # others have removed it
-            elif entry.ring:
-                ring.trim(topic, self.groups.on_topic(mq))
+            else:
+                self._trim(topic)
 
     def stop(self) -> None:
         """The server stops: what is handed out from now on might not arrive, so nothing is."""

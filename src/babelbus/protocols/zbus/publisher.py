@@ -184,9 +184,13 @@ class Publisher(Generic[Asked]):
         receipts = [receipt for receipt in self._receipts if not receipt.done]
         if not receipts:
             return True
+        self.wait(*receipts)
+        return False
+
+    def wait(self, *receipts: Receipt) -> None:
+        """Fill the outbox until the receipts are done: what the connection asks for behind them is put off."""
         self.settle()
         self._outbox.answer_when(receipts, bytes, self._outbox.bytes_max)
-        return False
 
     def _append(self) -> None:
         if not self._publications:

@@ -1,6 +1,8 @@
 """What the messages of one zbus connection mean (docs/specifications/zbus.md, sections 3 to 7).
 
-Messages are handled in order: a command that has to see what was published before it waits until that is stored.
+Messages are handled in order: a command that has to see what was published before it waits until that is stored, and
+one that needs a message from the disk until it is read. A command that waits is a `Receipt`, and is put off: it is done
+again from its beginning.
 """
 
 import logging
@@ -11,8 +13,10 @@ import msgspec
 
 from babelbus import __version__
 from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError, check_group_name
+from babelbus.core.record import Receipt
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import InvalidTopicNameError
+from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
@@ -69,7 +73,9 @@ class Session(Generic[Asked]):
         self._publisher = Publisher(hub, outbox, framing, stamp=stamp, silent=receiver is not None)
         self._caller = Caller(hub, outbox, framing, self._publisher, source=self.id)
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
-        self._commands: dict[str, Callable[[Message], Message | None]] = {
+        self._look: Work[str | None] | None = None
+        """What the message at an offset is, on its way for the command that is put off."""
+        self._commands: dict[str, Callable[[Message], Message | Receipt | None]] = {
             "create": self._create,
             "sub": self._sub,
             "take": self._take,
@@ -107,6 +113,9 @@ class Session(Generic[Asked]):
             if not self._publisher.store():
                 return False
             reply = act(message)
+            if isinstance(reply, Receipt):
+                self._publisher.wait(reply)
+                return False
             if reply is not None:
                 self._publisher.reply(reply, asked)
         except RequestError as error:
@@ -188,7 +197,7 @@ class Session(Generic[Asked]):
             return None
         return Message({"content-type": m.TEXT_TYPE, "id": message.headers["id"]}, status=m.OK)
 
-    def _create(self, message: Message) -> Message:
+    def _create(self, message: Message) -> Message | Receipt:
         headers = message.headers
         mq, channel = _mq_of(message, "create"), headers.get("channel")
         mq_mask, mask, offset = (integer(message, name) for name in ("mqMask", "channelMask", "offset"))
@@ -199,9 +208,15 @@ class Session(Generic[Asked]):
             check_group_name(channel)  # before there is an MQ
         topic = self._hub.ensure_mq(mq, headers.get("mqType"), mq_mask, self.address)
         if channel is not None:
-            self._hub.ensure_channel(
-                topic, channel, mask=mask, wanted=wanted, offset=offset, checksum=headers.get("checksum")
-            )
+            checksum = headers.get("checksum")
+            if offset is not None and checksum is not None:
+                found = self._look or Work(self._hub.id_at(topic, offset))
+                self._look = None if found.done else found
+                if not found.done:
+                    return found
+                if found.result() != checksum:
+                    raise MalformedMessageError(f"no message with the id of checksum at offset {offset}")
+            self._hub.ensure_channel(topic, channel, mask=mask, wanted=wanted, offset=offset)
         return text_reply(headers["id"], m.OK, m.created(mq, channel))
 
     def _remove(self, message: Message) -> Message:
@@ -244,7 +259,7 @@ class Session(Generic[Asked]):
             raise NotFoundError(m.target_not_found(target))
         return text_reply(headers["id"], m.OK, m.ROUTED)
 
-    def _take(self, message: Message) -> Message:
+    def _take(self, message: Message) -> Message | Receipt:
         headers, hub = message.headers, self._hub
         mq, channel = _mq_and_channel(message)
         count = max(integer(message, "window") or 1, 1)
@@ -263,6 +278,8 @@ class Session(Generic[Asked]):
                     heads += hub.heads(mq).of(without(some, given_up) if given_up else some)
                 if len(heads) >= count or (not looked and group.settings.filter is None):
                     break
+            if not heads and group.loading is not None:
+                return group.loading
         finally:
             if member is not None:
                 member.leave()

@@ -143,8 +143,6 @@ def _chunks(partition: Partition, segment: Segment, end: int) -> list[Columns]:
     offset, end = segment.base_offset, min(segment.next_offset, end)
     while offset < end:
         chunk = partition.read(offset, READ_BYTES, end)
-        if not chunk.data and chunk.next_offset == offset < end:
-            chunk = partition.read(offset, 2**31 - 1, end)
         if chunk.data:
             positions, _ = find_positions(chunk.data, 0, len(chunk.data))
             found.append(decode_columns(chunk.data, positions))

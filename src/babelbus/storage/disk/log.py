@@ -1,7 +1,9 @@
 """A partition on disk: appending, what of it is durable, going on after a failed flush (docs/storage.md).
 
-One thread appends; readers, the flusher and the cleaner come from others. The lock is held for one read or write at a
-time and never while the disk flushes, so that appending goes on meanwhile (group commit).
+One thread appends, and the append is the only call that may come from an event loop: it costs one `pwrite` into the
+system's memory. Readers, the flusher and the cleaner come from other threads. Three locks, taken in this order:
+`_flushing` by whatever makes durable or removes, `_reading` by a read and by whatever takes files away from readers,
+and `_lock` for a moment, never while the disk is flushed, read or asked to remove: appending goes on meanwhile.
 """
 
 import logging
@@ -12,7 +14,6 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
-from babelbus.records.columns import Columns, decode_columns, find_positions
 from babelbus.records.format import CorruptRecordError, rebase
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import Chunk, LogSettings, Recovery
@@ -21,14 +22,16 @@ from babelbus.storage.disk import compaction_mark as compacted
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.cleaner import clean
 from babelbus.storage.disk.index import BLOCK_RECORDS
-from babelbus.storage.disk.recovery import RESCUED_SUFFIX, open_segments
+from babelbus.storage.disk.recovery import RESCUED_SUFFIX, is_lost_page, open_segments
 from babelbus.storage.disk.segment import Segment, base_name
 from babelbus.storage.disk.segments import Segments
-from babelbus.storage.errors import DiskError, OffsetOutOfRangeError
+from babelbus.storage.errors import DiskError, OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.files import FileSystem, disk_error
 from babelbus.storage.producers import Producers
 
 log = logging.getLogger(__name__)
+
+TORN_READ_BYTES = 4 * 2**20
 
 
 class _Mark(msgspec.Struct):
@@ -55,12 +58,16 @@ class Log:
         self._rescued_from: int | None = None
         """Where the records begin that a rescue after a failed flush has stored again, while it is not finished."""
         self._closed = False
+        self._stale = False
         self._flushing = threading.Lock()
+        self._reading = threading.RLock()
         self.producers = Producers()
         self.recovery = Recovery()
+        self._compacted_until: int | None = None
         self._recover()
         self._opened_at = self.next_offset
-        self._compacted_until: int | None = None
+        if settings.cleanup == "compact":
+            self._load_compaction()  # now: later an event loop asks
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -78,7 +85,7 @@ class Log:
 
     def _open_segments(self) -> None:
         opened = open_segments(self._files, self._folder, self.producers, self.recovery)
-        self._segments = Segments(self._files, self._folder, opened.segments)
+        self._segments = Segments(self._files, self._folder, opened.segments, self._lock)
         if not opened.segments:
             self._segments.begin(0)
             self._save_checkpoint(self._mark())
@@ -115,8 +122,8 @@ class Log:
             return sum(segment.size_bytes for segment in self._segments.all)
 
     @property
-    def segment_count(self) -> int:
-        """How many runs of files hold them."""
+    def part_count(self) -> int:
+        """How many segments hold the records."""
         return len(self._segments.all)
 
     @property
@@ -125,7 +132,12 @@ class Log:
 
         When that memory is missing although records are, it is all that there was when the log was opened.
         """
-        with self._lock:
+        if self._compacted_until is None:
+            return self._load_compaction()
+        return self._compacted_until
+
+    def _load_compaction(self) -> int:
+        with self._reading:
             if self._compacted_until is None:
                 mark = compacted.note(self._files, self._folder).recall()
                 if mark is not None:
@@ -143,8 +155,7 @@ class Log:
         """
         if until > self.compacted_until:
             compacted.note(self._files, self._folder).write(compacted.Compacted(until))
-            with self._lock:
-                self._compacted_until = until
+            self._compacted_until = until
 
     @property
     def failed(self) -> bool:
@@ -165,8 +176,11 @@ class Log:
 
         Raises:
             DiskFullError, DiskError: nothing was appended.
+            StaleWriterError: the partition was opened again since; nothing was appended.
         """
         with self._lock:
+            if self._stale:
+                raise StaleWriterError(f"{self._folder}: another writer has opened the partition since")
             if self._failed:
                 raise DiskError(f"{self._folder}: a flush failed and its records have no new place yet")
             active = self._segments.active
@@ -205,7 +219,31 @@ class Log:
             if self._segments.active.size_bytes:
                 self._roll()
 
+    def fence_off(self) -> None:
+        """Refuse appends from now on: the partition was opened again."""
+        with self._lock:
+            self._stale = True
+
     # -- durability --------------------------------------------------------------------------------------------------
+
+    def durable(self, *, sync: bool = True) -> int:
+        """Make everything appended so far durable; return the offset up to which it is; see `contract.PartitionLog`.
+
+        A failed flush is made good at once, or by the next call if the disk refuses that too.
+
+        Raises:
+            StorageError: what was appended since the last call may be lost: `next_offset` says what is there.
+        """
+        if self._failed:
+            self.recover_flush()
+        if not sync:
+            return self.next_offset
+        try:
+            return self.flush()
+        except StorageError:
+            if not self._closed:
+                self.recover_flush()
+            raise
 
     def flush(self) -> int:
         """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
@@ -223,21 +261,25 @@ class Log:
             target = self.next_offset
             active = self._segments.active
             rolled = list(self._segments.unflushed)
+            new_name, self._segments.unflushed_folder = self._segments.unflushed_folder, False
             due = bool(rolled) or self._bytes_since_checkpoint >= self._settings.checkpoint_bytes
             # Taken before the flush: what is appended meanwhile is not durable.
             mark = self._mark() if due or (checkpoint and self._bytes_since_checkpoint) else None
         try:
             for segment in rolled:
                 segment.flush()
+            if new_name:
+                self._files.flush_folder(self._folder)
             active.flush()
         except (OSError, StorageError) as error:
             self._failed = True
             if isinstance(error, OSError):
                 raise disk_error(error, f"flush of {active.path}.log") from error
             raise
-        with self._lock:
-            self._durable = max(self._durable, target)
-            self._segments.note_flushed(rolled)
+        self._durable = max(self._durable, target)
+        if rolled:
+            with self._reading, self._lock:
+                self._segments.note_flushed(rolled)
         if mark is not None:
             self._try_checkpoint(mark)
         return target
@@ -252,8 +294,9 @@ class Log:
         Raises:
             StorageError: the disk refuses that too; call again later, appends are refused until then.
         """
-        with self._flushing, self._lock:
-            end = self.next_offset
+        with self._flushing, self._reading:
+            with self._lock:  # from here on every append is refused, without waiting for what follows
+                end = self.next_offset
             try:
                 if self._rescued_from is None:
                     start = max(durable_offset, self._durable, self.first_offset)
@@ -329,22 +372,12 @@ class Log:
             OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
             CorruptRecordError: the record at `offset` is damaged.
         """
-        with self._lock:
+        with self._reading:
             return self._segments.read(offset, bytes_max, end_offset)
-
-    def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
-        """Return the same records as numpy columns; the index helps to find them all at once."""
-        with self._lock:
-            chunk = self.read(offset, bytes_max, end_offset)
-            if not chunk.data:
-                return decode_columns(b"", find_positions(b"", 0, 0)[0])
-            hints = self._segments.hints(chunk)
-        positions, _ = find_positions(chunk.data, 0, len(chunk.data), hints)
-        return decode_columns(chunk.data, positions)
 
     def find_time(self, timestamp: int) -> int | None:
         """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
-        with self._lock:
+        with self._reading:
             return self._segments.find_time(timestamp)
 
     # -- removing ----------------------------------------------------------------------------------------------------
@@ -358,7 +391,7 @@ class Log:
             OffsetOutOfRangeError: it is not between `first_offset` and `next_offset`.
             DiskError: the disk refused; what was asked for may be half done, and asking again is right.
         """
-        with self._flushing, self._lock:
+        with self._flushing, self._reading, self._lock:
             if not self.first_offset <= next_offset <= self.next_offset:
                 raise OffsetOutOfRangeError(next_offset, self.first_offset, self.next_offset)
             try:
@@ -370,6 +403,41 @@ class Log:
                 raise disk_error(error, f"truncation of {self._folder}") from error
             self._durable = min(self._durable, self.next_offset)
             self._try_checkpoint(self._mark())
+
+    def cut_torn(self, start: int) -> None:
+        """At a start: cut the log where a loss of power left a hole in what was appended from `start` on.
+
+        The disk may take the pages of what was not flushed in any order. What stands behind such a hole was never
+        flushed either, and so never promised. Only a hole of zeros, up to the end of a page, is cut: any other damage
+        is decay, and stays for `babelbus repair`.
+
+        Raises:
+            StorageError: the log cannot be read.
+        """
+        offset = max(min(start, self.next_offset), self.first_offset)
+        try:
+            while offset < self.next_offset:
+                offset = self.read(offset, TORN_READ_BYTES).next_offset
+        except CorruptRecordError as error:
+            if error.offset < start or not is_lost_page(self._files, error.path, error.position):
+                raise
+            log.warning("%s: cut at byte %d, offset %d: power was lost while it was written",
+                        error.path, error.position, error.offset)  # fmt: skip
+            self.truncate(error.offset)
+
+    def trim(self, first_offset: int) -> int:
+        """Remove sealed segments whose records are all below an offset; return how many bytes became free.
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        freed = 0
+        for segment in self.sealed_segments():
+            if segment.next_offset > first_offset:
+                break
+            freed += segment.size_bytes
+            self.drop_first(segment)
+        return freed
 
     def clean(self, now_ms: int) -> int:
         """Do what retention and compaction ask for; return how many bytes became free. May take long."""
@@ -386,7 +454,7 @@ class Log:
 
     def drop_first(self, segment: Segment) -> None:
         """Remove the oldest segment, which is sealed (for the cleaner)."""
-        with self._flushing, self._lock:
+        with self._flushing, self._reading:
             assert self._segments.all[0] is segment
             assert segment.sealed
             try:
@@ -410,7 +478,7 @@ class Log:
 
     def swap(self, segment: Segment, source: str) -> None:
         """Put the file `source`, the same records without those that compaction removed, in a segment's place."""
-        with self._flushing, self._lock:
+        with self._flushing, self._reading:
             self._segments.swap(segment, source)
 
     def close(self) -> None:
@@ -423,6 +491,6 @@ class Log:
             if not self._failed and not self._closed:
                 self.checkpoint()
         finally:
-            with self._flushing:
+            with self._flushing, self._reading:
                 self._closed = True
                 self._segments.close()

@@ -54,7 +54,28 @@ class SegmentReader:
         self._entry_offsets = None
         self._walked = None
 
+    def view(self) -> "SegmentReader":
+        """Return a reader of the records that are here now, which does not see what is appended meanwhile."""
+        view = SegmentReader(self._files, self.path, self.base_offset)
+        view.next_offset, view.size_bytes, view.bad = self.next_offset, self.size_bytes, self.bad
+        view.index = self.index.copy()
+        view._log = self.file()
+        return view
+
     # -- finding -----------------------------------------------------------------------------------------------------
+
+    def locate(self, offset: int) -> tuple[int, int]:
+        """Return position and offset of the first record at or after `offset`, which is below `next_offset`.
+
+        Costs one read of a block and a walk through the block, about 0.5 ms at most for small records.
+
+        Raises:
+            CorruptRecordError: the record is not readable.
+        """
+        found = self.find(offset)
+        if found is None:
+            raise self.corrupt(offset)
+        return found
 
     def find(self, offset: int) -> tuple[int, int] | None:
         """Return position and offset of the first record at or after `offset`, or `None` when it cannot be told.
@@ -201,8 +222,8 @@ class SegmentReader:
     def read(self, position: int, offset: int, bytes_max: int, end: int) -> Chunk:
         """Return the whole records from `position` on that fit `bytes_max` and end before the byte `end`, all checked.
 
-        The first record at or after `offset` must stand at `position`. If it is larger than `bytes_max` the chunk is
-        empty. Costs a read and a checksum of the bytes, and up to 1,023 record CRCs at either end.
+        The first record at or after `offset` must stand at `position`; a record larger than `bytes_max` is returned
+        alone. Costs a read and a checksum of the bytes, and up to 1,023 record CRCs at either end.
 
         Raises:
             CorruptRecordError: the first record is bad; good ones in front of a bad one are given first.
@@ -214,8 +235,7 @@ class SegmentReader:
         data = self.pread(wanted, position)
         good, final = self._check(data, position, offset)
         if final < 0:
-            self._refuse(data, position, offset, bytes_max, end)
-            return Chunk(b"", offset, offset)
+            return self.read(position, offset, self._size_of_larger(data, position, offset, bytes_max, end), end)
         if good < len(data):
             data = data[:good]
         return Chunk(data, offset_of(data), offset_of(data, final) + 1)
@@ -291,13 +311,17 @@ class SegmentReader:
                     break
         return end, int(positions[count - 1]) if count else -1
 
-    def _refuse(self, data: bytes, position: int, offset: int, bytes_max: int, end: int) -> None:
-        """Raise what is wrong with the record at `position`, unless it is only larger than what was asked for."""
+    def _size_of_larger(self, data: bytes, position: int, offset: int, bytes_max: int, end: int) -> int:
+        """Return the size of the record at `position` if the record is only larger than `bytes_max`.
+
+        Raises:
+            CorruptRecordError: the record is damaged.
+        """
         head = data if len(data) >= RECORD_BYTES_MIN else self.pread(RECORD_BYTES_MIN, position)
         if len(head) >= RECORD_BYTES_MIN:
             size = size_of(head)
             if RECORD_BYTES_MIN <= size <= end - position and size > bytes_max:
-                return
+                return size
         reason = record_error(data, 0, len(data)) or f"its offset is {offset_of(data)}, or one near it is wrong"
         raise CorruptRecordError(position, reason, path=f"{self.path}.log", offset=offset)
 

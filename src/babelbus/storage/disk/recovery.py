@@ -9,18 +9,23 @@ from itertools import pairwise
 
 import msgspec
 
+from babelbus.records.fields import size_of
+from babelbus.records.format import RECORD_BYTES_MIN
 from babelbus.storage.contract import BadRange, Recovery
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.scan import Scan
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, SUFFIXES, Segment, base_name
-from babelbus.storage.files import FileSystem
+from babelbus.storage.files import FileSystem, disk_error
 from babelbus.storage.producers import Producers
 
 log = logging.getLogger(__name__)
 
 RESCUED_SUFFIX = ".rescued"
 """Records behind a failed flush, whole and durable: they become a segment in the place of all from this base on."""
+TORN_RECORD_BYTES_MAX = 64 * 2**20
+"""The largest record that a lost page can be told of: what one append brings is no larger."""
+PAGE_BYTES = 4096
 LEFTOVER_SUFFIXES = ("new", "compacting")
 BASE_DIGITS = 20
 
@@ -185,3 +190,26 @@ def _keep_overlap(files: FileSystem, segment: Segment, position: int) -> None:
         log.warning(
             "%s.log: the next segment begins in it; its bytes from %d on are kept in %s", segment.path, position, kept
         )
+
+
+def is_lost_page(files: FileSystem, path: str, position: int) -> bool:
+    """Return whether the record at a position has lost a page: all of it that lies in the page is zero."""
+    try:
+        file = files.open(path, write=False)
+        try:
+            size = size_of(file.pread(RECORD_BYTES_MIN, position))
+            if not RECORD_BYTES_MIN <= size <= TORN_RECORD_BYTES_MAX:
+                size = RECORD_BYTES_MIN
+            data = file.pread(size, position)
+        finally:
+            file.close()
+    except OSError as error:
+        raise disk_error(error, f"reading {path}") from error
+    at = 0
+    while at < len(data):
+        stop = at + PAGE_BYTES - (position + at) % PAGE_BYTES
+        page = data[at:stop]
+        if not any(page):
+            return True
+        at = stop
+    return False

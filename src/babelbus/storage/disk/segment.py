@@ -46,8 +46,8 @@ class Segment(SegmentReader):
 
     # -- making and opening ------------------------------------------------------------------------------------------
 
-    def create(self) -> None:
-        """Make the files, empty and durable. Costs two flushes of the disk.
+    def create(self, *, durable: bool = True) -> None:
+        """Write the files, empty; when not `durable`, the caller flushes the folder before it relies on them.
 
         Raises:
             OSError: the disk refused; no file is left, since an empty log would say that the one before ends here.
@@ -59,7 +59,8 @@ class Segment(SegmentReader):
                     file.truncate(0)
                 finally:
                     file.close()
-            self._files.flush_folder(self.path.rpartition("/")[0])
+            if durable:
+                self._files.flush_folder(self.path.rpartition("/")[0])
         except OSError:
             with contextlib.suppress(OSError):
                 self.remove()
@@ -324,10 +325,9 @@ class Segment(SegmentReader):
         self._take_scan(found)
 
     def locate(self, offset: int) -> tuple[int, int]:
-        """Return position and offset of the first record at or after `offset`, which is below `next_offset`.
+        """Return position and offset of a record as `SegmentReader.locate`; scan a sealed segment with a wrong index.
 
-        Costs one read of a block and a walk through it, about 0.5 ms at most for small records; once in the life of a
-        sealed segment also a scan of it, when the index seems to be wrong.
+        The scan happens once in the life of a sealed segment.
 
         Raises:
             CorruptRecordError: the record is not readable.
@@ -336,10 +336,7 @@ class Segment(SegmentReader):
         if found is None and self.sealed and not self._rebuilt:
             log.warning("%s: record %d is not where the index says; rebuilding it", self.path, offset)
             self.rebuild()
-            found = self.find(offset)
-        if found is None:
-            raise self.corrupt(offset)
-        return found
+        return super().locate(offset) if found is None else found
 
     def remove(self) -> None:
         """Remove the files, the log first: what a crash leaves are derived files without a log, removed at start."""

@@ -1,16 +1,20 @@
 """The segments of a partition taken as one: which of them holds an offset, where in it, and reading across.
 
-Nothing here locks, and nothing knows what is durable: that is the log's business.
+Nothing here knows what is durable: that is the log's business. The appending thread and one reader may use the object
+at the same time: `lock` guards what they share and is never held while the disk is asked for records. All that removes
+or replaces segments happens while no reader is inside.
 """
 
+import threading
 from bisect import bisect_right
 
 import numpy as np
 
-from babelbus.records.columns import I64, find_positions
+from babelbus.records.columns import find_positions
 from babelbus.records.fields import offsets_at, size_of
 from babelbus.records.format import RECORD_BYTES_MIN, CorruptRecordError
 from babelbus.storage.contract import Chunk
+from babelbus.storage.disk.reading import SegmentReader
 from babelbus.storage.disk.recovery import replace_from
 from babelbus.storage.disk.segment import Segment
 from babelbus.storage.errors import OffsetOutOfRangeError
@@ -31,10 +35,12 @@ class Segments:
         all: the segments; `bases` are their base offsets.
         active: the last one.
         unflushed: those that were sealed since the last `note_flushed`.
+        unflushed_folder: whether a new segment's name may not be durable yet.
     """
 
-    def __init__(self, files: FileSystem, folder: str, segments: list[Segment]) -> None:
+    def __init__(self, files: FileSystem, folder: str, segments: list[Segment], lock: threading.RLock) -> None:
         self._files = files
+        self._lock = lock
         self._folder = folder
         self.all = segments
         self.bases = [segment.base_offset for segment in segments]
@@ -42,31 +48,33 @@ class Segments:
         if segments:
             self.active = segments[-1]
         self.unflushed: list[Segment] = []
+        self.unflushed_folder = False
         self._open: list[Segment] = []
         self._places: dict[int, tuple[Segment, int]] = {}
 
     # -- growing -----------------------------------------------------------------------------------------------------
 
-    def begin(self, base_offset: int) -> None:
-        """Build a new segment the active one.
+    def begin(self, base_offset: int, *, durable: bool = True) -> None:
+        """Add a new segment and make it the active one.
 
         Raises:
             OSError: the disk refused; the old one goes on.
         """
         segment = Segment(self._files, self._folder, base_offset)
-        segment.create()
+        segment.create(durable=durable)
         self.all.append(segment)
         self.bases.append(base_offset)
         self.active = segment
 
     def roll(self) -> None:
-        """Seal the active segment and begin the next one.
+        """Seal the active segment and begin the next one, whose name the next flush makes durable.
 
         Raises:
             OSError: the disk refused; the old one goes on.
         """
         active = self.active
-        self.begin(active.next_offset)
+        self.begin(active.next_offset, durable=False)
+        self.unflushed_folder = True
         active.seal()
         self.unflushed.append(active)
 
@@ -94,40 +102,43 @@ class Segments:
             OffsetOutOfRangeError: there is no such offset.
             CorruptRecordError: the record at `offset` is damaged.
         """
-        next_offset = self.active.next_offset
-        end = next_offset if end_offset is None else min(end_offset, next_offset)
-        if not self.bases[0] <= offset <= next_offset:
-            raise OffsetOutOfRangeError(offset, self.bases[0], next_offset)
-        if offset >= end:
-            return Chunk(b"", offset, offset)
-        segment = self.all[bisect_right(self.bases, offset) - 1]
-        position, found = self._locate(segment, offset)
+        with self._lock:
+            next_offset = self.active.next_offset
+            end = next_offset if end_offset is None else min(end_offset, next_offset)
+            if not self.bases[0] <= offset <= next_offset:
+                raise OffsetOutOfRangeError(offset, self.bases[0], next_offset)
+            if offset >= end:
+                return Chunk(b"", offset, offset)
+            segment = self.all[bisect_right(self.bases, offset) - 1]
+            reader = segment if segment.sealed else segment.view()
+        position, found = self._locate(segment, reader, offset)
         if found >= end:
             return Chunk(b"", end, end)
-        stop = segment.size_bytes
+        stop = reader.size_bytes
         try:
-            if end < segment.next_offset:
-                stop = self._locate(segment, end)[0]
+            if end < reader.next_offset:
+                stop = self._locate(segment, reader, end)[0]
         except CorruptRecordError:  # those in front of it are good
-            chunk = _cut_chunk(segment.read(position, found, bytes_max, stop), end)
+            chunk = _cut_chunk(reader.read(position, found, bytes_max, stop), end)
         else:
             if stop <= position:
-                if end < segment.next_offset:  # compaction removed all from `offset` to `end`
+                if end < reader.next_offset:  # compaction removed all from `offset` to `end`
                     return Chunk(b"", end, end)
-                raise segment.corrupt(offset)  # the segment has lost its end
-            chunk = segment.read(position, found, bytes_max, stop)
+                raise reader.corrupt(offset)  # the segment has lost its end
+            chunk = reader.read(position, found, bytes_max, stop)
         if chunk.data:
-            self.remember(chunk.next_offset, segment, position + len(chunk.data))
+            with self._lock:
+                self.remember(chunk.next_offset, segment, position + len(chunk.data))
         return chunk
 
-    def _locate(self, segment: Segment, offset: int) -> tuple[int, int]:
+    def _locate(self, segment: Segment, reader: SegmentReader, offset: int) -> tuple[int, int]:
         """Return position and offset of the first record at or after `offset`, which the segment holds."""
         place = self._places.get(offset)
         if place is not None and place[0] is segment:
             return place[1], offset
-        if segment.sealed:
+        if reader is segment:
             self._touch(segment)
-        return segment.locate(offset)
+        return reader.locate(offset)
 
     def _touch(self, segment: Segment) -> None:
         """Keep the files of the sealed segments that were read last open, and no others."""
@@ -139,15 +150,11 @@ class Segments:
             if oldest not in self.unflushed:
                 oldest.close()
 
-    def hints(self, chunk: Chunk) -> I64:
-        """Return what the index knows of the positions of the records of a chunk that was read just now."""
-        segment = self.all[bisect_right(self.bases, chunk.base_offset) - 1]
-        end = self._places[chunk.next_offset][1]
-        return segment.hints(end - len(chunk.data), end)
-
     def find_time(self, timestamp: int) -> int | None:
         """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
-        for segment in self.all:
+        with self._lock:
+            segments: list[SegmentReader] = [*self.all[:-1], self.active.view()]
+        for segment in segments:
             if segment.index.greatest_timestamp >= timestamp:
                 found = segment.find_time(timestamp)
                 if found is not None:
@@ -190,11 +197,12 @@ class Segments:
         Raises:
             OSError: the disk refused; it is gone from here all the same.
         """
-        segment = self.all[0]
-        self.unflushed = [other for other in self.unflushed if other is not segment]
-        self._open = [other for other in self._open if other is not segment]
-        del self.all[0], self.bases[0]
-        self._forget_places(segment)
+        with self._lock:
+            segment = self.all[0]
+            self.unflushed = [other for other in self.unflushed if other is not segment]
+            self._open = [other for other in self._open if other is not segment]
+            del self.all[0], self.bases[0]
+            self._forget_places(segment)
         segment.remove()
         self._files.flush_folder(self._folder)  # one after the other, so that what a crash leaves has no hole
 
@@ -204,7 +212,8 @@ class Segments:
         Raises:
             OSError: the disk refused; the segment is the old or the new one.
         """
-        self._forget_places(segment)
+        with self._lock:
+            self._forget_places(segment)
         segment.swap(source)
 
     def _forget_places(self, segment: Segment) -> None:

@@ -4,9 +4,9 @@ import secrets
 from urllib.parse import quote, unquote
 
 from babelbus.clock import Clock
-from babelbus.errors import StorageError
-from babelbus.storage.contract import LogSettings
+from babelbus.storage.contract import Fit, LogSettings
 from babelbus.storage.disk.log import Log
+from babelbus.storage.errors import InvalidFolderError
 from babelbus.storage.files import FileSystem
 
 LOCK_NAME = "lock"
@@ -17,21 +17,17 @@ FOLDER_BYTES_MAX = 255
 """The longest file name that common file systems take."""
 
 
-class InvalidTopicNameError(StorageError):
-    """A topic cannot have this name."""
-
-
 def folder_name(topic: str) -> str:
     """Return the folder of a topic: its name, percent-encoded but for letters, digits, `.`, `_` and `-`.
 
     Raises:
-        InvalidTopicNameError: the folder's name would be too long for a file system.
+        InvalidFolderError: the folder's name would be too long for a file system.
     """
     name = quote(topic, safe="")
     if topic.startswith("."):  # neither hidden nor "." nor ".." nor taken for a removed topic
         name = "%2E" + name[1:]
     if not 1 <= len(name) <= FOLDER_BYTES_MAX:
-        raise InvalidTopicNameError(
+        raise InvalidFolderError(
             f"the folder of topic {topic!r} would have a name of {len(name)} bytes, the limit is {FOLDER_BYTES_MAX}"
         )
     return name
@@ -40,10 +36,13 @@ def folder_name(topic: str) -> str:
 class FolderStore:
     """The topics below one folder of a file system; see `contract.Store`.
 
-    The engine `disk` is this on `files.LocalFiles`, the engine `memory` is this on `memory.MemoryFiles`.
+    The engine `disk` is this on `files.LocalFiles`, the engine `memory` is this on `memory.MemoryFiles`. The lock file
+    of the data folder keeps other processes out; within the process the last one that opened a partition writes it.
     """
 
-    def __init__(self, files: FileSystem, folder: str, clock: Clock) -> None:
+    def __init__(self, files: FileSystem, folder: str, clock: Clock, fit: Fit | None = None) -> None:
+        self.fit = fit or Fit()
+        self._writers: dict[str, Log] = {}
         self._files = files
         self._clock = clock
         self._folder = f"{folder}/topics"
@@ -69,8 +68,12 @@ class FolderStore:
         return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
 
     def open_partition(self, topic: str, partition: int, settings: LogSettings) -> Log:
-        """Open a partition, or make it."""
-        return Log(self._files, f"{self._path(topic)}/{partition}", settings, self._clock)
+        """Open a partition as its only writer, or make it; see `contract.Store`."""
+        path = f"{self._path(topic)}/{partition}"
+        if path in self._writers:
+            self._writers[path].fence_off()
+        opened = self._writers[path] = Log(self._files, path, settings, self._clock)
+        return opened
 
     def load_settings(self, topic: str) -> bytes | None:
         """Return what `save_settings` was given, or `None`."""

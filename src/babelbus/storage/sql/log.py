@@ -14,12 +14,11 @@ import numpy as np
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
 from babelbus.clock import Clock
-from babelbus.errors import StorageError
-from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError, read_producer, rebase
 from babelbus.records.record import RecordBatch, StoredBatch
 from babelbus.storage.contract import BadRange, Chunk, LogSettings, Recovery
-from babelbus.storage.errors import DiskError, OffsetOutOfRangeError
+from babelbus.storage.errors import DiskError, OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.producers import Producers
 from babelbus.storage.sql.batches import REACHING, Batch, cut, fetch, make_row, make_rows, shorten
 from babelbus.storage.sql.cleaner import clean
@@ -50,14 +49,10 @@ _AFTER_TIME = (
 )
 
 
-class StaleWriterError(StorageError):
-    """Another writer has opened the partition since: this one must not write any more."""
-
-
 class DatabaseLog:
     """A partition in a database; see `contract.PartitionLog`. `_lock` is held while the bounds change."""
 
-    segment_count = 1
+    part_count = 1
 
     def __init__(
         self,
@@ -326,10 +321,6 @@ class DatabaseLog:
     def fetch(self, offset: int, end_offset: int, page_bytes: int) -> Iterator[Batch]:
         """Yield the stored batches that reach into a range of offsets, unchecked (for the cleaner)."""
         return fetch(self.database, self.id, offset, end_offset, page_bytes)
-
-    def read_columns(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Columns:
-        """Return the same records as numpy columns."""
-        return decode_chunk(self.read(offset, bytes_max, end_offset).data, verified=True)
 
     def find_time(self, timestamp: int) -> int | None:
         """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none.

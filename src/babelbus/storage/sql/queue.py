@@ -1,0 +1,261 @@
+"""Appends of engine `db`: queued in the event loop, written by the engine's own thread, acked when they are committed.
+
+Offsets are given when a batch is queued. A batch that the database refuses takes all batches behind it along: their
+offsets are given again, and their publishers get the error.
+"""
+
+import threading
+from collections import deque
+
+import numpy as np
+
+from babelbus.clock import Clock
+from babelbus.errors import StorageError
+from babelbus.records.format import PRODUCER_HEADER, rebase
+from babelbus.records.record import RecordBatch
+from babelbus.storage.contract import Chunk, Fit, LogSettings
+from babelbus.storage.errors import BackendBusyError, StaleWriterError
+from babelbus.storage.files import FileSystem
+from babelbus.storage.sql.log import DatabaseLog
+from babelbus.storage.sql.store import DatabaseStore
+
+QUEUE_BYTES_MAX = 64 * 2**20
+"""Most that all partitions of a database hold unwritten; beyond it publishers get a retriable error."""
+TRANSACTION_BYTES_MAX = 2**20
+"""Queued batches are written together up to this size: one commit for what came during the last commit."""
+
+
+class Room:
+    """How many bytes the queues of a database hold together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Record `size` bytes more; return whether there was room; a batch larger than all of the room goes alone."""
+        with self._lock:
+            if self.bytes_held and self.bytes_held + size > self.bytes_max:
+                return False
+            self.bytes_held += size
+            return True
+
+    def give_back(self, size: int) -> None:
+        """Record that `size` bytes are written or dropped."""
+        with self._lock:
+            self.bytes_held -= size
+
+
+class QueuedLog:
+    """A partition of a database whose `append` never waits; see `contract.PartitionLog`."""
+
+    def __init__(self, partition: DatabaseLog, room: Room) -> None:
+        self._log = partition
+        self._room = room
+        self._lock = threading.Lock()
+        """Guards what the event loop and the writing thread share; never held while the database is asked."""
+        self._queue: deque[RecordBatch] = deque()
+        self._next_offset = partition.next_offset
+        self._refusing: StorageError | None = None
+        """Why appends are refused, until the writing thread has put things right."""
+        self._stale = False
+        self.producers = partition.producers
+        self.recovery = partition.recovery
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the oldest record that is still there, or `next_offset` when there is none."""
+        return self._log.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that the next record gets, behind those that are queued."""
+        return self._next_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the stored records."""
+        return self._log.size_bytes
+
+    @property
+    def part_count(self) -> int:
+        """How many ranges hold the records."""
+        return self._log.part_count
+
+    @property
+    def compacted_until(self) -> int:
+        """Offset up to which records may be missing because compaction looked at them."""
+        return self._log.compacted_until
+
+    def configure(self, settings: LogSettings) -> None:
+        """Take other settings from now on."""
+        self._log.configure(settings)
+
+    def append(self, batch: RecordBatch) -> int:
+        """Queue a batch behind those that are queued; return its base offset.
+
+        Raises:
+            BackendBusyError: the queues of the database are full.
+            DiskError: the last write failed, and the database has not come back yet.
+            StaleWriterError: the partition was opened again since.
+        """
+        with self._lock:
+            if self._stale:
+                raise StaleWriterError(f"{self._log.name}: another writer has opened the partition since")
+            if self._refusing is not None:
+                raise self._refusing
+            if not self._room.take(len(batch.data)):
+                raise BackendBusyError(
+                    f"{self._log.name}: {self._room.bytes_held} bytes wait for the database, publish again later"
+                )
+            base_offset = self._next_offset
+            if batch.base_offset != base_offset:
+                batch = rebase(batch, base_offset)
+            self._queue.append(batch)
+            self._next_offset += batch.count
+            return base_offset
+
+    def fence_off(self) -> None:
+        """Refuse appends from now on: the partition was opened again."""
+        with self._lock:
+            self._stale = True
+
+    def durable(self, *, sync: bool = True) -> int:
+        """Commit what is queued, and with `sync` make it survive a loss of power; see `contract.PartitionLog`.
+
+        Raises:
+            StorageError: what was queued is not stored.
+        """
+        try:
+            if self._log.failed:
+                self._log.recover_flush()
+                self._accept()
+            self._write()
+            return self._log.flush() if sync else self._log.next_offset
+        except StorageError as error:
+            self._drop(error)
+            if isinstance(error, StaleWriterError):
+                self.fence_off()
+            if self._log.failed:
+                self._log.recover_flush()
+            self._accept()
+            raise
+
+    def _write(self) -> None:
+        while self._queue:
+            with self._lock:
+                count = _count_together(self._queue)
+                batches = [self._queue[number] for number in range(count)]
+            self._log.append(batches[0] if count == 1 else _join(batches))
+            with self._lock:
+                for _ in range(count):
+                    self._room.give_back(len(self._queue.popleft().data))
+
+    def _drop(self, error: StorageError) -> None:
+        with self._lock:
+            self._refusing = error
+            for batch in self._queue:
+                self._room.give_back(len(batch.data))
+            self._queue.clear()
+
+    def _accept(self) -> None:
+        with self._lock:
+            self._refusing = None
+            self._next_offset = self._log.next_offset
+            self.producers.forget_from(self._next_offset)
+
+    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
+        """Return stored records that are committed; see `contract.PartitionLog`.
+
+        Raises:
+            OffsetOutOfRangeError: `offset` is below `first_offset`, or not committed.
+            CorruptRecordError: the record at `offset` is damaged, or missing.
+            DiskError: the database cannot be read.
+        """
+        chunk = self._log.read(offset, bytes_max, end_offset)
+        if not chunk.data and chunk.next_offset == offset and bytes_max < 2**31 - 1:
+            return self._log.read(offset, 2**31 - 1, min(offset + 1, end_offset or offset + 1))
+        return chunk
+
+    def find_time(self, timestamp: int) -> int | None:
+        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        return self._log.find_time(timestamp)
+
+    def cut_torn(self, start: int) -> None:
+        """Do nothing: a transaction is there as a whole or not at all."""
+
+    def trim(self, first_offset: int) -> int:
+        """Remove what lies whole below an offset; return how many bytes became free."""
+        return self._log.trim(first_offset)
+
+    def clean(self, now_ms: int) -> int:
+        """Do what retention and compaction ask for; return how many bytes became free."""
+        return self._log.clean(now_ms)
+
+    def close(self) -> None:
+        """Commit what is queued, make it durable, and take no more.
+
+        Raises:
+            StorageError: what was queued is not stored.
+        """
+        try:
+            self.durable()
+        finally:
+            self._log.close()
+
+
+class QueuedStore(DatabaseStore):
+    """The topics of one database, with a queue in front of each partition; see `contract.Store`."""
+
+    fit = Fit(appends_wait=True)
+
+    def __init__(self, url: str, files: FileSystem, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        """Take the URL of the database, as `DatabaseStore` does.
+
+        Raises:
+            DatabaseUrlError: the URL is wrong, or of another kind of database.
+        """
+        super().__init__(url, files, clock)
+        self._room = Room(queue_bytes_max)
+        self._writers: dict[tuple[str, int], QueuedLog] = {}
+
+    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> QueuedLog:  # type: ignore[override]
+        """Open a partition as its only writer, or make it.
+
+        Raises:
+            DiskFullError, DiskError: the database refused.
+        """
+        before = self._writers.get((topic, partition))
+        if before is not None:
+            before.fence_off()
+        opened = QueuedLog(super().open_partition(topic, partition, settings), self._room)
+        self._writers[topic, partition] = opened
+        return opened
+
+
+def _count_together(queue: deque[RecordBatch]) -> int:
+    """Return how many batches at the front of the queue one transaction takes; a producer's batch goes alone."""
+    if len(queue) == 1:
+        return 1
+    count = size = 0
+    for batch in queue:
+        size += len(batch.data)
+        if count and (size > TRANSACTION_BYTES_MAX or bytes(batch.data).find(PRODUCER_HEADER) >= 0):
+            break
+        count += 1
+        if count == 1 and bytes(batch.data).find(PRODUCER_HEADER) >= 0:
+            break
+    return count
+
+
+def _join(batches: list[RecordBatch]) -> RecordBatch:
+    """Return batches whose offsets follow each other as one."""
+    starts = np.cumsum([0, *(len(batch.data) for batch in batches[:-1])])
+    positions = [np.asarray(batch.positions) + start for batch, start in zip(batches, starts, strict=True)]
+    return RecordBatch(
+        b"".join(batch.data for batch in batches),
+        np.concatenate(positions),
+        np.concatenate([np.asarray(batch.timestamps) for batch in batches]),
+        batches[0].base_offset,
+    )

@@ -1,0 +1,154 @@
+"""An engine that hangs delays its own topics alone: a stopped PostgreSQL, and a disk whose every sync hangs."""
+
+import http.client
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from babelbus.config import DbSettings
+from babelbus.storage.files import File, LocalFiles
+from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.jebp import Caller, create, create_topic, fetch, fetched, said, subscribe
+from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
+from tests.support.server import LiveServer, configure
+
+
+def health(live: LiveServer) -> int:
+    connection = http.client.HTTPConnection(live.server.addresses["admin"], timeout=SAFETY_NET_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def publish_and_fetch(caller: Caller, topic: str, *payloads: bytes, offset: int = 0) -> list[bytes | None]:
+    """Publish to one topic and read it, with the answers of both."""
+    assert [said(answer) for answer in caller.ask(*(create(topic, payload) for payload in payloads))] == ["a130"] * len(
+        payloads
+    )
+    _, answer = caller.ask(subscribe(topic), fetch(offset))
+    return fetched(answer)[topic, 0]
+
+
+# -- a database --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    try:
+        with postgres_server() as server:
+            yield server
+    except PostgresMissingError as missing:
+        pytest.skip(f"engine db is not tested on PostgreSQL: {missing}")
+
+
+def test_a_stopped_postgresql_delays_nobody_but_its_own_topics(postgres: PostgresServer, tmp_path: Path) -> None:
+    with LiveServer(configure(tmp_path, db=DbSettings(postgres.url()), admin=True)) as live:
+        for name, engine in (("rows", "db"), ("cold", "db"), ("news", "disk"), ("quick", "memory")):
+            live.call(lambda name=name, engine=engine: live.server.broker.create_topic(name, 1, {"engine": engine}))  # type: ignore[misc]
+        with live.caller() as writer, live.caller() as reader, live.caller() as other:
+            assert publish_and_fetch(other, "cold", b"c") == [b"c"]
+            assert publish_and_fetch(other, "rows", b"0") == [b"0"]
+            live.call(lambda: live.server.broker.topic("cold").partitions[0].forget_tail())
+            flusher = live.server.broker.backends["db"].flusher
+            postgres.pause()
+            try:
+                writer.send(create("rows", b"1"))
+                live.until(lambda: flusher.begun_at is not None)
+                reader.send(subscribe("cold"), fetch(0), create("news", b"behind"))
+                assert publish_and_fetch(other, "news", b"a", b"b")[-2:] == [b"a", b"b"]
+                assert publish_and_fetch(other, "quick", b"a") == [b"a"]
+                assert publish_and_fetch(other, "news", b"c")[-1] == b"c"
+                _, tail = other.ask(subscribe("rows"), fetch(0))  # what is in memory needs no database
+                assert fetched(tail) == {("rows", 0): [b"0"]}
+                assert health(live) == 200
+                assert flusher.begun_at is not None
+            finally:
+                postgres.resume()
+            assert said(writer.hear()[0]) == "a130"
+            subscribed, records, created = reader.hear(3)  # in the order of the requests
+            assert (said(subscribed), said(created)) == ("a030", "a130")
+            assert fetched(records) == {("cold", 0): [b"c"]}
+            _, answer = other.ask(subscribe("rows"), fetch(0))
+            assert fetched(answer) == {("rows", 0): [b"0", b"1"]}
+
+
+# -- a disk ------------------------------------------------------------------------------------------------------------
+
+
+class _HeldFile:
+    """An open file whose flushes stand at the gate."""
+
+    def __init__(self, file: File, held: "HeldFiles") -> None:
+        self._file = file
+        self._held = held
+
+    def flush(self) -> None:
+        self._held.wait()
+        self._file.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+
+class HeldFiles(LocalFiles):
+    """The files of this machine, on a disk whose every sync waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self.waiting = 0
+
+    def wait(self) -> None:
+        self.waiting += 1
+        assert self._open.wait(SAFETY_NET_SECONDS)
+        self.waiting -= 1
+
+    def shut(self) -> None:
+        self._open.clear()
+
+    def let_through(self) -> None:
+        self._open.set()
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> File:
+        return _HeldFile(super().open(path, create=create, write=write), self)  # type: ignore[return-value]
+
+    def flush_folder(self, path: str) -> None:
+        self.wait()
+        super().flush_folder(path)
+
+
+def test_a_disk_whose_every_sync_hangs_delays_no_topic_that_asks_for_none(tmp_path: Path) -> None:
+    files = HeldFiles()
+    with (
+        LiveServer(configure(tmp_path, admin=True), files=files) as live,
+        live.caller() as writer,
+        live.caller() as other,
+    ):
+        topics = {
+            "safe": {"ack": "flushed"},
+            "written": {"ack": "written", "segment_bytes": 1024},
+            "quick": {"engine": "memory"},
+        }
+        for name, settings in topics.items():
+            live.call(lambda name=name, settings=settings: live.server.broker.create_topic(name, 1, settings))  # type: ignore[misc]
+        assert said(other.ask(create_topic("made"))[0]) == "a130"
+        files.shut()
+        try:
+            writer.send(create("safe", b"waits"))
+            live.until(lambda: files.waiting > 0)
+            many = [b"%03d" % number + bytes(200) for number in range(40)]  # several segments, each with a new file
+            for payload in many:
+                assert publish_and_fetch(other, "written", payload)[0] == many[0]
+            assert publish_and_fetch(other, "quick", b"a") == [b"a"]
+            live.call(lambda: live.server.broker.topic("written").partitions[0].forget_tail())
+            assert publish_and_fetch(other, "written", b"cold", offset=0)[:3] == many[:3]
+            assert live.call(lambda: live.server.broker.topic("written").partitions[0].log.part_count) > 5
+            assert health(live) == 200
+            assert files.waiting > 0
+        finally:
+            files.let_through()
+        assert said(writer.hear()[0]) == "a130"
