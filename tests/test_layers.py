@@ -70,7 +70,6 @@ ENGINE_DEBTS = {
     ("core.transactions.parts", "storage.files"),
     ("core.transactions.staging", "storage.files"),
     ("core.transactions.transaction_file", "storage.files"),
-    ("protocols.jebp.session", "storage.disk"),
     ("protocols.zbus.book", "storage.files"),
     ("protocols.zbus.hub", "storage.files"),
     ("protocols.zbus.ring", "storage.disk"),

@@ -23,3 +23,7 @@ class RemoteProtocolError(BabelbusError):
 
 class LocalProtocolError(BabelbusError):
     """Our own side asked for something that the protocol cannot express; nothing was sent."""
+
+
+class InvalidTopicNameError(BabelbusError):
+    """A topic cannot have this name; the message says why."""

@@ -12,9 +12,9 @@ from babelbus.core.broker import PARTITIONS_MAX, TopicExistsError, UnknownTopicE
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings
-from babelbus.core.subject import EVERYTHING, InvalidTopicNameError, exactly
+from babelbus.core.subject import EVERYTHING, exactly
 from babelbus.core.topic import event_of
-from babelbus.errors import StorageError
+from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
 from babelbus.storage.memory import MemoryFiles

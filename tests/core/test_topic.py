@@ -9,12 +9,12 @@ import pytest
 from babelbus.core.record import Event
 from babelbus.core.subject import EVERYTHING, LENGTH_MAX, below
 from babelbus.core.topic import (
-    SUBJECT_HEADER,
     SequenceGapError,
     SequenceTooOldError,
     UnknownPartitionError,
     event_of,
 )
+from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import InvalidRecordError
 from babelbus.records.record import Record
 from babelbus.storage.errors import DiskError, DiskFullError

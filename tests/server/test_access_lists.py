@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.core.access import Action
-from babelbus.core.subject import InvalidTopicNameError, check_topic_name
-from babelbus.errors import ConfigError
+from babelbus.core.subject import check_topic_name
+from babelbus.errors import ConfigError, InvalidTopicNameError
 from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.storage.files import LocalFiles
 from babelbus.storage.memory import MemoryFiles

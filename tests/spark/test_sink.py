@@ -18,10 +18,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from babelbus.client import BlockingClient, ClientClosedError, ConnectionLostError, Identity, RequestError
 from babelbus.config import JebpSettings
-from babelbus.core import json_text
 from babelbus.core.groups import dead_letters
 from babelbus.records.record import Record
-from babelbus.spark import encode
 from babelbus.spark.connection import connection
 from babelbus.spark.encode import DEAD_REASON, DEAD_TIME, DEAD_TOPIC
 from babelbus.spark.errors import OptionError, SchemaError
@@ -467,7 +465,6 @@ def test_a_checkpoint_gives_the_transaction_however_its_folder_is_written() -> N
 
 def test_dead_letters_have_the_headers_that_those_of_groups_have() -> None:
     assert (DEAD_REASON, DEAD_TOPIC, DEAD_TIME) == (dead_letters.REASON, dead_letters.TOPIC, dead_letters.TIME)
-    assert (encode.CONTENT_TYPE, encode.JSON_TYPE) == (json_text.CONTENT_TYPE, json_text.JSON_TYPE)
 
 
 def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:

@@ -11,17 +11,18 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
-from babelbus.core.json_text import CONTENT_TYPE, JSON_TYPE, json_text
+from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.record import Event, Receipt
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.state import KEY_BYTES_MAX, Change, Commit, History, Kind, State, StateLog, size_fault
-from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
+from babelbus.core.subject import Pattern, TopicTable, check_topic_name, is_text
 from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, Topics, stamped
 from babelbus.core.transactions import Staging, StagingSettings
-from babelbus.errors import BabelbusError, StorageError
+from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
+from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SOURCE_HEADER
 from babelbus.storage import notes
 from babelbus.storage.contract import Store
 from babelbus.storage.files import FileSystem
@@ -454,7 +455,7 @@ class Broker:
         if router.empty and not self._table.names:
             return ()
         own = self.state_receiver
-        headers = ((CONTENT_TYPE, JSON_TYPE), (b"ce_source", commit.source.encode()))
+        headers = ((CONTENT_TYPE, JSON_TYPE), (SOURCE_HEADER, commit.source.encode()))
         events = []
         for kind, key, value, _, _ in changes:
             if kind in UNTOLD_KINDS or key is None or key.startswith(RESERVED_PREFIX):

@@ -12,6 +12,7 @@ from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import LENGTH_MAX
 from babelbus.errors import StorageError
 from babelbus.records.columns import decode_columns, iterate
+from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import (
     encode_batch,
     encode_payloads,
@@ -21,11 +22,8 @@ from babelbus.records.format import (
 )
 from babelbus.records.record import Headers, Record, RecordBatch
 
-SUBJECT_HEADER = b"ce_subject"
-"""Holds the subject of an event whose subject is not the topic's name."""
 RESERVED_PREFIX = "$"
 """Begins the names of the server's own topics."""
-SOURCE_HEADER = b"ce_source"
 FIRST_ID = "0"
 """The id of a topic that was made before topics had ids."""
 SERVER_CHOOSES = -1

@@ -7,8 +7,9 @@ import msgspec
 from babelbus.core.broker import Broker
 from babelbus.core.record import Event
 from babelbus.core.state import size_fault, subscription_pattern
-from babelbus.core.topic import RESERVED_PREFIX, SUBJECT_HEADER
+from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.metrics import Metrics
+from babelbus.records.envelope import SOURCE_HEADER, SUBJECT_HEADER
 from babelbus.server.administration_state import SOURCE, check_state_pattern, done
 from babelbus.web.contract import InvalidEventError, Sent, Stop
 
@@ -36,7 +37,7 @@ class LiveAdministrator:
             raise InvalidEventError(f"the subject {subject[:80]!r}... {fault}")
         if any(name == SUBJECT_HEADER for name, _ in event.headers):
             raise InvalidEventError("the header ce_subject is the server's: it holds the subject")
-        event = msgspec.structs.replace(event, headers=(*event.headers, (b"ce_source", SOURCE.encode())))
+        event = msgspec.structs.replace(event, headers=(*event.headers, (SOURCE_HEADER, SOURCE.encode())))
         topic = self._broker.topic_of(subject)
         receivers = len(self._broker.router.find(subject))
         receipts = self._broker.publish([event])

@@ -28,9 +28,8 @@ from babelbus.core.state import (
     VersionedError,
     VersionMismatchError,
 )
-from babelbus.core.subject import InvalidTopicNameError
 from babelbus.core.topic import UnknownPartitionError
-from babelbus.errors import BabelbusError, ConfigError, StorageError
+from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, StorageError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
 from babelbus.web.contract import (
     InvalidEventError,

@@ -20,8 +20,9 @@ import msgspec
 from aiohttp import web
 
 from babelbus.core.groups import Delivery, Group
-from babelbus.core.topic import SUBJECT_HEADER, event_of
+from babelbus.core.topic import event_of
 from babelbus.errors import BabelbusError
+from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.record import Record
 from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number

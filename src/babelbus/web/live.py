@@ -13,6 +13,7 @@ from aiohttp import web
 from babelbus.core.flow_policy import Bound
 from babelbus.core.record import Event
 from babelbus.metrics import Metrics
+from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.records.record import Headers
 from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_text, write_lines
@@ -26,7 +27,6 @@ HEARTBEAT_SECONDS = 10.0
 FEEDS_MAX = 64
 """Most live answers at once: each may hold `Bound` of memory."""
 BODY_BYTES_MAX = 64 * MIB
-SOURCE = b"ce_source"
 NO_BOUND = Bound()
 
 encode = msgspec.json.Encoder().encode
@@ -166,7 +166,7 @@ def event_of(body: SendBody) -> Event:
     headers: Headers = tuple(body.headers_base64) or tuple(
         (name.encode(), None if value is None else value.encode()) for name, value in body.headers.items()
     )
-    if any(name == SOURCE for name, _ in headers):
+    if any(name == SOURCE_HEADER for name, _ in headers):
         raise InvalidEventError("the header ce_source is the server's: it says who an event came from")
     return Event(subject, payload, key, headers)
 
@@ -176,8 +176,8 @@ def encode_event(event: Event) -> bytes:
     subject, subject_base64 = text_or_bytes(event.subject.encode("utf-8", "surrogateescape"))
     payload, payload_base64 = (None, UNSET) if event.payload is None else text_or_bytes(event.payload)
     key, key_base64 = (UNSET, UNSET) if event.key is None else text_or_bytes(event.key)
-    source = dict(event.headers).get(SOURCE)
-    headers, headers_base64 = split_headers(tuple(pair for pair in event.headers if pair[0] != SOURCE))
+    source = dict(event.headers).get(SOURCE_HEADER)
+    headers, headers_base64 = split_headers(tuple(pair for pair in event.headers if pair[0] != SOURCE_HEADER))
     return encode(
         EventLine(
             event.timestamp,

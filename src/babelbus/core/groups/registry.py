@@ -34,9 +34,9 @@ from babelbus.core.groups.settings import (
     header_filter,
 )
 from babelbus.core.settings import InvalidSettingError, change_settings
-from babelbus.core.subject import InvalidTopicNameError, check_topic_name
+from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
-from babelbus.errors import StorageError
+from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from babelbus.core.record import Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.records.format import TOMBSTONE, CorruptRecordError, decode_headers, encode_headers, encode_keyed
 from babelbus.records.format import encode_batch as encode_records
 from babelbus.records.record import Record, RecordBatch
@@ -28,7 +29,6 @@ from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
 
-SOURCE_HEADER = b"ce_source"
 VERSION_HEADER = b"version"
 TESTAMENT_MARK = b"\xff"
 """Begins the key of a testament's record: no key of a value does, for it is UTF-8."""

@@ -6,7 +6,6 @@ from babelbus.core.access import Action
 from babelbus.core.access import Identity as Client
 from babelbus.core.record import Headers, Receipt
 from babelbus.core.topic import (
-    SOURCE_HEADER,
     SequenceGapError,
     SequenceTooOldError,
     Topic,
@@ -19,6 +18,7 @@ from babelbus.protocols.jebp.box import Sealer
 from babelbus.protocols.jebp.codec import encode_records_created
 from babelbus.protocols.jebp.messages import PROTOCOL, CreateRecord, CreateRecords, RecordsCreated
 from babelbus.protocols.jebp.status import Answers, Outcome
+from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.records.format import InvalidRecordError
 from babelbus.records.ingest import ChecksumError, parse_records
 from babelbus.storage.errors import DiskError, DiskFullError

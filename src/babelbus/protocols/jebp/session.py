@@ -13,8 +13,7 @@ from babelbus.core.broker import Broker, TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
 from babelbus.core.record import Receipt
 from babelbus.core.settings import InvalidSettingError
-from babelbus.core.subject import InvalidTopicNameError
-from babelbus.errors import StorageError
+from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.decoder import ServerDecoder
@@ -49,7 +48,6 @@ from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, Reading, answers
 from babelbus.protocols.jebp.subscription import Subscription
-from babelbus.storage.disk import InvalidTopicNameError as InvalidFolderError
 
 log = logging.getLogger(__name__)
 
@@ -332,7 +330,7 @@ class Session:
             self._broker.create_topic(request.topic)
         except TopicExistsError:
             return Outcome.CREATE_TOPIC_EXISTS
-        except (InvalidTopicNameError, InvalidFolderError, InvalidSettingError) as error:
+        except (InvalidTopicNameError, InvalidSettingError) as error:
             log.info("jebp: create topic: %s", error)
             return Outcome.CREATE_TOPIC_BAD_NAME
         except StorageError as error:

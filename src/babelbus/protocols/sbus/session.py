@@ -12,6 +12,7 @@ from babelbus.protocols.sbus.credentials import Credentials, patterns_of
 from babelbus.protocols.sbus.hub import Hub, Sessions
 from babelbus.protocols.sbus.patterns import SbusPattern
 from babelbus.protocols.sbus.ports import Port
+from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.wire.packets import Packets
 
 
@@ -35,7 +36,7 @@ class Session:
         self._pattern_bytes = 0
         self._echo = True
         source = b"sbus:uid=%d,gid=%d,pid=%d" % (credentials.uid, credentials.gid, credentials.pid)
-        self._headers = ((b"ce_source", source),)
+        self._headers = ((SOURCE_HEADER, source),)
 
     def receive(self, packets: Packets, first: int, last: int) -> None:
         """Do what packets `first` to `last` ask for, in their order.

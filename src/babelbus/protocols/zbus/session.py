@@ -11,8 +11,7 @@ import msgspec
 
 from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError, check_group_name
 from babelbus.core.settings import InvalidSettingError
-from babelbus.core.subject import InvalidTopicNameError
-from babelbus.errors import BabelbusError
+from babelbus.errors import BabelbusError, InvalidTopicNameError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing

@@ -9,7 +9,7 @@ from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_bas
 from babelbus.storage.disk.repair import repair_folder
 from babelbus.storage.disk.scan import scan
 from babelbus.storage.disk.segment import Segment, base_name
-from babelbus.storage.disk.store import LOCK_NAME, SETTINGS_NAME, FolderStore, InvalidTopicNameError, folder_name
+from babelbus.storage.disk.store import LOCK_NAME, SETTINGS_NAME, FolderStore, folder_name
 
 __all__ = [
     "BLOCK_ENTRY",
@@ -19,7 +19,6 @@ __all__ = [
     "RESCUED_SUFFIX",
     "SETTINGS_NAME",
     "FolderStore",
-    "InvalidTopicNameError",
     "Log",
     "Meter",
     "PartitionReport",

@@ -4,7 +4,7 @@ import secrets
 from urllib.parse import quote, unquote
 
 from babelbus.clock import Clock
-from babelbus.errors import StorageError
+from babelbus.errors import InvalidTopicNameError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.log import Log
 from babelbus.storage.files import FileSystem
@@ -15,10 +15,6 @@ SETTINGS_NAME = "settings.json"
 REMOVED_PREFIX = ".removed-"
 FOLDER_BYTES_MAX = 255
 """The longest file name that common file systems take."""
-
-
-class InvalidTopicNameError(StorageError):
-    """A topic cannot have this name."""
 
 
 def folder_name(topic: str) -> str:
