@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from babelbus.core.partition import DEFERRED_BYTES_MAX, Partition, TopicClosedError
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.core.settings import Ack
 from babelbus.errors import StorageError
 from babelbus.records.format import encode_payloads

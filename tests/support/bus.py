@@ -4,12 +4,13 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from babelbus.clock import ManualClock
 from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
-from babelbus.core.record import Event, Receipt
+from babelbus.core.receipt import Promise, settled
+from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.core.state import KEY_BYTES_MAX, State
 from babelbus.core.topic import Topic
@@ -125,13 +126,13 @@ class Bus:
         return Bus(self.files, clock=self.clock)
 
 
-async def done(receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Wait until all receipts are done."""
-    waited = list(receipts)
-    for receipt in waited:
-        future = asyncio.get_running_loop().create_future()
-        receipt.when_done(lambda _, future=future: future.set_result(None))  # type: ignore[misc]
-        await future
+Promised = TypeVar("Promised", bound=Promise)
+
+
+async def done(promises: Iterable[Promised]) -> list[Promised]:
+    """Wait until all promises are done."""
+    waited = list(promises)
+    await settled(waited)
     return waited
 
 

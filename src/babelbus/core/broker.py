@@ -13,7 +13,8 @@ from babelbus.core.flusher import Flusher
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition, TopicClosedError
-from babelbus.core.record import Event, Receipt
+from babelbus.core.receipt import Promise, Receipt
+from babelbus.core.record import Event
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.state import KEY_BYTES_MAX, Change, Commit, History, Kind, State, StateLog, size_fault
@@ -510,6 +511,6 @@ def _check_not_reserved(name: str) -> None:
         raise InvalidTopicNameError(f"topic {name!r}: names that begin with {RESERVED_PREFIX} are the server's own")
 
 
-def _note_not_retained(receipt: Receipt) -> None:
+def _note_not_retained(receipt: Promise) -> None:
     if receipt.error is not None:
         log.warning("events were recorded but not kept as state: %s", receipt.error)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from babelbus.core.flusher import Flusher
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.core.settings import Ack
 from babelbus.errors import StorageError
 from babelbus.records.record import RecordBatch

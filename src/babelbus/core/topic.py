@@ -7,7 +7,8 @@ import numpy as np
 
 from babelbus.clock import Clock
 from babelbus.core.partition import Partition
-from babelbus.core.record import Event, Receipt
+from babelbus.core.receipt import Receipt
+from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import LENGTH_MAX
 from babelbus.errors import StorageError
@@ -134,7 +135,7 @@ class Topic:
                 return [self._append_payloads(self.partitions[0], payloads, timestamps, source)]
             receipt = self._gathered
             if receipt is None:
-                receipt = self._gathered = Receipt(-1, -1, 0)
+                receipt = self._gathered = Receipt()
                 self._later(self.commit)
             self._payloads += payloads
             self._timestamps += timestamps

@@ -10,7 +10,7 @@ from babelbus.core.state import size_fault, subscription_pattern
 from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.metrics import Metrics
 from babelbus.records.envelope import SOURCE_HEADER, SUBJECT_HEADER
-from babelbus.server.administration_state import SOURCE, check_state_pattern, done
+from babelbus.server.administration_state import SOURCE, check_state_pattern
 from babelbus.web.contract import InvalidEventError, Sent, Stop
 
 
@@ -42,7 +42,7 @@ class LiveAdministrator:
         receivers = len(self._broker.router.find(subject))
         receipts = self._broker.publish([event])
         for receipt in receipts:
-            await done(receipt)
+            await receipt.wait()
         if topic is None or not receipts:
             return Sent(None, None, None, receivers)
         self._metrics.topic_published(SOURCE, topic).inc(1, len(event.payload or b""))

@@ -1,13 +1,11 @@
 """The state as an administrator reads and changes it: keys and patterns in Wörterbuch's language, with its rules."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.broker import STATE_TOPIC, Broker
-from babelbus.core.record import Receipt
 from babelbus.core.state import (
     AsOf,
     Change,
@@ -68,13 +66,13 @@ class StateAdministrator:
         """Store a plain value, or raise `InvalidValueError` or `VersionedError`."""
         self._check_writable(key)
         self._state.set(key, _read_value(key, value))
-        await done(self._state.commit(SOURCE))
+        await self._state.commit(SOURCE).wait()
 
     async def compare_and_set(self, key: str, value: bytes, version: int) -> int:
         """Store a value if the key has `version`, and return the next one; or raise `VersionMismatchError`."""
         self._check_writable(key)
         made = self._state.compare_and_set(key, _read_value(key, value), version)
-        await done(self._state.commit(SOURCE))
+        await self._state.commit(SOURCE).wait()
         return made
 
     async def put_all(self, entries: Sequence[Entry]) -> None:
@@ -87,13 +85,13 @@ class StateAdministrator:
             checked.append((key, _read_value(key, value), version))
         for key, value, version in checked:
             self._state.put(key, value, version)
-        await done(self._state.commit(SOURCE))
+        await self._state.commit(SOURCE).wait()
 
     async def delete(self, key: str) -> Entry:
         """Take a value away and return it with version 0, or raise `NoSuchKeyError`."""
         self._check_writable(key)
         value = self._state.delete(key)
-        await done(self._state.commit(SOURCE))
+        await self._state.commit(SOURCE).wait()
         return key, value, 0
 
     async def delete_matching(self, pattern: str) -> list[Entry]:
@@ -101,7 +99,7 @@ class StateAdministrator:
         if is_below_sys(pattern):
             raise ReadOnlyKeyError(pattern)
         found = self._state.delete_matching(self._read_pattern(pattern))
-        await done(self._state.commit(SOURCE))
+        await self._state.commit(SOURCE).wait()
         return [(key, value, 0) for key, value in found]
 
     async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
@@ -155,20 +153,6 @@ def check_state_pattern(pattern: str, bytes_max: int) -> None:
         raise InvalidPatternError(f"the pattern '{pattern[:80]}...' {fault}")
     if check_pattern(pattern) is not None:
         raise InvalidPatternError(f"{pattern!r} is no pattern: '#' stands only at the end")
-
-
-async def done(receipt: Receipt) -> None:
-    """Return when it is.
-
-    Raises:
-        BabelbusError: it failed.
-    """
-    if not receipt.done:
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        receipt.when_done(lambda _: None if waiting.done() else waiting.set_result(None))
-        await waiting
-    if receipt.error is not None:
-        raise receipt.error
 
 
 def _read_value(key: str, text: bytes) -> bytes:

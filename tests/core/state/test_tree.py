@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from babelbus.core.record import Event, Receipt
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Event
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Change, Kind
 from babelbus.core.state.tree import (
@@ -603,8 +604,8 @@ class StateMachine(RuleBasedStateMachine):
         self.state.execute(owner)
         self.execute(owner)
 
-    def commit_and_wait(self) -> Receipt:
-        async def run() -> Receipt:
+    def commit_and_wait(self) -> Promise:
+        async def run() -> Promise:
             return (await done([self.state.commit("test")]))[0]
 
         return self.loop.run_until_complete(run())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babelbus.core.partition import TopicClosedError
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import EVERYTHING
 from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
@@ -842,8 +842,8 @@ def test_any_interleaving_of_staging_commits_aborts_and_crashes_is_what_the_mode
                     with pytest.raises(UnknownPartError):
                         stage.commit(*refs, batch_id=batch_id)
                     continue
-                receipt = await stage.committed(*refs, batch_id=batch_id)
-                assert receipt.again == (batch_id <= last)
+                committed = await stage.committed(*refs, batch_id=batch_id)
+                assert committed.again == (batch_id <= last)
                 if batch_id > last:
                     for name in chosen:
                         for place, value in parts[batch_id, name]:

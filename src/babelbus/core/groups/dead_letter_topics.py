@@ -17,7 +17,8 @@ from babelbus.core.groups.info import StoredLane
 from babelbus.core.groups.registry import Groups
 from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from babelbus.core.partition import Partition
-from babelbus.core.record import Receipt, Record
+from babelbus.core.receipt import Receipt, settled
+from babelbus.core.record import Record
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import decode_chunk, iterate
@@ -245,9 +246,9 @@ class _Replay:
                 self._left -= len(taken)
             receipts = [receipt for delivery in taken if (receipt := self._publish(delivery)) is not None]
             try:
-                await _settled(receipts)
+                await settled(receipts)
             except asyncio.CancelledError:  # who asked has gone; what was published is noted before we end
-                await _settled(receipts)
+                await settled(receipts)
                 raise
 
     def _publish(self, delivery: Delivery) -> Receipt | None:
@@ -310,21 +311,3 @@ def _records(partition: Partition, offset: int) -> Iterator[Record | None]:
         yield from iterate(decode_chunk(chunk.data, verified=True))
         yield None
         offset, size = chunk.next_offset, READ_BYTES
-
-
-async def _settled(receipts: Sequence[Receipt]) -> None:
-    """Return when all are done, with or without an error."""
-    left = sum(not receipt.done for receipt in receipts)
-    if not left:
-        return
-    waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def note(_: Receipt) -> None:
-        nonlocal left
-        left -= 1
-        if not left and not waiting.done():
-            waiting.set_result(None)
-
-    for receipt in [receipt for receipt in receipts if not receipt.done]:
-        receipt.when_done(note)
-    await waiting

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.record import Event, Headers, Receipt, Record
+from babelbus.core.receipt import Receipt
+from babelbus.core.record import Event, Headers, Record
 from babelbus.core.subject import NAME_BYTES_MAX
 from babelbus.core.topic import Topic, Topics, event_of
 from babelbus.errors import BabelbusError

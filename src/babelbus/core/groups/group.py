@@ -34,7 +34,7 @@ from babelbus.core.groups.info import GroupInfo, StoredLane, lane_info, resolve,
 from babelbus.core.groups.member import Deliver, Member, OnClosed
 from babelbus.core.groups.partition_cursor import Lane, ReadAhead
 from babelbus.core.groups.settings import GroupClosedError, GroupOwnedError, GroupSettings, Place, RecordFilter
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 

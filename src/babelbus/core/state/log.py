@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt, settled
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.columns import Columns, decode_chunk
@@ -242,7 +242,7 @@ class StateLog:
         loop = asyncio.get_running_loop()
         try:
             # What a failed flush loses must not come back with a checkpoint, although its offsets are given again.
-            error = None if last is None else await _outcome(last)
+            error = None if last is None else await settled((last,))
             if error is not None:
                 raise error
             await loop.run_in_executor(None, self._write_checkpoint, loaded)
@@ -294,13 +294,6 @@ class StateLog:
             file.flush()
         finally:
             file.close()
-
-
-async def _outcome(receipt: Receipt) -> BabelbusError | None:
-    """Return the error of a receipt when it is done."""
-    done: asyncio.Future[BabelbusError | None] = asyncio.get_running_loop().create_future()
-    receipt.when_done(lambda one: None if done.done() else done.set_result(one.error))
-    return await done
 
 
 def _bodies(items: list[tuple[str, Entry]], count: int, loaded: Loaded) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from itertools import repeat
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
 from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog
@@ -57,7 +57,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 Listener = Callable[[Sequence[Change], Commit], None]
-Publish = Callable[[Sequence[Change], Commit], Sequence[Receipt]]
+Publish = Callable[[Sequence[Change], Commit], Sequence[Promise]]
 
 
 class Testament(msgspec.Struct, frozen=True):
@@ -332,7 +332,7 @@ class State:
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
-    def commit(self, source: str) -> Receipt:
+    def commit(self, source: str) -> Promise:
         """Log all changes made since the last commit, in one append; `source` is who made them (`ce_source`).
 
         The receipt is done when the log has them at its ack level, and so have the topics that record their keys. When
@@ -345,13 +345,13 @@ class State:
         self._pending = []
         self._number += 1
         try:
-            receipt = self._log.append(changes, source)
+            receipt: Promise | None = self._log.append(changes, source)
         except StorageError as error:
             self._take_back(changes)
-            return Receipt.refused(error)
+            return Promise.refused(error)
         except UnicodeEncodeError as error:  # a subject that came as other bytes: no key of the state
             self._take_back(changes)
-            return Receipt.refused(InvalidKeyError(f"a key is no valid Unicode: {error}"))
+            return Promise.refused(InvalidKeyError(f"a key is no valid Unicode: {error}"))
         if self._log.lost_some:
             receipt = self._write_again() or receipt
         commit = Commit(self._number, source)
@@ -361,13 +361,13 @@ class State:
         if self._log.wants_checkpoint:
             self._log.begin_checkpoint(self._values, self._testaments)
         if receipt.done:
-            return _all_of(self._tell(changes, commit))
-        whole = Receipt(-1, -1, 0)
+            return all_of(self._tell(changes, commit))
+        whole = Promise()
         self._open[commit.number] = changes
         receipt.when_done(lambda done: self._logged(done, changes, commit, whole))
         return whole
 
-    def _write_again(self) -> Receipt | None:
+    def _write_again(self) -> Promise | None:
         """Append what the log has lost of what clients were told is stored: memory still has it."""
         try:
             loaded = self._log.load()
@@ -394,14 +394,14 @@ class State:
             return None
 
     @property
-    def _before(self) -> Receipt:
+    def _before(self) -> Promise:
         """Return the receipt of what was logged last, while it is open: what failed once is nobody else's matter."""
         return DONE if self._last.done else self._last
 
-    def _logged(self, done: Receipt, changes: Sequence[Change], commit: Commit, whole: Receipt) -> None:
+    def _logged(self, done: Promise, changes: Sequence[Change], commit: Commit, whole: Promise) -> None:
         if done.error is None:
             self._open.pop(commit.number, None)
-            _all_of(self._tell(changes, commit)).when_done(lambda told: whole.resolve(told.error))
+            all_of(self._tell(changes, commit)).when_done(lambda told: whole.resolve(told.error))
             return
         if commit.number in self._open:  # all that waited for the flush fails together: the log is read once
             self._load_again(commit, done.error)
@@ -435,7 +435,7 @@ class State:
         if unheard:
             self._tell(unheard, commit)
 
-    def _tell(self, changes: Sequence[Change], commit: Commit) -> Sequence[Receipt]:
+    def _tell(self, changes: Sequence[Change], commit: Commit) -> Sequence[Promise]:
         for listener in self.listeners:
             try:
                 listener(changes, commit)
@@ -469,12 +469,10 @@ class State:
 
 
 NO_TESTAMENT = Testament()
-DONE = Receipt(-1, -1, 0)
-DONE.resolve()
 _SET = Kind.SET
 
 
-def _note_not_executed(receipt: Receipt) -> None:
+def _note_not_executed(receipt: Promise) -> None:
     if receipt.error is not None:
         log.warning("state: testaments wait for the next start: %s", receipt.error)
 
@@ -482,26 +480,3 @@ def _note_not_executed(receipt: Receipt) -> None:
 def _parent(key: str, depth: int) -> str | None:
     """Return the first `depth` elements of a key; `None` is the root."""
     return SEPARATOR.join(key.split(SEPARATOR, depth)[:depth]) if depth else None
-
-
-def _all_of(receipts: Sequence[Receipt]) -> Receipt:
-    """Return a receipt that is done when all of these are, with the first error."""
-    if not receipts:
-        return DONE
-    if len(receipts) == 1:
-        return receipts[0]
-    whole = Receipt(-1, -1, 0)
-    left = len(receipts)
-    failed: list[BabelbusError] = []
-
-    def arrive(done: Receipt) -> None:
-        nonlocal left
-        left -= 1
-        if done.error is not None:
-            failed.append(done.error)
-        if not left:
-            whole.resolve(failed[0] if failed else None)
-
-    for receipt in receipts:
-        receipt.when_done(arrive)
-    return whole

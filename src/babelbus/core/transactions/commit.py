@@ -9,6 +9,7 @@ import numpy as np
 
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import Partition
+from babelbus.core.receipt import settled
 from babelbus.core.topic import Topic, Topics
 from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, Entry, PartReader, Place, StagedPart
 from babelbus.core.transactions.transaction_file import Pending, producer_of
@@ -65,10 +66,7 @@ class FlusherCalls:
     async def wait_durable(self, parts: Sequence[StagedPart]) -> StorageError | None:
         """Return when all of the parts survive a loss of power, with the error of one that does not."""
         for part in parts:
-            future: asyncio.Future[None] = self._loop.create_future()
-            receipt = part.receipt(-1, 0, 0)
-            receipt.when_done(lambda _, future=future: future.done() or future.set_result(None))  # type: ignore[misc]
-            await future
+            await settled((part.receipt(-1, 0, 0),))
             if part.failed is not None:
                 return part.failed
         return None

@@ -12,7 +12,7 @@ from collections import deque
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
 from babelbus.records.fields import timestamps_at

@@ -25,7 +25,7 @@ import numpy as np
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.core.topic import SERVER_CHOOSES, ReservedTopicError, Topic, Topics
 from babelbus.core.transactions.committer import Committer, Transaction
 from babelbus.core.transactions.model import (

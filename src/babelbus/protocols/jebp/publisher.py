@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from babelbus.core.access import Action
 from babelbus.core.access import Identity as Client
-from babelbus.core.record import Headers, Receipt
+from babelbus.core.receipt import Receipt
+from babelbus.core.record import Headers
 from babelbus.core.topic import (
     SequenceGapError,
     SequenceTooOldError,

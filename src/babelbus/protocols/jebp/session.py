@@ -11,7 +11,7 @@ from babelbus.core.access import Action
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker, TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.core.settings import InvalidSettingError
 from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
@@ -100,7 +100,7 @@ class Session:
         self._fingerprint = ""
         self._subscription = Subscription(broker.topics, metrics)
         self._backlog: deque[Request] = deque()
-        self._waits: set[Receipt] = set()
+        self._waits: set[Promise] = set()
         self.on_close: Callable[[], None] = lambda: None
         hello = self._handshake.begin()
         outbox.answer(lambda: hello)
@@ -299,16 +299,16 @@ class Session:
         content = read()
         self._outbox.answer(lambda: self._sealer.seal_parts(content), sum(map(len, content)))
 
-    def _wait(self, partition: Partition, offset: int, seconds: float) -> Receipt:
+    def _wait(self, partition: Partition, offset: int, seconds: float) -> Promise:
         """Return what is done when a record can be read, its topic goes away, the time is over or the client is
         gone.
         """
-        receipt = Receipt(partition.number, offset, 0)
+        receipt = Promise()
         self._waits.add(receipt)
         cancel = partition.watch(offset, receipt.resolve)
         timer = asyncio.get_running_loop().call_later(seconds, receipt.resolve)
 
-        def forget(_: Receipt) -> None:
+        def forget(_: Promise) -> None:
             cancel()
             timer.cancel()
             self._waits.discard(receipt)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from babelbus.core.access import Action, Identity
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
 from babelbus.core.transactions import (
     PartRef,
@@ -41,7 +41,7 @@ FINAL_ERRORS = (
 """Asking again does not help."""
 
 Said = tuple[Outcome, bytes]
-Reply = tuple[Sequence[Receipt], Callable[[], Said]]
+Reply = tuple[Sequence[Promise], Callable[[], Said]]
 """What an answer waits for, and what gives it then."""
 
 

@@ -11,7 +11,8 @@ from typing import Protocol, cast
 import msgspec
 
 from babelbus.core.fanout import Fan, Fanout
-from babelbus.core.record import Event, Receipt
+from babelbus.core.receipt import Receipt
+from babelbus.core.record import Event
 from babelbus.core.router import Route, Router
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.sbus.codec import MSG

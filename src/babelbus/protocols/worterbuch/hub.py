@@ -17,7 +17,8 @@ from babelbus.clock import Clock
 from babelbus.core.broker import Broker
 from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.json_text import is_json, json_text
-from babelbus.core.record import Event, Receipt
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Event
 from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
@@ -353,6 +354,6 @@ def timestamp_text(now_ms: int) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%S}.{now_ms % 1000:03d}000000+00:00"
 
 
-def _note_failure(receipt: Receipt) -> None:
+def _note_failure(receipt: Promise) -> None:
     if receipt.error is not None:
         log.warning("worterbuch: a change was not stored: %s", receipt.error)

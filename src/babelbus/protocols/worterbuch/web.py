@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import Encode, Outbox, PeerLeavesError
 from babelbus.protocols.worterbuch.hub import Hub
@@ -330,7 +330,7 @@ class WebSession:
 
     def _begin_job(self, request: Request, work: Callable[[], Awaitable[Reply]]) -> None:
         """Answer when some work is done; until then the outbox is full, and nothing else is done here."""
-        done = Receipt(-1, -1, 0)
+        done = Promise()
         replies: list[Reply] = []
 
         async def run() -> None:
@@ -355,7 +355,7 @@ class WebSession:
     def _reply(self, request: Request, reply: Reply) -> None:
         self._send(request, [], lambda: self._encode(request, reply), len(reply.body))
 
-    def _send(self, request: Request, receipts: Sequence[Receipt], encode: Encode, weight: int) -> None:
+    def _send(self, request: Request, receipts: Sequence[Promise], encode: Encode, weight: int) -> None:
         self._finish()
         if not _keeps_alive(request):
             self._last_word = _leaving()

@@ -5,7 +5,7 @@ Specification: docs/specifications/zbus.md, 6.3.
 
 from typing import Generic
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.calls import Call

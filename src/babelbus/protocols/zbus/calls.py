@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict, deque
 
 from babelbus.clock import Clock
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.protocols.zbus.messages import GATEWAY_TIMEOUT, Message, text_reply
 
 GIVEN_UP_MAX = 10_000
@@ -22,7 +22,7 @@ class Call:
         self.source = source
         self.id = request_id
         self.deadline = deadline
-        self.done = Receipt(-1, -1, 0)
+        self.done = Promise()
         self.reply: Message | None = None
 
     def answer(self, reply: Message) -> None:

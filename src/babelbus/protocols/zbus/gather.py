@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise, Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import StorageError
 from babelbus.protocols.contract import Outbox
@@ -33,7 +33,7 @@ class _Gathered:
         self.bodies: list[bytes] = []
         self.timestamps: list[int] = []
         self.size_bytes = 0
-        self.receipt = Receipt(-1, -1, 0)
+        self.receipt = Promise()
         self.singles: list[Single] = []
 
     def answer(self, made: Receipt, ids: Sequence[bytes]) -> None:
@@ -73,7 +73,7 @@ class Gatherer:
         self._on_appended = on_appended
         self._waiting: dict[str, _Gathered] = {}
 
-    def append(self, topic: Topic, bodies: Sequence[bytes], timestamp: int, size_bytes: int) -> Receipt:
+    def append(self, topic: Topic, bodies: Sequence[bytes], timestamp: int, size_bytes: int) -> Promise:
         """Append records that a `Recorder` made to a topic of one partition; `size_bytes` is that of the payloads.
 
         Few of them wait for the end of this turn of the event loop, so that what many connections publish at once is

@@ -9,7 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from babelbus.core.record import Event, Receipt
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Event
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.protocols.contract import Outbox
@@ -53,7 +54,7 @@ class _Publication:
         self.bodies: list[bytes] = []
         self.events: list[Event] = []
         """Where keys choose among several partitions."""
-        self.receipts: list[Receipt] = []
+        self.receipts: list[Promise] = []
         self.size_bytes = 0
 
     @property
@@ -82,7 +83,7 @@ class Publisher(Generic[Asked]):
         self._silent = silent
         self._recorder = Recorder(stamp)
         self._publications: dict[str, _Publication] = {}
-        self._receipts: list[Receipt] = []
+        self._receipts: list[Promise] = []
         self._replies: list[_Reply[Asked]] = []
         self._replies_bytes = 0
         self._known: Message | None = None
