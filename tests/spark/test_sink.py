@@ -163,7 +163,7 @@ def test_another_attempt_puts_the_rows_of_a_batch_where_the_first_one_did(
         target = Target(transaction, 5, "query", 2, attempt)
         commit(options, transaction, 5, [stage(iter(chunks), options, target)])
         found.append([[one.payload for one in stored(client, topic, number)] for number in range(3)])
-        live.call(lambda: live.server.broker.staging.forget(f"admin/{transaction}"))  # type: ignore[union-attr]
+        live.call(lambda: live.server.broker.staging.forget(f"admin/{transaction}"))
     once, twice = found
     assert all(once)
     assert twice == [[*values, *values] for values in once]
@@ -182,7 +182,7 @@ def test_a_save_with_an_id_is_done_once(spark: SparkSession, live: LiveServer, c
 
 def staged_bytes(live: LiveServer) -> int:
     """What waits for a commit on the server."""
-    return live.call(lambda: live.server.broker.staging.staged_bytes)  # type: ignore[union-attr]
+    return live.call(lambda: live.server.broker.staging.staged_bytes)
 
 
 def test_a_save_that_fails_publishes_nothing(spark: SparkSession, live: LiveServer, client: BlockingClient) -> None:

@@ -3,23 +3,25 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.access import SERVER, AccessRefusedError, Action, Identity, may
 from babelbus.core.flusher import Flusher
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition, TopicClosedError
-from babelbus.core.receipt import Promise, Receipt
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import Promise, Receipt, join
 from babelbus.core.record import Event
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.state import KEY_BYTES_MAX, Change, Commit, History, Kind, State, StateLog, size_fault
 from babelbus.core.subject import Pattern, TopicTable, check_topic_name, is_text
-from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, Topics, stamped
+from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, ReservedTopicError, Topic, Topics, stamped
 from babelbus.core.transactions import Staging, StagingSettings
 from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
@@ -85,7 +87,7 @@ class Broker:
         """The topics whose removal the start finished: another engine may hold something of them still."""
         self._cleaning: asyncio.Future[int] | None = None
         self._closed = False
-        self.topics = Topics()
+        self._topics = Topics()
         self.router = Router()
         self.flusher = Flusher(loop, clock, metrics)
         self.state: State
@@ -93,10 +95,12 @@ class Broker:
         """The shared receiver of the router that hears of the state's changes from the state itself."""
         self.on_topics_changed: Callable[[], None] = lambda: None
         self.history: History
-        self.staging: Staging | None = None
-        """Staged, atomic appends; `None` before `open_staging`."""
-        self.groups: Groups | None = None
-        """Consumer groups; `None` before `open_groups`."""
+        self.staging: Staging
+        """Staged, atomic appends; there once `open_staging` has returned, as `state` and `groups` once theirs have."""
+        self.groups: Groups
+        self._on_changed: list[Callable[[], None]] = []
+        self._opened: list[Callable[[], Awaitable[None]]] = []
+        """What closes the parts that were opened, in the order in which they were."""
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -120,7 +124,7 @@ class Broker:
                 kept = self._load_settings(name)
             except notes.DamagedNoteError as error:
                 log.error("topic %r is not opened, its name stays taken: %s", name, error)
-                self.topics.damaged[name] = error
+                self._topics.damaged[name] = error
                 continue
             stored = self._stores[kept.settings.engine].partition_count(name)
             if stored < kept.partitions and kept.settings.engine != "memory":
@@ -130,7 +134,7 @@ class Broker:
                     "if they are somewhere else, stop the server now and name that place",
                     name, kept.partitions - stored, kept.partitions, kept.settings.engine,
                 )  # fmt: skip
-            self.topics[name] = self._open_topic(name, kept.settings, max(kept.partitions, stored), kept.id)
+            self._topics[name] = self._open_topic(name, kept.settings, max(kept.partitions, stored), kept.id)
         self._note_names()
         return finished
 
@@ -150,9 +154,10 @@ class Broker:
             StorageError: its log cannot be opened or read.
         """
         topic = self.open_reserved(STATE_TOPIC, settings)
-        kept = StateLog(topic, files, folder, checkpoint_bytes=checkpoint_bytes, transient=transient)
+        kept = StateLog(topic, self.publish, files, folder, checkpoint_bytes=checkpoint_bytes, transient=transient)
         self.state = State(kept, self._publish_changes, key_bytes_max=key_bytes_max)
         self.state.open()
+        self._opened.append(self.state.close)
         self.history = History(topic)
         return self.state
 
@@ -178,6 +183,8 @@ class Broker:
             read_ahead_bytes=read_ahead_bytes,
         )
         self.groups.open()
+        self._on_changed.append(self.groups.topics_changed)
+        self._opened.append(self.groups.close)
         return self.groups
 
     def open_staging(self, files: FileSystem, folder: str, settings: StagingSettings | None = None) -> Staging:
@@ -189,13 +196,15 @@ class Broker:
         self.staging = Staging(
             files,
             folder,
-            topics=self.topics,
+            topics=self._topics,
+            publish=self.publish,
             flusher=self.flusher,
             clock=self._clock,
             loop=self._loop,
             settings=settings,
         )
         self.staging.open()
+        self._opened.append(self.staging.close)
         return self.staging
 
     def open_reserved(self, name: str, settings: TopicSettings) -> Topic:
@@ -205,11 +214,11 @@ class Broker:
             StorageError: the disk refused.
         """
         assert name.startswith(RESERVED_PREFIX)
-        topic = self.topics.get(name)
-        if self.topics.damaged.pop(name, None) is not None:  # nothing was lost: the settings are the server's own
+        topic = self._topics.get(name)
+        if self._topics.damaged.pop(name, None) is not None:  # nothing was lost: the settings are the server's own
             kept = _Kept(1, settings, _new_id())
             self._save_settings(name, kept)
-            topic = self.topics[name] = self._open_topic(name, settings, 1, kept.id)
+            topic = self._topics[name] = self._open_topic(name, settings, 1, kept.id)
         if topic is None:
             return self._make_topic(name, 1, settings)
         if topic.settings != settings:
@@ -231,7 +240,7 @@ class Broker:
             topic_id = _new_id()  # whatever it held is gone
         opened = [self._open_partition(name, settings, number) for number in range(partitions)]
         heard, later = lambda: not self.router.empty, self._loop.call_soon
-        return Topic(name, settings, opened, self._clock, self._route, heard, later, topic_id)
+        return Topic(name, settings, opened, self._clock, self._metrics, self._route, heard, later, topic_id)
 
     def _open_partition(self, name: str, settings: TopicSettings, number: int) -> Partition:
         store = self._stores[settings.engine]
@@ -262,10 +271,10 @@ class Broker:
         _check_not_reserved(name)
         if self._closed:
             raise TopicClosedError("the server stops")
-        if name in self.topics:
+        if name in self._topics:
             raise TopicExistsError(f"topic {name!r} exists")
-        if name in self.topics.damaged:
-            raise TopicExistsError(f"topic {name!r} exists and cannot be opened: {self.topics.damaged[name]}")
+        if name in self._topics.damaged:
+            raise TopicExistsError(f"topic {name!r} exists and cannot be opened: {self._topics.damaged[name]}")
         if partitions is None:
             partitions = self._default_partitions
         if not 1 <= partitions <= PARTITIONS_MAX:
@@ -284,14 +293,14 @@ class Broker:
         try:
             kept = _Kept(partitions, settings, _new_id())
             self._save_settings(name, kept)
-            self.topics[name] = self._open_topic(name, settings, partitions, kept.id)
+            self._topics[name] = self._open_topic(name, settings, partitions, kept.id)
         except (OSError, StorageError) as error:
             self._forget(name, store)
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"topic {name!r} could not be made: {error.strerror}") from error
         self._changed()
-        return self.topics[name]
+        return self._topics[name]
 
     def _forget(self, name: str, store: Store) -> None:
         """Take away what is there of a topic that could not be made, so that no restart brings it up."""
@@ -311,7 +320,6 @@ class Broker:
         """
         topic = self.topic(name)
         _check_not_reserved(name)
-        topic.commit()
         changes = dict(changes)
         partitions = changes.pop("partitions", len(topic.partitions))
         if not isinstance(partitions, int) or not len(topic.partitions) <= partitions <= PARTITIONS_MAX:
@@ -347,12 +355,12 @@ class Broker:
         """
         topic = self.topic(name)
         _check_not_reserved(name)
-        del self.topics[name]
+        del self._topics[name]
         topic.close(TopicClosedError(f"topic {name!r} was removed"))
         try:
             token = self._catalog.hide(name)
         except OSError as error:
-            self.topics[name] = self._open_topic(name, topic.settings, len(topic.partitions), topic.id)
+            self._topics[name] = self._open_topic(name, topic.settings, len(topic.partitions), topic.id)
             raise StorageError(f"topic {name!r} could not be removed: {error.strerror}") from error
         if topic.settings.engine != "disk":
             store = self._stores[topic.settings.engine]
@@ -373,12 +381,12 @@ class Broker:
 
     def _changed(self) -> None:
         self._note_names()
-        if self.groups is not None:
-            self.groups.topics_changed()
+        for listener in self._on_changed:
+            listener()
         self.on_topics_changed()
 
     def _note_names(self) -> None:
-        names = {*self.topics, *self.topics.damaged}
+        names = {*self._topics, *self._topics.damaged}
         self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
 
     def topic(self, name: str) -> Topic:
@@ -388,33 +396,87 @@ class Broker:
             UnknownTopicError: there is none of this name.
         """
         try:
-            return self.topics[name]
+            return self._topics[name]
         except KeyError:
-            damage = self.topics.damaged.get(name)
+            damage = self._topics.damaged.get(name)
             if damage is not None:
                 raise UnknownTopicError(f"topic {name!r} cannot be opened: {damage}") from None
             raise UnknownTopicError(f"there is no topic {name!r}") from None
 
+    def find_topic(self, name: str) -> Topic | None:
+        """Return a topic, `None` if there is none of this name."""
+        return self._topics.get(name)
+
+    def has_topic(self, name: str) -> bool:
+        """Return whether there is a topic of this name."""
+        return name in self._topics
+
+    def topic_names(self) -> list[str]:
+        """Return the names of all topics, sorted; those of the server's own begin with `$`."""
+        return sorted(self._topics)
+
+    def topics(self) -> list[Topic]:
+        """Return all topics, by name."""
+        return [self._topics[name] for name in sorted(self._topics)]
+
+    @property
+    def damaged_topics(self) -> Mapping[str, StorageError]:
+        """Why topics are not open whose names stay taken."""
+        return self._topics.damaged
+
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def publish(self, events: Sequence[Event]) -> list[Receipt]:
-        """Publish events under their subjects: recorded by the topics that cover them, shown to those who listen.
+    def may(self, principal: Identity, action: Action, subject: str) -> bool:
+        """Return whether a principal may do this; `publish` asks by itself."""
+        return may(principal, action, subject)
 
-        Returns the receipts of what was recorded; a subject that no topic covers is live only, and has none.
+    def publish(self, publication: Publication) -> Receipt:
+        """Publish: the only way into topics and to live subscriptions, for clients and for the server itself.
+
+        Whatever prevents it is the error of the receipt: the right to publish, the topic, the disk. A subject that no
+        topic covers is live only; then the receipt is done and has no parts.
         """
+        name = publication.topic
+        if name is None:
+            return self._publish_by_subject(publication)
+        topic = self._topics.get(name)
+        if topic is None:
+            return Receipt.refused(UnknownTopicError(f"there is no topic {name!r}"))
+        principal = publication.principal
+        if principal.grants is not None and not may(principal, Action.PUBLISH, name):
+            return Receipt.refused(AccessRefusedError(Action.PUBLISH, name))
+        if topic.reserved and principal is not SERVER:
+            return Receipt.refused(ReservedTopicError(f"topic {name!r} is the server's own and cannot be written to"))
+        return topic.publish(publication)
+
+    def _publish_by_subject(self, publication: Publication) -> Receipt:
+        """Publish events: to the topics that cover their subjects, or to live subscriptions alone."""
+        events = publication.content
+        assert isinstance(events, list)
         lanes: dict[str | None, list[Event]] = {}
         for event in events:
             lanes.setdefault(self._table.find(event.subject), []).append(event)
-        receipts: list[Receipt] = []
+        receipts = []
         for name, lane in lanes.items():
-            if name is None:
-                if not self.router.empty:
-                    self.router.route(stamped(lane, self._clock.now_ms()))
-            elif name in self.topics.damaged:
-                receipts.append(Receipt.refused(self.topics.damaged[name]))
-            else:
-                receipts += self.topics[name].publish(lane)
-        return receipts
+            if name in self._topics.damaged:
+                receipts.append(Receipt.refused(self._topics.damaged[name]))
+                continue
+            if name is not None:
+                receipts.append(self.publish(msgspec.structs.replace(publication, topic=name, content=lane)))
+                continue
+            refused = self._refuse_live(publication.principal, lane)
+            if refused is not None:
+                receipts.append(Receipt.refused(refused))
+            elif not self.router.empty:
+                self.router.route(stamped(lane, self._clock.now_ms()))
+        return join(receipts)
+
+    def _refuse_live(self, principal: Identity, events: Sequence[Event]) -> AccessRefusedError | None:
+        if principal.grants is not None:
+            for subject in {event.subject for event in events}:
+                if not may(principal, Action.PUBLISH, subject):
+                    return AccessRefusedError(Action.PUBLISH, subject)
+        return None
 
     def topic_of(self, subject: str) -> str | None:
         """Return the name of the topic that records what is published under a subject, `None` if it is live only."""
@@ -430,7 +492,7 @@ class Broker:
 
     def _route(self, name: str, events: Sequence[Event]) -> None:
         self.router.route(events)
-        topic = self.topics.get(name)
+        topic = self._topics.get(name)
         if topic is not None and topic.settings.retain == "last":
             self._retain(events)
 
@@ -450,7 +512,7 @@ class Broker:
         receipt = state.commit("retained")
         receipt.when_done(_note_not_retained)
 
-    def _publish_changes(self, changes: Sequence[Change], commit: Commit) -> Sequence[Receipt]:
+    def _publish_changes(self, changes: Sequence[Change], commit: Commit) -> Sequence[Promise]:
         """Publish what happened to the state as events, for topics and for listeners that do not hear the state."""
         router, find = self.router, self._table.find
         if router.empty and not self._table.names:
@@ -465,14 +527,14 @@ class Broker:
                 continue
             payload = None if kind == Kind.DELETED else value
             events.append(Event(key, payload, key.encode(), headers, 0, own))
-        return self.publish(events) if events else ()
+        return (self.publish(Publication(SERVER, commit.protocol, events)),) if events else ()
 
     # -- care --------------------------------------------------------------------------------------------------------
 
     async def clean(self) -> int:
         """Do what retention and compaction ask for, of all topics, in a thread; return how many bytes became free."""
         freed = 0
-        for topic in list(self.topics.values()):
+        for topic in list(self._topics.values()):
             for partition in topic.partitions:
                 self._cleaning = self._loop.run_in_executor(None, partition.log.clean, self._clock.now_ms())
                 try:
@@ -484,13 +546,9 @@ class Broker:
     async def close(self) -> None:
         """Flush and close everything; who still waits for an ack is answered."""
         self._closed = True
-        if self.groups is not None:
-            await self.groups.close()
-        if hasattr(self, "state"):
-            await self.state.close()
-        if self.staging is not None:
-            await self.staging.close()
-        for topic in self.topics.values():
+        for close in reversed(self._opened):
+            await close()
+        for topic in self._topics.values():
             topic.close()
         background: set[asyncio.Future[Any]] = set(self._erasing)
         if self._cleaning is not None:

@@ -46,7 +46,9 @@ class Partition:
     ) -> None:
         self.number = number
         self.log = partition_log
-        self.high_watermark = partition_log.next_offset
+        self._high_watermark = partition_log.next_offset
+        self.pending: Callable[[], None] | None = None
+        """Appends the records that this turn of the event loop has gathered; set while there are such records."""
         self.failing: StorageError | None = None
         """Why the last append or flush failed; `None` when it did not."""
         self._ack = ack
@@ -67,11 +69,27 @@ class Partition:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record gets."""
+        """The offset that the next record gets; gathered records are appended first."""
+        if self.pending is not None:
+            self.pending()
         return self.log.next_offset + self._deferred_count
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset up to which readers see; gathered records are appended first, so that all see the same end."""
+        if self.pending is not None:
+            self.pending()
+        return self._high_watermark
+
+    def step_back(self) -> None:
+        """Hide from readers what the log has lost."""
+        self._high_watermark = min(self._high_watermark, self.log.next_offset)
+        self._wake_beyond(self._high_watermark)
 
     def set_ack(self, ack: Ack) -> None:
         """Answer the publishers that come from now on at another level."""
+        if self.pending is not None:
+            self.pending()
         self._write_deferred()
         self._ack = ack
 
@@ -86,7 +104,7 @@ class Partition:
         if self._closed:
             raise TopicClosedError("the topic was removed or the server stops")
         if self._ack == "accepted":
-            return self._defer(batch)
+            return self._accept(batch)
         if self._deferred:  # accepted before the level changed: they go first, for their offsets are given
             self._write_deferred()
             if self._deferred:
@@ -118,18 +136,16 @@ class Partition:
         if not isinstance(error, DiskFullError):
             self._request_flush()  # which puts things right where they can be
 
-    def _defer(self, batch: RecordBatch) -> Receipt:
-        """Accept a batch in memory; what one turn of the event loop brings is written together."""
+    def _accept(self, batch: RecordBatch) -> Receipt:
+        """Write a batch; what the disk refuses waits in memory."""
         if self._deferred_bytes + len(batch.data) > DEFERRED_BYTES_MAX:
             self._write_deferred()
             if self._deferred:
                 raise self.failing or StorageError("too much waits to be written")
-        if not self._deferred or self._retry is not None:  # none is scheduled, or only one for later
-            self._cancel_retry()
-            self._loop.call_soon(self._write_deferred)
         self._deferred.append(batch)
         self._deferred_count += batch.count
         self._deferred_bytes += len(batch.data)
+        self._write_deferred()
         receipt = Receipt(self.number, batch.base_offset, batch.count)
         receipt.resolve()
         return receipt
@@ -203,8 +219,7 @@ class Partition:
             while waiting:
                 waiting.popleft()[1].resolve(error)
             # What the disk did not give back is gone, and its offsets are given again.
-            self.high_watermark = min(self.high_watermark, self.log.next_offset)
-            self._wake_beyond(self.high_watermark)
+            self.step_back()
             return
         self.failing = None
         self._unflushed_bytes = 0
@@ -225,15 +240,17 @@ class Partition:
             OffsetOutOfRangeError: `offset` is below the first one or above the high watermark.
             CorruptRecordError: the record there is damaged.
         """
-        if offset > self.high_watermark:
-            raise OffsetOutOfRangeError(offset, self.log.first_offset, self.high_watermark)
-        end = self.high_watermark if end_offset is None else min(end_offset, self.high_watermark)
+        high_watermark = self.high_watermark
+        if offset > high_watermark:
+            raise OffsetOutOfRangeError(offset, self.log.first_offset, high_watermark)
+        end = high_watermark if end_offset is None else min(end_offset, high_watermark)
         return self.log.read(offset, bytes_max, end)
 
     def find_time(self, timestamp: int) -> int | None:
         """Return the offset of the first visible record whose timestamp (ms) is `timestamp` or later, or `None`."""
+        high_watermark = self.high_watermark
         offset = self.log.find_time(timestamp)
-        return offset if offset is not None and offset < self.high_watermark else None
+        return offset if offset is not None and offset < high_watermark else None
 
     def watch(self, offset: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back once, when the record `offset` can be read or the topic goes away; at once if it can be now.
@@ -271,9 +288,9 @@ class Partition:
             raise TopicClosedError("the topic was removed or the server stops")
 
     def _advance(self, high_watermark: int) -> None:
-        if high_watermark <= self.high_watermark:
+        if high_watermark <= self._high_watermark:
             return
-        self.high_watermark = high_watermark
+        self._high_watermark = high_watermark
         watchers = self._watchers
         while watchers and watchers[0][0] < high_watermark:
             heappop(watchers)[2]()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from babelbus.errors import BabelbusError
@@ -65,8 +65,8 @@ class Promise:
 class Receipt(Promise):
     """The outcome of one batch that was published; one object for the whole batch.
 
-    It is done when the topic's ack level is reached. `partition` and `base_offset` are -1 if nothing was stored, and
-    until a batch that was gathered is appended.
+    It is done when the topic's ack level is reached. `partition` and `base_offset` are -1 if nothing was stored, until
+    a batch that was gathered is appended, and for several partitions, each of which has a receipt in `parts`.
     """
 
     __slots__ = ("base_offset", "count", "partition")
@@ -76,6 +76,37 @@ class Receipt(Promise):
         self.partition = partition
         self.base_offset = base_offset
         self.count = count
+
+    @property
+    def parts(self) -> Sequence["Receipt"]:
+        """The receipts of the partitions that records went to."""
+        return (self,)
+
+    def follow(self, receipt: "Receipt") -> None:
+        """Take the place and the outcome of another receipt."""
+        self.partition, self.base_offset, self.count = receipt.partition, receipt.base_offset, receipt.count
+        receipt.when_done(lambda done: self.resolve(done.error))
+
+
+class _Receipts(Receipt):
+    """The outcome of what went to several partitions, or to none."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence["Receipt"]) -> None:
+        super().__init__(count=sum(part.count for part in parts))
+        self._parts = parts
+        all_of(parts).when_done(lambda done: self.resolve(done.error))
+
+    @property
+    def parts(self) -> Sequence["Receipt"]:
+        """The receipts of the partitions that records went to."""
+        return self._parts
+
+
+def join(receipts: Sequence["Receipt"]) -> Receipt:
+    """Return one receipt for all of these; without any, one that is done: nothing had to be stored."""
+    return receipts[0] if len(receipts) == 1 else _Receipts(receipts)
 
 
 DONE = Promise()

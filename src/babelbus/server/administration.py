@@ -24,14 +24,13 @@ class Administrator:
     def __init__(self, server: "Server") -> None:
         self._server = server
         self.state = StateAdministrator(server.broker, server.clock)
-        self.live = LiveAdministrator(server.broker, server.metrics)
-        assert server.broker.groups is not None
+        self.live = LiveAdministrator(server.broker)
         self.groups = server.broker.groups
         self.dead_letters = DeadLetterTopics(server.broker, self.groups)
 
     def list_topics(self) -> list[TopicInfo]:
         """Return all topics, by name."""
-        return [_describe(topic) for _, topic in sorted(self._server.broker.topics.items())]
+        return [_describe(topic) for topic in self._server.broker.topics()]
 
     def topic(self, name: str) -> TopicInfo:
         """Return one topic."""
@@ -66,11 +65,11 @@ class Administrator:
             reasons.append(f"a flush of the disk takes {server.clock.monotonic() - begun:.1f} s by now")
         elif server.broker.flusher.last_seconds > SLOW_FLUSH_SECONDS:
             reasons.append(f"the last flush of the disk took {server.broker.flusher.last_seconds:.1f} s")
-        for name, topic in server.broker.topics.items():
+        for topic in server.broker.topics():
             failing = next((one.failing for one in topic.partitions if one.failing is not None), None)
             if failing is not None:
-                reasons.append(f"topic {name}: {failing}")
-        reasons += [f"topic {name} is not open: {error}" for name, error in server.broker.topics.damaged.items()]
+                reasons.append(f"topic {topic.name}: {failing}")
+        reasons += [f"topic {name} is not open: {error}" for name, error in server.broker.damaged_topics.items()]
         if server.stopping:
             reasons.append("the server stops")
         return Health(ready=not server.stopping, reasons=reasons)

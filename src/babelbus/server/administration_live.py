@@ -4,22 +4,24 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
+from babelbus.core.publish import Publication
 from babelbus.core.record import Event
 from babelbus.core.state import size_fault, subscription_pattern
 from babelbus.core.topic import RESERVED_PREFIX
-from babelbus.metrics import Metrics
 from babelbus.records.envelope import SOURCE_HEADER, SUBJECT_HEADER
 from babelbus.server.administration_state import SOURCE, check_state_pattern
 from babelbus.web.contract import InvalidEventError, Sent, Stop
+
+ADMIN = Identity(SOURCE, SOURCE, None)
 
 
 class LiveAdministrator:
     """Implements `web.contract.LiveAccess`."""
 
-    def __init__(self, broker: Broker, metrics: Metrics) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._metrics = metrics
 
     def listen(self, pattern: str, receiver: Callable[[Sequence[Event]], None]) -> Stop:
         """Let `receiver` have the events of all protocols and return what ends that; or raise `InvalidPatternError`."""
@@ -40,10 +42,7 @@ class LiveAdministrator:
         event = msgspec.structs.replace(event, headers=(*event.headers, (SOURCE_HEADER, SOURCE.encode())))
         topic = self._broker.topic_of(subject)
         receivers = len(self._broker.router.find(subject))
-        receipts = self._broker.publish([event])
-        for receipt in receipts:
-            await receipt.wait()
-        if topic is None or not receipts:
+        receipt = await self._broker.publish(Publication(ADMIN, SOURCE, [event])).wait()
+        if topic is None:
             return Sent(None, None, None, receivers)
-        self._metrics.topic_published(SOURCE, topic).inc(1, len(event.payload or b""))
-        return Sent(topic, receipts[0].partition, receipts[0].base_offset, receivers)
+        return Sent(topic, receipt.partition, receipt.base_offset, receivers)

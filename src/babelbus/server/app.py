@@ -96,7 +96,6 @@ class Server:
         try:
             identity = self._prepare()
             self._open_broker()
-            assert self.broker.staging is not None
             await self.broker.staging.settle()
             await self._listen(identity)
         except BaseException:
@@ -181,8 +180,8 @@ class Server:
     def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
         """Make what the list of topics has and the store has not; what the store has is kept in any case."""
         for name, partitions in listed.items():
-            topic = self.broker.topics.get(name)
-            if name in self.broker.topics.damaged:
+            topic = self.broker.find_topic(name)
+            if name in self.broker.damaged_topics:
                 self._closed_topics[name] = partitions
             elif topic is None:
                 if name not in removed:  # else a crash came between the folder and the list
@@ -197,7 +196,7 @@ class Server:
 
     def public_topics(self) -> dict[str, Topic]:
         """Return the topics that clients made: all but the server's own."""
-        return {name: topic for name, topic in self.broker.topics.items() if not topic.reserved}
+        return {topic.name: topic for topic in self.broker.topics() if not topic.reserved}
 
     def _note_topics(self) -> None:
         """Write the list of topics, and show the right ones in the metrics."""
@@ -214,8 +213,6 @@ class Server:
     def _watch_broker(self) -> None:
         """Let the metrics ask the broker when they are read."""
         metrics, broker, groups, staging = self.metrics, self.broker, self.broker.groups, self.broker.staging
-        assert groups is not None
-        assert staging is not None
         metrics.watch_groups(
             lambda: msgspec.structs.asdict(groups.totals()) | {"commit_failures": groups.commit_failures}
         )
@@ -229,11 +226,12 @@ class Server:
         metrics.live_subscriptions.set_function(lambda: broker.router.count)
 
     def _watch_metrics(self) -> None:
-        for name in self._watched - set(self.broker.topics):
+        names = set(self.broker.topic_names())
+        for name in self._watched - names:
             self.metrics.forget_topic(name)
-        self._watched = set(self.broker.topics)
-        for name, topic in self.broker.topics.items():
-            partitions = topic.partitions
+        self._watched = names
+        for topic in self.broker.topics():
+            name, partitions = topic.name, topic.partitions
             self.metrics.watch_topic(
                 name,
                 segments=lambda partitions=partitions: sum(one.log.segment_count for one in partitions),  # type: ignore[misc]
@@ -339,8 +337,7 @@ class Server:
             except Exception:
                 log.exception("cleaning failed")
                 continue
-            if self.broker.staging is not None:
-                self.broker.staging.expire()
+            self.broker.staging.expire()
             if freed:
                 log.info("cleaning freed %d bytes", freed)
 

@@ -27,7 +27,7 @@ from babelbus.core.subject import PathPattern, below
 from babelbus.storage.errors import DiskError, DiskFullError
 from tests.core.state.test_key_index import children_of, pattern
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Bus, Gate, done, in_loop, payloads
+from tests.support.bus import Bus, Gate, done, in_loop, payloads, publish
 
 EVERYTHING = KeyPattern((), rest=True)
 Told = tuple[Kind, str | None, bytes]
@@ -439,7 +439,7 @@ async def test_who_hears_the_state_itself_gets_no_event_of_it() -> None:
     state.set("x", b"1")
     await done([state.commit("me")])
     assert heard == []
-    await done(bus.broker.publish([Event("a/b", b"2")]))
+    await done(publish(bus.broker, [Event("a/b", b"2")]))
     assert [event.payload for event in heard] == [b"2"]
 
 
@@ -465,7 +465,7 @@ async def test_a_topic_that_retains_the_last_keeps_each_subject_as_state() -> No
     ear = Ear(state)
     json = ((b"content-type", b"application/json"),)
     events = [Event("a/x", b"text"), Event("a/y", b"[1]", headers=json), Event("a/x", b"last"), Event("b", b"no")]
-    await done(bus.broker.publish(events))
+    await done(publish(bus.broker, events))
     await done([state.commit("wait")])
     assert tree(state) == {"a/x": (b'"last"', 0), "a/y": (b"[1]", 0)}
     assert {kind for kind, _, _ in ear.told} == {Kind.RETAINED}

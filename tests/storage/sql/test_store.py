@@ -41,7 +41,7 @@ from babelbus.storage.sql.sqlite import FOLD_SECONDS
 from babelbus.storage.sql.store import DatabaseStore, DatabaseUrlError
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered, payloads, read_all, records
-from tests.support.bus import done, events, in_loop, turns
+from tests.support.bus import done, events, in_loop, publish, turns
 from tests.support.bus import payloads as partition_payloads
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
@@ -918,7 +918,7 @@ async def test_a_broker_publishes_reads_and_starts_again_on_a_database(ack: str,
     place = Place(tmp_path)
     broker = broker_on(place.store)
     topic = broker.create_topic("news", 2, {"ack": ack})
-    receipts = await done(topic.publish(events(*(b"%d" % number for number in range(100)))))
+    receipts = await done(publish(topic, events(*(b"%d" % number for number in range(100)))))
     assert [receipt.error for receipt in receipts] == [None, None]
     await turns()
     stored = [partition_payloads(partition) for partition in topic.partitions]
@@ -940,7 +940,7 @@ async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start
     place = Place(tmp_path)
     catalog = MemoryFiles()
     broker = broker_on(place.store, catalog)
-    await done(broker.create_topic("news", 1, {"engine": "db"}).publish(events(b"x")))
+    await done(publish(broker.create_topic("news", 1, {"engine": "db"}), events(b"x")))
     await broker.close()
     (tmp_path / "elsewhere").mkdir()
     other = Place(tmp_path / "elsewhere")
@@ -958,11 +958,11 @@ async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start
 async def test_publishers_go_on_by_themselves_after_a_lost_connection(server: PostgresServer) -> None:
     broker = broker_on(DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)))
     topic = broker.create_topic("news", 1, {"ack": "flushed"})
-    await done(topic.publish(events(b"before")))
+    await done(publish(topic, events(b"before")))
     server.sql(END_SESSIONS)
     refused = 0
     while True:  # a publisher that sends again until it is answered
-        (receipt,) = await done(topic.publish(events(b"after")))
+        (receipt,) = await done(publish(topic, events(b"after")))
         if receipt.error is None:
             break
         assert isinstance(receipt.error, DiskError)

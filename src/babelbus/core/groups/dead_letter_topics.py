@@ -10,13 +10,24 @@ from typing import Protocol
 
 import msgspec
 
-from babelbus.core.groups.dead_letters import PREFIX, DeadLetter, NoDeadLetterError, TopicDoor, origin, read, topic_name
+from babelbus.core.access import CLIENT
+from babelbus.core.groups.dead_letters import (
+    PREFIX,
+    PROTOCOL,
+    DeadLetter,
+    NoDeadLetterError,
+    TopicDoor,
+    origin,
+    read,
+    topic_name,
+)
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
 from babelbus.core.groups.info import StoredLane
 from babelbus.core.groups.registry import Groups
 from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from babelbus.core.partition import Partition
+from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt, settled
 from babelbus.core.record import Record
 from babelbus.core.topic import Topic
@@ -120,8 +131,8 @@ class DeadLetterTopics:
     def all(self) -> list[DeadLetterTopicInfo]:
         """Return all of them, by name."""
         named = {_target(group) for group in self._groups.all()}
-        names = [name for name in self._door.topics if name in named or name.startswith(PREFIX)]
-        return [self._describe(self._door.topics[name]) for name in sorted(names)]
+        topics = [topic for topic in self._door.topics() if topic.name in named or topic.name.startswith(PREFIX)]
+        return [self._describe(topic) for topic in topics]
 
     def info(self, name: str) -> DeadLetterTopicInfo:
         """Return one.
@@ -194,14 +205,16 @@ class DeadLetterTopics:
         return info
 
     def _find(self, name: str) -> Topic:
-        topics = self._door.topics
+        find = self._door.find_topic
         groups = self._groups.all()
-        if name in topics and (name.startswith(PREFIX) or any(_target(group) == name for group in groups)):
-            return topics[name]
+        topic = find(name)
+        if topic is not None and (name.startswith(PREFIX) or any(_target(group) == name for group in groups)):
+            return topic
         for target in (*(_target(group) for group in groups if group.name == name), topic_name(name)):
-            if target in topics:
-                return topics[target]
-        if name in topics:
+            found = find(target)
+            if found is not None:
+                return found
+        if topic is not None:
             raise NoDeadLetterTopicError(f"topic {name!r} is none of dead letters")
         raise NoDeadLetterTopicError(f"there are no dead letters of {name!r}")
 
@@ -257,12 +270,11 @@ class _Replay:
             return None
         self.places.discard(place)
         try:
-            event = origin(delivery)
-            target = self._door.topic(read(delivery).topic)
-        except BabelbusError as error:
+            event, topic = origin(delivery), read(delivery).topic
+        except NoDeadLetterError as error:
             self.fail(*place, str(error))
             return None
-        receipt = target.publish([event])[0]
+        receipt = self._door.publish(Publication(CLIENT, PROTOCOL, [event], topic))
 
         def told(receipt: Receipt) -> None:
             if receipt.error is not None:

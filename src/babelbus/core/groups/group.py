@@ -198,7 +198,6 @@ class Group:
             UnknownPartitionError: the place names a partition that there is not.
         """
         self._require_open()
-        self.topic.commit()
         lanes = self._lanes if place.partition is None else [self._lane(place.partition)]
         for lane in lanes:
             if self._flight is not None:
@@ -288,7 +287,6 @@ class Group:
         if self.paused or self._stalled:
             return []
         self._load_filter()
-        self.topic.commit()
         taken: list[Sequence[Delivery]] = []
         kept = member.deliver, member.credit, member.held, member.runs
         member.deliver, member.credit, member.held, member.runs = taken.append, count, False, runs

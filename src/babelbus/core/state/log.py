@@ -16,6 +16,8 @@ from enum import IntEnum
 
 import msgspec
 
+from babelbus.core.access import SERVER
+from babelbus.core.publish import Publication, Publish
 from babelbus.core.receipt import Receipt, settled
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
@@ -94,11 +96,19 @@ class StateLog:
     """Appends changes and loads them again. `transient` is the first element of keys that are not logged."""
 
     def __init__(
-        self, topic: Topic, files: FileSystem, folder: str, *, checkpoint_bytes: int, transient: str | None = None
+        self,
+        topic: Topic,
+        publish: Publish,
+        files: FileSystem,
+        folder: str,
+        *,
+        checkpoint_bytes: int,
+        transient: str | None = None,
     ) -> None:
         # What is logged is told from what is not by its first letter, as long as nothing else is to be looked at.
         assert transient is None or transient.startswith("$")
         self._topic = topic
+        self._publish = publish
         self._partition = topic.partition(0)
         self._files = files
         self._folder = folder
@@ -131,7 +141,11 @@ class StateLog:
         if batch is None:
             return None
         went_back = self._partition.next_offset < self._end
-        receipt = self._last = self._partition.append(batch)
+        protocol = source.partition(":")[0]
+        receipt = self._publish(Publication(SERVER, protocol, batch, self._topic.name, partition=0))
+        if receipt.error is not None:  # refused at once; a flush that fails says so later
+            raise receipt.error
+        self._last = receipt
         self.lost_some |= went_back
         self._end = self._partition.next_offset
         self._bytes_since += len(batch.data)

@@ -55,6 +55,11 @@ class Commit(msgspec.Struct, frozen=True):
     number: int
     source: str
 
+    @property
+    def protocol(self) -> str:
+        """The protocol that the changes came through: the source up to its first colon."""
+        return self.source.partition(":")[0]
+
 
 Listener = Callable[[Sequence[Change], Commit], None]
 Publish = Callable[[Sequence[Change], Commit], Sequence[Promise]]

@@ -14,6 +14,7 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
+from babelbus.core.publish import Publish
 from babelbus.core.topic import Topics
 from babelbus.core.transactions.commit import Commit, FlusherCalls, cut_lost_pages
 from babelbus.core.transactions.model import CommitReceipt, UnknownPartError
@@ -61,6 +62,7 @@ class Committer:
         files: FileSystem,
         *,
         topics: Topics,
+        publish: Publish,
         parts: Parts,
         flusher: Flusher,
         clock: Clock,
@@ -68,6 +70,7 @@ class Committer:
     ) -> None:
         self._files = files
         self._topics = topics
+        self._publish = publish
         self._parts = parts
         self._calls = FlusherCalls(flusher, loop)
         self._clock = clock
@@ -126,7 +129,7 @@ class Committer:
         assert pending is not None
         by_number = {part.number: part for part in self._parts.of(one.state.transaction_id)}
         parts = [by_number[number] for number in pending.parts if number in by_number]
-        commit = Commit(self._calls, self._files, self._topics, one.state.transaction_id, parts)
+        commit = Commit(self._calls, self._files, self._topics, self._publish, one.state.transaction_id, parts)
         try:
             if not one.marked:
                 broken = await self._calls.wait_durable(parts) or await self._check_parts(parts)

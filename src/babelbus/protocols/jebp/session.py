@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from babelbus.core.access import Action
+from babelbus.core.access import NOBODY, Action
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker, TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
@@ -98,7 +98,7 @@ class Session:
         self._decoder: ServerDecoder | None = None
         self._client: Client | None = None
         self._fingerprint = ""
-        self._subscription = Subscription(broker.topics, metrics)
+        self._subscription = Subscription(broker, metrics)
         self._backlog: deque[Request] = deque()
         self._waits: set[Promise] = set()
         self.on_close: Callable[[], None] = lambda: None
@@ -144,14 +144,14 @@ class Session:
         self._client, self._fingerprint = client, established.fingerprint
         self._sealer = established.sealer
         self._publisher = Publisher(
-            self._broker.topics,
+            self._broker,
             self._outbox,
             established.sealer,
             opened_by=client,
             answers=self._answers,
             metrics=self._metrics,
         )
-        bare = self._broker.topics.__contains__ if self._options.bare_records else None
+        bare = self._broker.has_topic if self._options.bare_records else None
         self._decoder = ServerDecoder(
             established.opener, frame_bytes_max=self._options.frame_bytes_max, topic_exists=bare
         )
@@ -209,17 +209,17 @@ class Session:
                 while after < count and type(requests[after]) is CreateRecord:
                     after += 1
                 run = requests[at:after]
-                self._publisher.create_run(run, self._client)  # type: ignore[arg-type]  # the loop looked at each
+                self._publisher.create_run(run, self._client or NOBODY)  # type: ignore[arg-type]  # the loop looked at each
                 at = after
                 continue
             at += 1
             match request:
                 case CreateRecords():
-                    self._publisher.create_records(request, self._client)
+                    self._publisher.create_records(request, self._client or NOBODY)
                 case Fetch():
                     self._fetch(request)
                 case Subscribe():
-                    self._say(*self._subscription.subscribe(request, self._client))
+                    self._say(*self._subscription.subscribe(request, self._client or NOBODY))
                 case CreateTopic():
                     self._say(self._create_topic(request))
                 case RemoveTopic():
@@ -232,7 +232,7 @@ class Session:
                     self._say(self._refuse(request))
 
     def _may(self, action: Action, topic: str) -> bool:
-        return self._client is not None and self._client.may(action, topic)
+        return self._broker.may(self._client or NOBODY, action, topic)
 
     def _content(self, outcome: Outcome) -> bytes:
         return self._answers[outcome].content
@@ -252,11 +252,10 @@ class Session:
     # -- 14, 15, 16 and 23: staged batches ---------------------------------------------------------------------------
 
     def _carry_out_staging(self, request: StagingRequest) -> None:
-        staging, client = self._broker.staging, self._client
-        if staging is None or client is None:
+        if self._client is None:  # it has lost its rights while the connection closes
             self._say(Outcome.UNKNOWN_COMMAND)
             return
-        receipts, tell = carry_out(request, staging, client, self._metrics)
+        receipts, tell = carry_out(request, self._broker, self._client, self._metrics)
 
         def answer() -> bytes | bytearray:
             outcome, content = tell()
@@ -277,20 +276,20 @@ class Session:
     # -- 24 to 26: partitions by number -----------------------------------------------------------------------------
 
     def _read_partitions(self, request: PartitionRequest) -> None:
-        client, topics = self._client, self._broker.topics
+        client, broker = self._client, self._broker
         assert client is not None  # nobody else's requests are read
         bytes_max = self._content_bytes_max
 
         def read() -> list[Data]:
             if isinstance(request, TellPositions):
-                outcome, parts = tell_positions(request, topics, client, bytes_max)
+                outcome, parts = tell_positions(request, broker, client, bytes_max)
             elif isinstance(request, MoveGroup):
-                outcome, parts = move_group(request, self._broker.groups, topics, client)
+                outcome, parts = move_group(request, broker, client)
             else:
-                outcome, parts = fetch_partition(request, topics, client, self._metrics, bytes_max)
+                outcome, parts = fetch_partition(request, broker, client, self._metrics, bytes_max)
             return [self._content(outcome), *parts]
 
-        waiting = awaited(request, topics, client) if isinstance(request, FetchPartition) else None
+        waiting = awaited(request, broker, client) if isinstance(request, FetchPartition) else None
         if isinstance(request, FetchPartition) and waiting is not None:
             receipt = self._wait(*waiting, request.wait_ms / 1000)
             weight = min(request.bytes_max, bytes_max)

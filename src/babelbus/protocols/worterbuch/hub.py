@@ -289,7 +289,7 @@ class Hub:
 
     def _is_retained(self, key: str) -> bool:
         """Return whether events under a subject change the state."""
-        topic = self.broker.topics.get(self.broker.topic_of(key) or "")
+        topic = self.broker.find_topic(self.broker.topic_of(key) or "")
         return topic is not None and topic.settings.retain == "last"
 
     def _tell(self, run: list[Change], subscribers: Subscribers, number: int | None) -> None:

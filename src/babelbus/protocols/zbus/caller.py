@@ -5,12 +5,13 @@ Specification: docs/specifications/zbus.md, 6.3.
 
 from typing import Generic
 
+from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.calls import Call
 from babelbus.protocols.zbus.errors import UnsendableMessageError
-from babelbus.protocols.zbus.hub import Hub
+from babelbus.protocols.zbus.hub import PROTOCOL, Hub
 from babelbus.protocols.zbus.messages import Message, text_reply
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
 
@@ -58,10 +59,9 @@ class Caller(Generic[Asked]):
             if receipt.error is not None:
                 call.answer(text_reply(request_id, m.FAILED, str(receipt.error)))
 
-        self._hub.gatherer.commit()  # what was published before it comes first
-        for receipt in topic.publish([event]):
-            receipt.when_done(stored)
-        self._hub.published(topic, 1, len(event.payload or b""))
+        publication = Publication(self._publisher.principal, PROTOCOL, [event], topic.name)
+        self._hub.broker.publish(publication).when_done(stored)
+        self._hub.published(topic)
 
     def take_reply(self, message: Message) -> bool:
         """Return a call the answer of a service; `False`: nobody waits for it."""

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.access import CLIENT
 from babelbus.core.broker import Broker
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
+from babelbus.core.publish import Publication
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
@@ -22,13 +24,13 @@ from babelbus.protocols.zbus import ring
 from babelbus.protocols.zbus.book import UNKNOWN, Book, Entry
 from babelbus.protocols.zbus.calls import Calls
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
-from babelbus.protocols.zbus.gather import Gatherer
 from babelbus.protocols.zbus.heads import Heads
 from babelbus.protocols.zbus.ids import IdMaker, stored_id
 from babelbus.protocols.zbus.messages import Mask, Message
 from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.signature import ReplayGuard
+from babelbus.protocols.zbus.singles import Single, Singles
 from babelbus.protocols.zbus.tags import record_filter
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError
@@ -119,7 +121,6 @@ class Hub:
         options: Options,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        assert broker.groups is not None
         self.broker = broker
         self.groups = broker.groups
         self.options = options
@@ -138,7 +139,7 @@ class Hub:
         ids = IdMaker()
         self.new_id = ids.make
         self.fill_ids = ids.fill
-        self.gatherer = Gatherer(loop, self.find_topic, ids.fill, self.published)
+        self._singles: dict[str, Singles] = {}
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self._current)
 
@@ -159,7 +160,7 @@ class Hub:
 
     def find_topic(self, mq: str) -> Topic | None:
         """Return the topic that an MQ is, `None` if there is none."""
-        topic = self.broker.topics.get(mq)
+        topic = self.broker.find_topic(mq)
         return None if topic is None or topic.reserved else topic
 
     def topic(self, mq: str) -> Topic:
@@ -181,7 +182,7 @@ class Hub:
             InvalidTopicNameError: no topic can have this name.
             StorageError: the disk refused.
         """
-        topic = None if mq not in self.broker.topics else self.topic(mq)
+        topic = None if not self.broker.has_topic(mq) else self.topic(mq)
         if topic is None:
             engine = mq_type or m.MEMORY
             if engine not in ENGINES:
@@ -213,13 +214,13 @@ class Hub:
         """Return what holds of an entry of the last run; topics in memory have another id in each."""
         topic = self.find_topic(mq)
         if topic is None:
-            return entry if mq in self.broker.topics.damaged else None
+            return entry if mq in self.broker.damaged_topics else None
         if topic.settings.engine == m.MEMORY:
             return msgspec.structs.replace(entry, topic_id=topic.id)
         return entry if entry.topic_id in ("", topic.id) else None
 
     def _check_not_damaged(self, mq: str) -> None:
-        damage = self.broker.topics.damaged.get(mq)
+        damage = self.broker.damaged_topics.get(mq)
         if damage is not None:
             raise damage
 
@@ -235,6 +236,7 @@ class Hub:
         self._book.forget(mq)
         self._activity.pop(mq, None)
         self._heads.pop(mq, None)
+        self._singles.pop(mq, None)
         self.calls.forget(mq)
 
     def mask_of(self, mq: str) -> int:
@@ -242,17 +244,34 @@ class Hub:
         topic = self.find_topic(mq)
         return 0 if topic is None else self._entry(topic).mask
 
-    def published(self, topic: Topic, count: int, size_bytes: int) -> None:
-        """Record messages that were appended."""
+    def published(self, topic: Topic) -> None:
+        """Record that messages were published, and give back the memory of those that they replace."""
         mq = topic.name
-        self.metrics.topic_published(PROTOCOL, mq).inc(count, size_bytes)
         self._activity_of(mq).published_ms = self.clock.now_ms()
         if topic.settings.engine == m.MEMORY and self._entry(topic).ring:
             ring.trim(topic, self.groups.on_topic(mq))
 
+    def publish_single(self, single: Single) -> Singles | None:
+        """Publish one more message like the last one of its connection; `None` if its MQ is not what it was.
+
+        It waits for the end of the turn, or for `flush` of its topic. The connection has published the same through
+        `Publisher` before, so that its right was asked.
+        """
+        mq = single[0].mq
+        singles = self._singles.get(mq)
+        if singles is None or not singles.open:
+            topic = self.find_topic(mq)
+            if topic is None or len(topic.partitions) != 1:
+                return None
+            singles = self._singles[mq] = Singles(topic, self.fill_ids, self.published)
+            if self.broker.publish(Publication(CLIENT, PROTOCOL, singles, mq)).done:
+                return None  # refused
+        singles.add(single)
+        return singles
+
     def heads(self, mq: str) -> Heads:
         """Return what writes the messages of an MQ for those who get them."""
-        topic = self.broker.topics.get(mq)
+        topic = self.broker.find_topic(mq)
         topic_id = "" if topic is None else topic.id
         found = self._heads.get(mq)
         if found is None or found.topic_id != topic_id:  # others may have removed and made it again
@@ -391,7 +410,7 @@ class Hub:
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Return what `query` tells of all MQs."""
-        return [self.describe(topic) for name, topic in sorted(self.broker.topics.items()) if not topic.reserved]
+        return [self.describe(topic) for topic in self.broker.topics() if not topic.reserved]
 
     def describe(self, topic: Topic) -> dict[str, Any]:
         """Return what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
@@ -452,7 +471,7 @@ class Hub:
             peer.tick(now)
         for mq, entry in self._book.entries():
             topic = self.find_topic(mq)
-            if mq in self.broker.topics.damaged:
+            if mq in self.broker.damaged_topics:
                 continue
             if topic is None or entry.topic_id not in ("", topic.id):
                 self._book.forget(mq)  # others have removed it

@@ -23,6 +23,7 @@ from babelbus.protocols.zbus.repeat import Repeat
 from babelbus.protocols.zbus.runs import RequestReader
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_request
+from babelbus.protocols.zbus.singles import Singles
 from babelbus.protocols.zbus.sockets import SocketSession
 from babelbus.protocols.zbus.static import METHODS, StaticFiles
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
@@ -149,8 +150,8 @@ class WebSession:
         self._repeat: Repeat | None = None
         self._ready = False
         """Whether the next chunk may be for `publish_again`: nothing is put off, and no request has begun."""
-        self._turn = -1
-        """The turn of the gatherer in which it was asked last to publish something."""
+        self._singles: Singles | None = None
+        """Where the last publication of `publish_again` is, which waits for the end of its turn while they are open."""
         self._waiting: deque[Request | RequestRun] = deque()
         self._put_off: Message | None = None
         """What the first of `_waiting` says, if it was looked at and could not be done yet."""
@@ -175,8 +176,8 @@ class WebSession:
         """
         self._active = True
         self._ready = False
-        if self._turn == self._hub.gatherer.turn:
-            self._hub.gatherer.commit()  # what this connection published before is answered first
+        if self._singles is not None and self._singles.open:
+            self._singles.topic.flush()  # what this connection published before is answered first
         if self._socket is not None:
             self._socket.receive_data(data)
         elif self._last_word is None:  # else nothing that follows can be answered
@@ -200,9 +201,9 @@ class WebSession:
 
     def publish_again(self, data: bytes) -> bool:
         """Publish what one request says that is like the last one; `False`: the chunk is for `receive_data`."""
-        repeat, gatherer = self._repeat, self._hub.gatherer
+        repeat, singles = self._repeat, self._singles
         # One a turn: behind the answer to the first, a connection that has ended may be closed.
-        if repeat is None or not self._ready or self._turn == gatherer.turn or not self._outbox.idle:
+        if repeat is None or not self._ready or (singles is not None and singles.open) or not self._outbox.idle:
             return False
         request_id: bytes | None = None
         if len(data) == repeat.size and data.startswith(repeat.head):
@@ -221,10 +222,8 @@ class WebSession:
         if not repeat.takes(body):
             return False
         self._active = True
-        if not gatherer.append_single((repeat, request_id, body, self._outbox)):
-            return False
-        self._turn = gatherer.turn
-        return True
+        self._singles = self._hub.publish_single((repeat, request_id, body, self._outbox))
+        return self._singles is not None
 
     def _learn(self, request: Request, message: Message) -> None:
         """Remember the publication that came by itself: the next one may be like it."""
@@ -485,7 +484,8 @@ class WebSession:
         """Whether requests are put off or not answered yet, or the end waits for the last answer."""
         if self._socket is not None:
             return self._socket.busy
-        return bool(self._waiting) or self._last_word is not None or self._turn == self._hub.gatherer.turn
+        singles = self._singles
+        return bool(self._waiting) or self._last_word is not None or (singles is not None and singles.open)
 
     @property
     def established(self) -> bool:
