@@ -15,11 +15,22 @@ from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.publish import Publication
-from babelbus.core.receipt import Promise, Receipt, join
+from babelbus.core.receipt import DONE, Promise, Receipt, join
 from babelbus.core.record import Event
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
-from babelbus.core.state import KEY_BYTES_MAX, Change, Commit, History, Kind, State, StateLog, size_fault
+from babelbus.core.state import (
+    KEY_BYTES_MAX,
+    NOTHING_PUBLISHED,
+    Change,
+    Commit,
+    History,
+    Kind,
+    Published,
+    State,
+    StateLog,
+    size_fault,
+)
 from babelbus.core.subject import Pattern, TopicTable, check_topic_name, is_text
 from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, ReservedTopicError, Topic, Topics, stamped
 from babelbus.core.transactions import Staging, StagingSettings
@@ -156,7 +167,7 @@ class Broker:
         topic = self.open_reserved(STATE_TOPIC, settings)
         kept = StateLog(topic, self.publish, files, folder, checkpoint_bytes=checkpoint_bytes, transient=transient)
         self.state = State(kept, self._publish_changes, key_bytes_max=key_bytes_max)
-        self.state.open()
+        self.state.open(self._topic_of_key)
         self._opened.append(self.state.close)
         self.history = History(topic)
         return self.state
@@ -478,6 +489,10 @@ class Broker:
                     return AccessRefusedError(Action.PUBLISH, subject)
         return None
 
+    def _topic_of_key(self, key: str) -> Topic | None:
+        name = self._table.find(key)
+        return None if name is None else self._topics.get(name)
+
     def topic_of(self, subject: str) -> str | None:
         """Return the name of the topic that records what is published under a subject, `None` if it is live only."""
         return self._table.find(subject)
@@ -512,22 +527,30 @@ class Broker:
         receipt = state.commit("retained")
         receipt.when_done(_note_not_retained)
 
-    def _publish_changes(self, changes: Sequence[Change], commit: Commit) -> Sequence[Promise]:
-        """Publish what happened to the state as events, for topics and for listeners that do not hear the state."""
+    def _publish_changes(self, changes: Sequence[Change], commit: Commit) -> Published:
+        """Publish changes of the state as events: to topics at once, to live subscriptions when the state is stored."""
         router, find = self.router, self._table.find
         if router.empty and not self._table.names:
-            return ()
+            return NOTHING_PUBLISHED
         own = self.state_receiver
         headers = ((CONTENT_TYPE, JSON_TYPE), (SOURCE_HEADER, commit.source.encode()))
-        events = []
+        recorded: list[Event] = []
+        live: list[Event] = []
         for kind, key, value, _, _ in changes:
             if kind in UNTOLD_KINDS or key is None or key.startswith(RESERVED_PREFIX):
                 continue
-            if find(key) is None and all(receiver is own for _, receiver in router.route_of(key).receivers):
+            topic = find(key)
+            if topic is None and all(receiver is own for _, receiver in router.route_of(key).receivers):
                 continue
             payload = None if kind == Kind.DELETED else value
-            events.append(Event(key, payload, key.encode(), headers, 0, own))
-        return (self.publish(Publication(SERVER, commit.protocol, events)),) if events else ()
+            (live if topic is None else recorded).append(Event(key, payload, key.encode(), headers, 0, own))
+        receipt: Promise = DONE
+        if recorded:
+            principal = Identity(commit.source, commit.source, None)
+            receipt = self.publish(Publication(principal, commit.protocol, recorded))
+        if not live:
+            return receipt, NOTHING_PUBLISHED[1]
+        return receipt, lambda: router.route(stamped(live, self._clock.now_ms()))
 
     # -- care --------------------------------------------------------------------------------------------------------
 

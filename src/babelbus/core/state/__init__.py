@@ -20,9 +20,11 @@ from babelbus.core.state.patterns import (
     subscription_pattern,
 )
 from babelbus.core.state.tree import (
+    NOTHING_PUBLISHED,
     Commit,
     InvalidKeyError,
     NoSuchKeyError,
+    Published,
     State,
     Testament,
     VersionedError,
@@ -33,6 +35,7 @@ __all__ = [
     "ELEMENTS_MAX",
     "KEY_BYTES_MAX",
     "MULTI_WILDCARD",
+    "NOTHING_PUBLISHED",
     "REVISIONS_MAX",
     "SEPARATOR",
     "WILDCARD",
@@ -50,6 +53,7 @@ __all__ = [
     "NoSuchKeyError",
     "NotLockedError",
     "PatternFault",
+    "Published",
     "Revision",
     "State",
     "StateLog",

@@ -19,6 +19,7 @@ import msgspec
 from babelbus.core.access import SERVER
 from babelbus.core.publish import Publication, Publish
 from babelbus.core.receipt import Receipt, settled
+from babelbus.core.state.reunion import tail_of
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.columns import Columns, decode_chunk
@@ -204,6 +205,12 @@ class StateLog:
         self._end = end
         self.lost_some = False
         return loaded
+
+    def changed_last(self) -> Iterator[str]:
+        """Yield the keys of the last changes behind the checkpoint; after a stop in order there are no such changes."""
+        for record in tail_of(self._partition, self._known_offset):
+            if record.key is not None and not record.key.startswith(TESTAMENT_MARK):
+                yield record.key.decode()
 
     def _path(self) -> str:
         return f"{self._folder}/{CHECKPOINT_NAME}"

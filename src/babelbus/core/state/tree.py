@@ -6,16 +6,18 @@ refuses, the changes are taken back.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 
 import msgspec
 
-from babelbus.core.receipt import DONE, Promise, all_of
+from babelbus.core.receipt import DONE, Promise
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
 from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog
 from babelbus.core.state.patterns import KEY_BYTES_MAX
+from babelbus.core.state.reunion import missing_keys
+from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 
 log = logging.getLogger(__name__)
@@ -62,7 +64,9 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 Listener = Callable[[Sequence[Change], Commit], None]
-Publish = Callable[[Sequence[Change], Commit], Sequence[Promise]]
+Published = tuple[Promise, Callable[[], None]]
+"""What the topics that record the changes promise, and what shows the other changes to live subscriptions."""
+Publish = Callable[[Sequence[Change], Commit], Published]
 
 
 class Testament(msgspec.Struct, frozen=True):
@@ -79,13 +83,13 @@ class State:
     """The tree. All calls come from the event loop; `commit` writes to the log and nothing else blocks.
 
     `listeners` hear of changes in the order in which they took effect, once the log has them; `publish` makes events
-    of them for topics and for live subscriptions of others, and gives the receipts of what was recorded.
+    of them for topics, in the turn of the event loop in which the log gets them, and for live subscriptions of others.
     """
 
     def __init__(
         self,
         state_log: StateLog,
-        publish: Publish = lambda changes, commit: (),
+        publish: Publish = lambda changes, commit: NOTHING_PUBLISHED,
         *,
         key_bytes_max: int = KEY_BYTES_MAX,
     ) -> None:
@@ -106,13 +110,19 @@ class State:
         self.watches_children = False
         """Whether anybody wants `Kind.CHILDREN`, which costs a little for each new key."""
 
-    def open(self) -> None:
+    def open(self, topic_of: Callable[[str], Topic | None] = lambda key: None) -> None:
         """Load what the log has, and execute the testaments of the clients that went with the last server.
+
+        Topics that record a key, as `topic_of` tells, get the changes that a crash has kept from them.
 
         Raises:
             StorageError: the log cannot be read.
         """
         self._load()
+        missing = missing_keys(self._log.changed_last(), self.find, topic_of)
+        if missing:
+            log.info("state: publishing %d values that a crash has kept from their topics", len(missing))
+            self._correct_topics(missing)
         left = dict(self._testaments)
         for owner in left:
             self.execute(owner)
@@ -365,11 +375,26 @@ class State:
         self._last = receipt
         if self._log.wants_checkpoint:
             self._log.begin_checkpoint(self._values, self._testaments)
+        recorded, show = self._publish(changes, commit)  # now: one flush of the disk for the log and the topics
         if receipt.done:
-            return all_of(self._tell(changes, commit))
+            self._tell(changes, commit)
+            show()
+            return recorded
         whole = Promise()
         self._open[commit.number] = changes
-        receipt.when_done(lambda done: self._logged(done, changes, commit, whole))
+
+        def logged(done: Promise) -> None:
+            if done.error is None:
+                self._open.pop(commit.number, None)
+                self._tell(changes, commit)
+                show()
+                recorded.when_done(lambda topics: whole.resolve(topics.error))
+                return
+            if commit.number in self._open:  # all that waited for the flush fails together: the log is read once
+                self._load_again(commit, done.error)
+            whole.resolve(done.error)
+
+        receipt.when_done(logged)
         return whole
 
     def _write_again(self) -> Promise | None:
@@ -403,15 +428,6 @@ class State:
         """Return the receipt of what was logged last, while it is open: what failed once is nobody else's matter."""
         return DONE if self._last.done else self._last
 
-    def _logged(self, done: Promise, changes: Sequence[Change], commit: Commit, whole: Promise) -> None:
-        if done.error is None:
-            self._open.pop(commit.number, None)
-            all_of(self._tell(changes, commit)).when_done(lambda told: whole.resolve(told.error))
-            return
-        if commit.number in self._open:  # all that waited for the flush fails together: the log is read once
-            self._load_again(commit, done.error)
-        whole.resolve(done.error)
-
     def _load_again(self, commit: Commit, error: BabelbusError) -> None:
         """Take what the log still has for the truth, and tell the listeners what of it they have not heard."""
         log.error("state: a flush failed, reading the log again: %s", error)
@@ -427,6 +443,7 @@ class State:
             log.error("state: the log cannot be read: %s", failure)
             return
         unheard: list[Change] = []
+        self._correct_topics(told)
         for key, before in told.items():
             now = self._values.get(key)
             if now == before:
@@ -440,13 +457,21 @@ class State:
         if unheard:
             self._tell(unheard, commit)
 
-    def _tell(self, changes: Sequence[Change], commit: Commit) -> Sequence[Promise]:
+    def _correct_topics(self, keys: Iterable[str]) -> None:
+        """Publish the values that keys have to the topics that record them, which may have other ones by now."""
+        changes: list[Change] = []
+        for key in keys:
+            value = self.find(key)
+            changes.append((Kind.SET if value is not None else Kind.DELETED, key, value or b"", None, 0))
+        receipt, _ = self._publish(changes, Commit(self._number, "recovered"))
+        receipt.when_done(_note_not_corrected)
+
+    def _tell(self, changes: Sequence[Change], commit: Commit) -> None:
         for listener in self.listeners:
             try:
                 listener(changes, commit)
             except Exception:  # a listener's bug must not cost the client its answer
                 log.exception("a listener of the state failed")
-        return self._publish(changes, commit)
 
     def _take_back(self, changes: Sequence[Change]) -> None:
         values = self._values
@@ -474,12 +499,18 @@ class State:
 
 
 NO_TESTAMENT = Testament()
+NOTHING_PUBLISHED: Published = (DONE, lambda: None)
 _SET = Kind.SET
 
 
 def _note_not_executed(receipt: Promise) -> None:
     if receipt.error is not None:
         log.warning("state: testaments wait for the next start: %s", receipt.error)
+
+
+def _note_not_corrected(receipt: Promise) -> None:
+    if receipt.error is not None:
+        log.error("state: topics may have changes that the log has lost: %s", receipt.error)
 
 
 def _parent(key: str, depth: int) -> str | None:
