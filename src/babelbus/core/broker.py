@@ -17,6 +17,7 @@ from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.publish import Publication
 from babelbus.core.receipt import DONE, Promise, Receipt, join
 from babelbus.core.record import Event
+from babelbus.core.request import Key, Reply, Request, Responders
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.state import (
@@ -37,6 +38,7 @@ from babelbus.core.transactions import Staging, StagingSettings
 from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SOURCE_HEADER
+from babelbus.records.record import Headers
 from babelbus.storage import notes
 from babelbus.storage.contract import Store
 from babelbus.storage.files import FileSystem
@@ -101,6 +103,7 @@ class Broker:
         self._topics = Topics()
         self.router = Router()
         self.flusher = Flusher(loop, clock, metrics)
+        self.responders = Responders(clock, loop, metrics)
         self.state: State
         self.state_receiver: object = object()
         """The shared receiver of the router that hears of the state's changes from the state itself."""
@@ -493,6 +496,16 @@ class Broker:
         name = self._table.find(key)
         return None if name is None else self._topics.get(name)
 
+    def request(
+        self, subject: str, payload: bytes | None, headers: Headers, deadline: float, principal: Identity
+    ) -> Request[Reply]:
+        """Ask those who answer requests to a subject, until an absolute deadline (`Clock.monotonic`); see `request`."""
+        return self.responders.request(subject, payload, headers, deadline, principal)
+
+    def respond(self, key: Key, reply: Reply) -> bool:
+        """Answer a question; `False`: nobody waits for the reply any more."""
+        return self.responders.requests.respond(key, reply)
+
     def topic_of(self, subject: str) -> str | None:
         """Return the name of the topic that records what is published under a subject, `None` if it is live only."""
         return self._table.find(subject)
@@ -569,6 +582,7 @@ class Broker:
     async def close(self) -> None:
         """Flush and close everything; who still waits for an ack is answered."""
         self._closed = True
+        self.responders.requests.close()
         for close in reversed(self._opened):
             await close()
         for topic in self._topics.values():

@@ -15,6 +15,7 @@ from babelbus.core.access import CLIENT
 from babelbus.core.broker import Broker
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
 from babelbus.core.publish import Publication
+from babelbus.core.request import Requests
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
@@ -22,7 +23,6 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import ring
 from babelbus.protocols.zbus.book import UNKNOWN, Book, Entry
-from babelbus.protocols.zbus.calls import Calls
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
 from babelbus.protocols.zbus.heads import Heads
 from babelbus.protocols.zbus.ids import IdMaker, stored_id
@@ -127,7 +127,9 @@ class Hub:
         self.clock = clock
         self.metrics = metrics
         self.bindings = BindTable()
-        self.calls = Calls(clock, loop, seconds=options.rpc_timeout_seconds, keep=options.rpc_keep_expired)
+        self.calls: Requests[Message] = Requests(clock, loop, metrics)
+        """What callers over plain HTTP wait for: the answer of a service behind an MQ (6.3)."""
+        self.calls.keep_expired = options.rpc_keep_expired
         self._guard = ReplayGuard(options.replay_window_seconds, REPLAYS_MAX)
         self.peers: dict[str, Peer] = {}
         self.subscribers: dict[tuple[str, str], dict[Subscriber, None]] = {}

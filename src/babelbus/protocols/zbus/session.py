@@ -247,7 +247,7 @@ class Session(Generic[Asked]):
         mq, channel = _mq_and_channel(message)
         count = max(integer(message, "window") or 1, 1)
         group = hub.channel(mq, channel)
-        given_up = hub.calls.given_up(mq)
+        given_up = hub.calls.abandoned(mq)
         heads: list[bytes] = []
         explicit = group.settings.ack == "explicit"
         member = group.join(lambda _: None, credit=0) if explicit else None
