@@ -25,8 +25,8 @@ from babelbus.protocols.jebp.messages import PROTOCOL as JEBP
 from babelbus.protocols.jebp.session import Options as JebpOptions
 from babelbus.protocols.jebp.session import Session as JebpSession
 from babelbus.protocols.worterbuch.names import SYS
+from babelbus.protocols.worterbuch.values import parse_value
 from babelbus.server.access import AccessLists, ClientEntry
-from babelbus.server.administration import Administrator
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.browsers import read_browsers
 from babelbus.server.connection import Connection
@@ -303,8 +303,9 @@ class Server:
             self.addresses |= self._zbus.listeners.addresses
         if self.config.admin.enabled:
             self._admin = AdminServer(
-                Administrator(self),
+                self,
                 self.metrics,
+                read_value=parse_value,
                 token=ensure_token(self.folder),
                 host=self.config.admin.host,
                 port=self.config.admin.port,

@@ -1,5 +1,14 @@
 """State: the last value of each key as a tree, its log, locks and history (docs/state.md)."""
 
+from babelbus.core.state.editor import (
+    Entry,
+    InvalidPatternError,
+    InvalidValueError,
+    ReadOnlyKeyError,
+    StateChange,
+    StateEditor,
+    check_state_pattern,
+)
 from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, HistoryGoneError, Revision
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.state.locks import Granted, LockHeldError, NotLockedError
@@ -42,10 +51,13 @@ __all__ = [
     "AsOf",
     "Change",
     "Commit",
+    "Entry",
     "Granted",
     "History",
     "HistoryGoneError",
     "InvalidKeyError",
+    "InvalidPatternError",
+    "InvalidValueError",
     "Kept",
     "KeyPattern",
     "Kind",
@@ -54,8 +66,11 @@ __all__ = [
     "NotLockedError",
     "PatternFault",
     "Published",
+    "ReadOnlyKeyError",
     "Revision",
     "State",
+    "StateChange",
+    "StateEditor",
     "StateLog",
     "Testament",
     "VersionMismatchError",
@@ -63,6 +78,7 @@ __all__ = [
     "check_key",
     "check_parent_pattern",
     "check_pattern",
+    "check_state_pattern",
     "children_pattern",
     "covers",
     "size_fault",

@@ -148,6 +148,10 @@ class State:
     def __len__(self) -> int:
         return len(self._values)
 
+    def is_transient(self, key: str) -> bool:
+        """Return whether a key, or a pattern, is one of those that are not logged."""
+        return self._log.is_transient(key)
+
     @property
     def commit_number(self) -> int:
         """Number of the last commit: whoever begins to listen now wants what comes after it."""
