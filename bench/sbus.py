@@ -19,7 +19,7 @@ from pathlib import Path
 from babelbus.clients.sbus import Client
 from babelbus.protocols.sbus.codec import encode
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, Publish
-from babelbus.server.packets.mmsg import Exchange
+from babelbus.protocols.sbus.packets.mmsg import Exchange
 from babelbus.wire.packets import Packets
 from bench.frame import Peer, PeerMissingError, Reading, figure
 from bench.workload import PAYLOAD, SECONDS, scratch_folder

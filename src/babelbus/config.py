@@ -7,7 +7,7 @@ environment. The texts here are the ones that `babelbus config`, `--help` and do
 import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol, runtime_checkable
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -63,22 +63,9 @@ class StorageSettings(msgspec.Struct, frozen=True):
     ] = 60.0
 
 
-class TopicDefaults(msgspec.Struct, frozen=True):
-    """What a topic is made with, unless its creator says otherwise; each topic keeps its own copy."""
+class LogLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How the log of a partition is kept; `None` means no bound. Bases of `[topics]`, of a topic and of a log."""
 
-    engine: Annotated[
-        Engine,
-        of("disk survives restarts, memory does not and is bounded by retention alone, db is an SQL database"),
-    ] = "disk"
-    ack: Annotated[
-        Ack,
-        of("a publisher is answered when its record is accepted (in memory), written (survives a killed process) "
-           "or flushed (survives loss of power)"),
-    ] = "flushed"  # fmt: skip
-    partitions: Annotated[
-        int,
-        of("ordered logs of a topic; more let more readers share it; can grow, never shrink", "count", ge=1, le=1024),
-    ] = 1
     retention_seconds: (
         Annotated[float, of("segments whose newest record is older than this are removed", "seconds", gt=0)] | None
     ) = None
@@ -88,16 +75,6 @@ class TopicDefaults(msgspec.Struct, frozen=True):
     cleanup: Annotated[
         Cleanup, of("delete removes old segments; compact keeps the last record of each key instead")
     ] = "delete"
-    retain: Annotated[
-        Literal["none", "last"],
-        of("last also keeps the last event of each subject as state, whatever protocol it came from"),
-    ] = "none"
-    segment_bytes: (
-        Annotated[
-            int, of("size at which this topic's logs roll; none is storage.segment_bytes", "bytes", ge=1024, le=TIB)
-        ]
-        | None
-    ) = None
     segment_seconds: (
         Annotated[float, of("a segment also rolls at this age, so that retention by age can free it", "seconds", gt=0)]
         | None
@@ -110,6 +87,39 @@ class TopicDefaults(msgspec.Struct, frozen=True):
         Annotated[
             float,
             of("compaction leaves what is younger alone, so that readers see every change meanwhile", "seconds", gt=0),
+        ]
+        | None
+    ) = None
+
+
+class TopicLayout(LogLayout, frozen=True, kw_only=True):
+    """How one topic is kept."""
+
+    engine: Annotated[
+        Engine,
+        of("disk survives restarts, memory does not and is bounded by retention alone, db is an SQL database"),
+    ] = "disk"
+    ack: Annotated[
+        Ack,
+        of("a publisher is answered when its record is accepted (in memory), written (survives a killed process) "
+           "or flushed (survives loss of power)"),
+    ] = "flushed"  # fmt: skip
+    retain: Annotated[
+        Literal["none", "last"],
+        of("last also keeps the last event of each subject as state, whatever protocol it came from"),
+    ] = "none"
+
+
+class TopicDefaults(TopicLayout, frozen=True, kw_only=True):
+    """What a topic is made with, unless its creator says otherwise; each topic keeps its own copy."""
+
+    partitions: Annotated[
+        int,
+        of("ordered logs of a topic; more let more readers share it; can grow, never shrink", "count", ge=1, le=1024),
+    ] = 1
+    segment_bytes: (
+        Annotated[
+            int, of("size at which this topic's logs roll; none is storage.segment_bytes", "bytes", ge=1024, le=TIB)
         ]
         | None
     ) = None
@@ -158,6 +168,23 @@ class StagingLimits(msgspec.Struct, frozen=True):
     ] = 30 * 86_400.0
 
 
+@runtime_checkable
+class Listening(Protocol):
+    """A section whose listeners other machines may reach."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are listeners."""
+
+    @property
+    def host(self) -> str:
+        """Address of the listeners."""
+
+    @property
+    def exposure(self) -> str | None:
+        """How strangers get in who reach a listener; `None` if each client proves who it is."""
+
+
 class JebpSettings(msgspec.Struct, frozen=True):
     """The jebp listener (docs/protocols/jebp.md)."""
 
@@ -184,6 +211,11 @@ class JebpSettings(msgspec.Struct, frozen=True):
     connections_max: Annotated[
         int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
     ] = 10_000
+
+    @property
+    def exposure(self) -> str | None:
+        """How strangers get in: a bare certificate can be shown by whoever saw it once."""
+        return "with bare certificates" if self.bare_certificates else None
 
 
 class SbusSettings(msgspec.Struct, frozen=True):
@@ -330,6 +362,11 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
         bool, of("send JSON inside a JSON string in server-sent events, as upstream does since 1.3.8")
     ] = False
 
+    @property
+    def exposure(self) -> str | None:
+        """How strangers get in: without a key for tokens, everybody may do everything."""
+        return "without worterbuch.auth_key_file" if self.auth_key_file is None else None
+
 
 class ZbusSettings(msgspec.Struct, frozen=True):
     """The zbus listeners (docs/protocols/zbus.md)."""
@@ -410,6 +447,11 @@ class ZbusSettings(msgspec.Struct, frozen=True):
         int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
     ] = 10_000
 
+    @property
+    def exposure(self) -> str | None:
+        """How strangers get in: without a file of keys, everybody may do everything."""
+        return "without zbus.auth_file" if self.auth_file is None else None
+
 
 class AdminSettings(msgspec.Struct, frozen=True):
     """The administration endpoint: metrics, health and the API of the command line."""
@@ -419,6 +461,19 @@ class AdminSettings(msgspec.Struct, frozen=True):
         "127.0.0.1"
     )
     port: Annotated[int, of("TCP port; 0 lets the system choose", "port", ge=0, le=65535)] = 8600
+
+    handshake_seconds: Annotated[
+        float,
+        of("a client whose first request takes longer is closed: dead connections must not pile up", "seconds", gt=0),
+    ] = 10.0
+    connections_max: Annotated[
+        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
+    ] = 1_000
+
+    @property
+    def exposure(self) -> str | None:
+        """How strangers get in: metrics need no token, and the token of the API is sent unencrypted."""
+        return "over plain HTTP"
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
@@ -552,40 +607,19 @@ def _has_password(url: str) -> bool:
 
 
 def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> None:
-    """Refuse what would let strangers in by mistake (docs/design/design.md, section 6).
-
-    jebp proves identities by itself, except with bare certificates, which whoever saw one can show again. The admin
-    endpoint shows metrics without a token and takes its token unencrypted.
-    """
+    """Refuse what would let strangers in by mistake (docs/design/design.md, section 6)."""
     if config.db.url is not None and _has_password(config.db.url):
         raise ConfigError("db.url has a password in it, which would be shown; put it into PGPASSWORD or a .pgpass file")
     if config.server.insecure:
         return
-    doors = [
-        (
-            "jebp.host",
-            config.jebp.host,
-            config.jebp.enabled and config.jebp.bare_certificates,
-            "with bare certificates",
-        ),
-        ("admin.host", config.admin.host, config.admin.enabled, "over plain HTTP"),
-        (
-            "worterbuch.host",
-            config.worterbuch.host,
-            config.worterbuch.enabled and config.worterbuch.auth_key_file is None,
-            "without worterbuch.auth_key_file",
-        ),
-        (
-            "zbus.host",
-            config.zbus.host,
-            config.zbus.enabled and config.zbus.auth_file is None,
-            "without zbus.auth_file",
-        ),
-    ]
-    for key, host, is_open, how in doors:
-        if is_open and not is_loopback(host):
+    for name in config.__struct_fields__:
+        section = getattr(config, name)
+        if not isinstance(section, Listening) or not section.enabled or section.exposure is None:
+            continue
+        if not is_loopback(section.host):
+            key = f"{name}.host"
             source = values[key].source if key in values else "the default"
             raise ConfigError(
-                f"{key} = {host!r} (from {source}) would be reachable from other machines {how}; "
+                f"{key} = {section.host!r} (from {source}) would be reachable from other machines {section.exposure}; "
                 f"set server.insecure = true if a firewall or proxy protects it"
             )

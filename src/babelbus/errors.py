@@ -27,3 +27,7 @@ class LocalProtocolError(BabelbusError):
 
 class InvalidTopicNameError(BabelbusError):
     """A topic cannot have this name; the message says why."""
+
+
+class PeerLeavesError(BabelbusError):
+    """The peer ends the connection in good order: close when everything that was written is sent."""

@@ -14,7 +14,7 @@ import pytest
 
 from babelbus.cli.sbusd import Arguments, parse
 from babelbus.clients.sbus import Client
-from babelbus.server.packets.listeners import ABSTRACT
+from babelbus.protocols.sbus.packets.listeners import ABSTRACT
 from tests.support.bus import SAFETY_NET_SECONDS
 
 COMMAND = [sys.executable, "-c", "import sys; from babelbus.cli.sbusd import main; main(sys.argv[1:])"]

@@ -6,9 +6,9 @@ import functools
 
 import pytest
 
+from babelbus.config import Ack
 from babelbus.core.partition import DEFERRED_BYTES_MAX, Partition, TopicClosedError
 from babelbus.core.receipt import Receipt
-from babelbus.core.settings import Ack
 from babelbus.errors import StorageError
 from babelbus.records.format import encode_payloads
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError

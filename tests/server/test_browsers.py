@@ -11,7 +11,7 @@ import pytest
 
 from babelbus.config import ServerSettings, WorterbuchSettings, ZbusSettings
 from babelbus.errors import ConfigError
-from babelbus.server.browsers import read_browsers, read_origins
+from babelbus.protocols.browsers import read_browsers, read_origins
 from babelbus.wire.http.client import Response
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.browsers import export, picture
@@ -347,7 +347,7 @@ def test_refusals_are_counted_and_the_first_of_each_kind_is_logged(
         counts = [("zbus", "change"), ("worterbuch", "origin"), ("admin", "host"), ("zbus", "host")]
         assert [refusals(live, *labels) for labels in counts] == [3, 3, 3, 0]
         assert b"babelbus_browser_requests_refused_total" in ask(live, "admin", "GET", "/metrics").body
-    lines = [one.getMessage() for one in caplog.records if one.name == "babelbus.server.browsers"]
+    lines = [one.getMessage() for one in caplog.records if one.name == "babelbus.protocols.browsers"]
     assert len(lines) == 3
     assert "rebound.example" in lines[2]
 

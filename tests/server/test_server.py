@@ -57,7 +57,7 @@ def test_random_bytes_cost_the_peer_its_connection_and_nobody_else_anything(live
             first = chance.choice([b"\x01", b"", b"\x01\x01\x20"])
             peer.socket.sendall(first + chance.randbytes(chance.randint(2000, 4000)))
             assert peer.is_closed()
-    live.until(lambda: not live.server._connections)
+    live.until(lambda: not live.connections)
     assert works(live)
 
 
@@ -130,12 +130,12 @@ def test_connections_over_the_limit_are_refused_until_there_is_room(tmp_path: Pa
                 assert refused.is_closed()
         assert sample(live, "connections_refused_total", protocol="jebp", reason="limit") == 5
         callers.pop().close()
-        live.until(lambda: len(live.server._connections) == 2)
+        live.until(lambda: len(live.connections) == 2)
         callers.append(live.caller())
         for caller in callers:
             assert said(caller.ask(b"\x99")[0]) == "b030"
             caller.close()
-        live.until(lambda: not live.server._connections)
+        live.until(lambda: not live.connections)
         assert sample(live, "connections", protocol="jebp") == 0
 
 
@@ -148,14 +148,14 @@ def test_a_thousand_idle_connections_leave_room_for_one_that_works(tmp_path: Pat
         with LiveServer(configure(tmp_path)) as live:
             admin = live.admin
             idle = [Caller(live.address, admin).connect() for _ in range(1000)]
-            live.until(lambda: len(live.server._connections) == 1000)
+            live.until(lambda: len(live.connections) == 1000)
             with live.caller() as busy:
                 busy.ask(create_topic("news"))
                 assert [said(one) for one in busy.ask(*[create("news", b"x")] * 2000)] == ["a130"] * 2000
             assert said(idle[0].ask(b"\x99")[0]) == said(idle[-1].ask(b"\x99")[0]) == "b030"
             for caller in idle:
                 caller.close()
-            live.until(lambda: not live.server._connections)
+            live.until(lambda: not live.connections)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -169,7 +169,7 @@ def test_a_client_that_stops_reading_costs_little_and_loses_nothing(tmp_path: Pa
         asked = 60
         slow = live.caller(receive_bytes=65_536)
         slow.send(subscribe("news"), *[fetch(0, MIB)] * asked, create("news", b"last"))
-        (connection,) = live.call(lambda: list(live.server._connections))
+        (connection,) = live.call(lambda: list(live.connections))
         live.until(lambda: connection._paused and connection.outbox_bytes >= bound)
         assert works(live)
         for _ in range(20):
@@ -214,7 +214,7 @@ def test_a_client_that_goes_away_in_the_middle_of_a_frame_leaves_what_was_whole(
     data = caller.wire.seal([create("news", b"whole"), create("news", b"half")])
     caller.socket.sendall(data[:-1])
     caller.close()
-    live.until(lambda: not live.server._connections)
+    live.until(lambda: not live.connections)
     with live.caller() as reader:
         answer = reader.ask(subscribe("news"), fetch(0))[1]
         assert fetched(answer) == {("news", 0): [b"whole"]}
@@ -357,7 +357,7 @@ def test_a_stop_waits_for_answers_that_the_peer_is_still_reading(live: LiveServe
     caller.ask(create_topic("news"), create_many("news", [b"x" * 1000] * 1000))
     asked = 12
     caller.send(subscribe("news"), *[fetch(0, 2 * MIB)] * asked)
-    (connection,) = live.call(lambda: list(live.server._connections))
+    (connection,) = live.call(lambda: list(live.connections))
     live.until(lambda: connection.outbox_bytes > 0)
     live.ask_to_stop()
     assert len(caller.hear(asked + 1)) == asked + 1
@@ -370,7 +370,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_peer_that_reads_nothing(tmp_path: P
         caller = live.caller(receive_bytes=65_536)
         caller.ask(create_topic("news"), create_many("news", [b"x" * 1000] * 1000))
         caller.send(subscribe("news"), *[fetch(0, 2 * MIB)] * 12)
-        (connection,) = live.call(lambda: list(live.server._connections))
+        (connection,) = live.call(lambda: list(live.connections))
         live.until(lambda: connection.outbox_bytes > 0)
     caller.close()
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from babelbus.config import Config, StateSettings, WorterbuchSettings
+from babelbus.protocols.worterbuch.service import WorterbuchService
 from babelbus.wire.websocket import Close, Ping, encode_binaries, encode_close, encode_ping, encode_texts
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer, configure
@@ -208,9 +209,10 @@ def test_a_client_that_does_not_read_is_no_matter_of_the_others(tmp_path: Path, 
         for one in (stuck, fine):
             assert one.ask(psubscribe(1, "k", liveOnly=True)) == ack(1)
         value = "x" * 10_000
-        connections = live.server._connections
-        assert live.server._worterbuch is not None
-        hub = live.server._worterbuch.hub
+        connections = live.connections
+        service = live.server.services["worterbuch"]
+        assert isinstance(service, WorterbuchService)
+        hub = service.hub
 
         def queued() -> int:
             return max(one.outbox_bytes for one in connections)

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from babelbus.config import ServerSettings, TopicDefaults, ZbusSettings, load
 from babelbus.errors import ConfigError
-from babelbus.server.zbus import read_keys
+from babelbus.protocols.zbus.service import read_keys
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient, SocketClient, command

@@ -9,7 +9,7 @@ import pytest
 from babelbus.config import ZbusSettings
 from babelbus.errors import ConfigError
 from babelbus.protocols.zbus.messages import Message
-from babelbus.server.zbus import read_web_options
+from babelbus.protocols.zbus.service import read_web_options
 from tests.support.server import LiveServer, configure
 from tests.support.signing import sign_frame
 from tests.support.zbus import HttpClient, SocketClient, command, request_of

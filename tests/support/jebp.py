@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 
 from babelbus.client import Client as BusClient
+from babelbus.config import JebpSettings
 from babelbus.core.access import ADMIN_GRANTS, CLIENT_GRANTS
 from babelbus.core.access import Identity as Client
 from babelbus.protocols.contract import Outbox
@@ -23,7 +24,7 @@ from babelbus.protocols.jebp.messages import (
     Response,
     Subscribe,
 )
-from babelbus.protocols.jebp.session import Options, Session
+from babelbus.protocols.jebp.session import Session
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
@@ -140,7 +141,7 @@ class Conversation:
         bus: Bus,
         *,
         identity: Identity = ADMIN,
-        options: Options = Options(),  # noqa: B008  # frozen
+        settings: JebpSettings = JebpSettings(),  # noqa: B008  # frozen
         bytes_max: int = 8 * 2**20,
         authorise: Callable[[str], Client | None] = everyone,
         server_handshake: ServerHandshake | None = None,
@@ -155,11 +156,11 @@ class Conversation:
             self._close,
             identity=SERVER,
             authorise=authorise,
-            options=options,
+            settings=settings,
             metrics=bus.metrics,
             handshake=server_handshake,
         )
-        self._shake = client_handshake or ClientHandshake(identity, bool, bare_certificates=options.bare_certificates)
+        self._shake = client_handshake or ClientHandshake(identity, bool, bare_certificates=settings.bare_certificates)
         self._wire: Wire | None = None
 
     def _close(self) -> None:

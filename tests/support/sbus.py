@@ -16,6 +16,7 @@ from babelbus.config import (
     ZbusSettings,
 )
 from babelbus.protocols.sbus.messages import Control, Publish
+from babelbus.protocols.sbus.service import SbusService
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer
 
@@ -30,6 +31,13 @@ def configured(folder: Path, **sbus: object) -> Config:
         zbus=ZbusSettings(port=0),
         sbus=SbusSettings(**sbus),  # type: ignore[arg-type]  # as the test gives them
     )
+
+
+def service_of(live: LiveServer) -> SbusService:
+    """The sbus of a server."""
+    service = live.server.services["sbus"]
+    assert isinstance(service, SbusService)
+    return service
 
 
 def join(live: LiveServer, *patterns: bytes, controls: tuple[bytes, ...] = ()) -> Client:
@@ -76,8 +84,7 @@ def is_cut(client: Client) -> bool:
 
 def publish_until_stopped(live: LiveServer, client: Client, key: bytes, make: Callable[[int], bytes]) -> int:
     """Publish `make(0)`, `make(1)`, ... until the server reads no more from this client; give how many were sent."""
-    assert live.server._sbus is not None
-    connections = live.server._sbus._server.connections
+    connections = service_of(live).server.connections
     sent, stopped = 0, False
     timeout = client.socket.gettimeout()
     client.socket.setblocking(False)

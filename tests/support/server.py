@@ -1,8 +1,9 @@
 """A whole server in this process, in a thread with an event loop of its own, that blocking clients speak to."""
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -19,7 +20,9 @@ from babelbus.config import (
     WorterbuchSettings,
     ZbusSettings,
 )
+from babelbus.protocols.connection import Connection
 from babelbus.protocols.jebp.identity import Identity
+from babelbus.protocols.service import StreamService
 from babelbus.server.app import Server
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.jebp import Caller
@@ -47,6 +50,23 @@ def configure(
         server=server or ServerSettings(),
         topics=topics or TopicDefaults(),
     )
+
+
+def connections_of(server: Server) -> list[Connection]:
+    """The stream connections of all services."""
+    services = [one for one in server.services.values() if isinstance(one, StreamService)]
+    return [connection for service in services for connection in service.listeners.connections]
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Server]:
+    """A server in the event loop of the test."""
+    server = Server(config)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
 
 
 class LiveServer:
@@ -119,6 +139,10 @@ class LiveServer:
     @property
     def address(self) -> str:
         return self.server.addresses["jebp"]
+
+    @property
+    def connections(self) -> list[Connection]:
+        return connections_of(self.server)
 
     @property
     def conf(self) -> Path:

@@ -5,11 +5,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from babelbus.config import WorterbuchSettings
 from babelbus.core.settings import TopicSettings
 from babelbus.core.state import KEY_BYTES_MAX
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import Outbox, PeerLeavesError
-from babelbus.protocols.worterbuch.hub import Hub, Options
+from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.profiles import MAIN, Profile
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
@@ -124,12 +125,13 @@ def make_hub(
     ack: str = "written",
     topics: TopicSettings | None = None,
     key_bytes_max: int = KEY_BYTES_MAX,
-    **options: Any,
+    key: str | None = None,
+    **settings: Any,
 ) -> tuple[Bus, Hub]:
     """A hub on a bus of its own."""
     bus = Bus(files, defaults=topics)
     bus.open_state(ack=ack, key_bytes_max=key_bytes_max)
-    return bus, Hub(bus.broker, bus.metrics, bus.clock, Options(version="1.2.3", **options))
+    return bus, Hub(bus.broker, bus.metrics, bus.clock, WorterbuchSettings(**settings), key)
 
 
 def get(tid: int, key: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from yarl import URL
 
 import babelbus
 from babelbus.clock import Clock
-from babelbus.config import Config
+from babelbus.config import AdminSettings, Config
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.errors import DiskFullError
@@ -69,7 +69,7 @@ class Caller:
 def serve(test: Callable[[Caller, FakeServer], Coroutine[Any, Any, None]]) -> None:
     @asynccontextmanager
     async def served(bus: FakeServer) -> AsyncIterator[Caller]:
-        server = AdminServer(bus, Metrics(), read_value=bytes, token=TOKEN, port=0)
+        server = AdminServer(bus, Metrics(), read_value=bytes, token=TOKEN, settings=AdminSettings(port=0))
         await server.start()
         try:
             async with aiohttp.ClientSession() as session:

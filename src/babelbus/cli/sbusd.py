@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Arguments) -> None:
-    from babelbus.server.packets import ABSTRACT, Door, open_door
+    from babelbus.protocols.sbus.packets import ABSTRACT, Door, open_door
 
     if (arguments.group or arguments.others) and arguments.address.startswith(DESCRIPTOR):
         _say("sbusd: -g and -o have no effect on a socket that was handed over")
@@ -129,12 +129,12 @@ def _run(arguments: Arguments) -> None:
 
 
 async def _serve(door: object, arguments: Arguments, report_ready: Callable[[], None]) -> None:
+    from babelbus.config import SbusSettings
     from babelbus.core.router import Router
     from babelbus.metrics import Metrics
-    from babelbus.protocols.sbus.hub import Hub, Options
-    from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
-    from babelbus.server.packets import OpenDoor, PacketOptions
-    from babelbus.server.sbus import make_server
+    from babelbus.protocols.sbus.hub import Hub
+    from babelbus.protocols.sbus.packets import OpenDoor
+    from babelbus.protocols.sbus.service import make_server
 
     assert isinstance(door, OpenDoor)
     ended = asyncio.Event()
@@ -146,8 +146,8 @@ async def _serve(door: object, arguments: Arguments, report_ready: Callable[[], 
         loop.add_signal_handler(signal.SIGHUP, ended.set)
     else:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    metrics = Metrics()
-    server = make_server(Hub(Router(), metrics, Options()), metrics, PacketOptions(PACKET_BYTES_MAX))
+    metrics, settings = Metrics(), SbusSettings()
+    server = make_server(Hub(Router(), metrics, settings), metrics, settings)
     if arguments.close_when_empty:
         server.on_empty = ended.set
     server.listen(door)

@@ -105,9 +105,10 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
         run(settings, ready)
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
+            ports = ", ".join(flag_of(one.key) for one in describe() if one.key.endswith(".port"))
             raise CommandError(
-                f"cannot listen: {error.strerror}; choose another address with --jebp-port, --admin-port, "
-                "--jebp-host or --admin-host, or stop what listens there"
+                f"cannot listen: {error.strerror}; choose another port with one of {ports}, "
+                "another address with the flag that ends in -host, or stop what listens there"
             ) from error
         raise
     finally:
@@ -126,10 +127,8 @@ def _note_addresses(path: str, addresses: dict[str, str]) -> None:
 
 def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
     import babelbus
-    from babelbus.protocols.jebp.identity import Identity
 
     conf = os.path.join(server.folder, "conf")
-    certificate = Identity.load(os.path.join(conf, "server_key")).fingerprint
     admin_key = os.path.join(conf, "admin_key")
     if as_json:
         print_json(
@@ -139,7 +138,7 @@ def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
                 "pid": os.getpid(),
                 "data_folder": server.folder,
                 "addresses": server.addresses,
-                "server_fingerprint": certificate,
+                "server_fingerprint": server.fingerprint,
                 "admin_key": admin_key,
                 "first_start": first_start,
             }
@@ -150,7 +149,7 @@ def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
         print_line(f"{protocol:6} listens on {'http://' if protocol == 'admin' else ''}{address}")
     if first_start:
         print_line(
-            f"first start: made the server's certificate {certificate} ({os.path.join(conf, 'server_key')}) "
+            f"first start: made the server's certificate {server.fingerprint} ({os.path.join(conf, 'server_key')}) "
             f"and an administrator's identity ({admin_key})"
         )
 

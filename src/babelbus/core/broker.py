@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.config import StagingLimits
 from babelbus.core.access import SERVER, AccessRefusedError, Action, Identity, may
 from babelbus.core.flusher import Flusher
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
@@ -34,7 +35,7 @@ from babelbus.core.state import (
 )
 from babelbus.core.subject import Pattern, TopicTable, check_topic_name, is_text
 from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, ReservedTopicError, Topic, Topics, stamped
-from babelbus.core.transactions import Staging, StagingSettings
+from babelbus.core.transactions import Staging
 from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SOURCE_HEADER
@@ -201,7 +202,7 @@ class Broker:
         self._opened.append(self.groups.close)
         return self.groups
 
-    def open_staging(self, files: FileSystem, folder: str, settings: StagingSettings | None = None) -> Staging:
+    def open_staging(self, files: FileSystem, folder: str, settings: StagingLimits | None = None) -> Staging:
         """Open what is staged in `folder`, and go on with commits that a crash cut short; `settle` waits for them.
 
         Raises:

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
+from babelbus.config import Ack
 from babelbus.core.flusher import Flusher
 from babelbus.core.receipt import Receipt
-from babelbus.core.settings import Ack
 from babelbus.errors import StorageError
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import Chunk, PartitionLog

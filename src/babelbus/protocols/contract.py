@@ -5,14 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from babelbus.core.receipt import Promise
-from babelbus.errors import BabelbusError
 
 ANSWER_BYTES = 256
 """What an answer that waits costs by itself: the smallest ones count too while a slow disk holds them back."""
-
-
-class PeerLeavesError(BabelbusError):
-    """The peer has said its last word, in good order: close once what was written is sent."""
 
 
 Encode = Callable[[], bytes | bytearray]
@@ -70,6 +65,25 @@ class Session(Protocol):
 
     def close(self) -> None:
         """The connection is gone: give up what the session holds."""
+
+    def receive_again(self, data: bytes) -> bool:
+        """Handle a chunk that is one request like the last one; return whether the chunk was handled.
+
+        Skips what `receive_data` needs around it: nothing is put off, and the outbox is not held.
+        """
+        return False
+
+    def release(self) -> None:
+        """The outbox may have room again for what the session sends without being asked."""
+        return
+
+    def access_changed(self) -> None:
+        """Authorise the client again: the lists of clients changed."""
+        return
+
+    def end_waits(self) -> None:
+        """Answer requests that wait for events with what there is: the server stops."""
+        return
 
 
 class Answer:

@@ -12,28 +12,18 @@ from collections.abc import Callable
 import msgspec
 
 from babelbus.clock import Clock, SystemClock
-from babelbus.config import Config
+from babelbus.config import Config, TopicLayout
 from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
 from babelbus.core.topic import Topic
-from babelbus.core.transactions import StagingSettings
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
-from babelbus.protocols.contract import Outbox
-from babelbus.protocols.jebp.identity import Identity
-from babelbus.protocols.jebp.messages import PROTOCOL as JEBP
-from babelbus.protocols.jebp.session import Options as JebpOptions
-from babelbus.protocols.jebp.session import Session as JebpSession
-from babelbus.protocols.worterbuch.names import SYS
-from babelbus.protocols.worterbuch.values import parse_value
-from babelbus.server.access import AccessLists, ClientEntry
+from babelbus.protocols.browsers import read_browsers
+from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
+from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
+from babelbus.server.access import AccessLists
 from babelbus.server.allocator import keep_freed_memory
-from babelbus.server.browsers import read_browsers
-from babelbus.server.connection import Connection
-from babelbus.server.listeners import Listeners
-from babelbus.server.sbus import SbusService
-from babelbus.server.worterbuch import WorterbuchService
-from babelbus.server.zbus import ZbusService
+from babelbus.server.identities import prepare_identities
 from babelbus.storage.contract import Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import File, FileSystem, LocalFiles
@@ -43,12 +33,9 @@ from babelbus.web.token import ensure_token
 
 log = logging.getLogger(__name__)
 
-CONF_NAME = "conf"
 STATE_NAME = "state"
 STAGING_NAME = "staging"
 DATABASE_NAME = "db.sqlite"
-SERVER_KEY_NAME = "server_key"
-ADMIN_KEY_NAME = "admin_key"
 DRAIN_STEP_SECONDS = 0.01
 GC_FIRST_THRESHOLD = 50_000
 """Objects between two looks of the cycle collector: batches are thousands of objects without a cycle among them."""
@@ -69,13 +56,11 @@ class Server:
         self.stopping = False
         self._files = LocalFiles()
         self._lists = AccessLists(self._files, os.path.join(self.folder, CONF_NAME))
-        self._sessions: set[JebpSession] = set()
-        self._listeners: list[Listeners] = []
+        self.services: dict[str, Service] = {}
+        self.fingerprint = ""
+        """Fingerprint of the server's certificate."""
         self._lock: File | None = None
         self._admin: AdminServer | None = None
-        self._sbus: SbusService | None = None
-        self._worterbuch: WorterbuchService | None = None
-        self._zbus: ZbusService | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self._watched: set[str] = set()
         self._closed_topics: dict[str, int] = {}
@@ -94,10 +79,13 @@ class Server:
         self._files.make_folder(self.folder)
         self._lock = self._files.lock(os.path.join(self.folder, LOCK_NAME))
         try:
-            identity = self._prepare()
+            conf = os.path.join(self.folder, CONF_NAME)
+            self._files.make_folder(conf)
+            self._lists.reload()
+            self.fingerprint = prepare_identities(conf, self._lists)
             self._open_broker()
             await self.broker.staging.settle()
-            await self._listen(identity)
+            await self._listen()
         except BaseException:
             await self.stop()
             raise
@@ -106,36 +94,11 @@ class Server:
         gc.freeze()
         gc.set_threshold(GC_FIRST_THRESHOLD)
 
-    def _prepare(self) -> Identity:
-        """Return the server's identity; make it, and an administrator's, at the first start."""
-        folder = os.path.join(self.folder, CONF_NAME)
-        self._files.make_folder(folder)
-        key_path = os.path.join(folder, SERVER_KEY_NAME)
-        self._lists.reload()
-        if not os.path.exists(key_path):
-            admin_path = os.path.join(folder, ADMIN_KEY_NAME)
-            if not os.path.exists(admin_path):
-                Identity.generate().save(admin_path, name="admin")
-            self._lists.put(ClientEntry(Identity.load(admin_path).fingerprint, "admin", admin=True))
-            identity = Identity.generate()
-            identity.save(key_path, name="server")  # last: it says that the rest is done
-            log.warning("first start: made the server certificate %s (%s) and an administrator's identity (%s)",
-                        identity.fingerprint, key_path, admin_path)  # fmt: skip
-        return Identity.load(key_path)
-
     def _open_broker(self) -> None:
         topics = self.config.topics
         defaults = TopicSettings(
-            engine=topics.engine,
-            ack=topics.ack,
-            retention_seconds=topics.retention_seconds,
-            retention_bytes=topics.retention_bytes,
-            cleanup=topics.cleanup,
-            retain=topics.retain,
+            **{name: getattr(topics, name) for name in TopicLayout.__struct_fields__},
             segment_bytes=topics.segment_bytes or self.config.storage.segment_bytes,
-            segment_seconds=topics.segment_seconds,
-            tombstone_seconds=topics.tombstone_seconds,
-            compact_after_seconds=topics.compact_after_seconds,
         )
         url = self.config.db.url or f"sqlite:///{os.path.join(self.folder, DATABASE_NAME)}"
         self.broker = Broker(
@@ -165,11 +128,10 @@ class Server:
                 compact_after_seconds=state.history_seconds,
             ),
             checkpoint_bytes=state.checkpoint_bytes,
-            transient=SYS,
+            transient=TRANSIENT_KEYS,
             key_bytes_max=state.key_bytes_max,
         )
-        limits = StagingSettings(**msgspec.structs.asdict(self.config.staging))
-        self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), limits)
+        self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), self.config.staging)
         groups = self.config.groups
         self.broker.open_groups(self._files, self.folder, groups.commit_seconds, groups.read_ahead_bytes)
         self._reconcile_topics(self._lists.read_topics(), removed)
@@ -206,8 +168,8 @@ class Server:
             self._lists.write_topics({**self._closed_topics, **counts}.items())
         except OSError as error:
             log.error("the list of topics could not be written; the topics themselves are safe: %s", error)
-        if self._sbus is not None:
-            self._sbus.hub.topics_changed()
+        for service in self.services.values():
+            service.topics_changed()
         self._watch_metrics()
 
     def _watch_broker(self) -> None:
@@ -238,78 +200,30 @@ class Server:
                 log_bytes=lambda partitions=partitions: sum(one.log.size_bytes for one in partitions),  # type: ignore[misc]
             )
 
-    async def _listen(self, identity: Identity) -> None:
-        jebp, server = self.config.jebp, self.config.server
-        browsers = read_browsers(server)
-        if jebp.bare_certificates:
-            log.warning("jebp.bare_certificates is on: who saw a certificate once can show it again")
-        options = JebpOptions(jebp.status, jebp.bare_records, jebp.bare_certificates, jebp.frame_bytes_max)
-
-        def make_session(outbox: Outbox, close: Callable[[], None], _peer: str | None) -> JebpSession:
-            session = JebpSession(
-                self.broker,
-                outbox,
-                close,
-                identity=identity,
-                authorise=self._lists.authorise,
-                options=options,
-                metrics=self.metrics,
-            )
-            self._sessions.add(session)
-            session.on_close = lambda: self._sessions.discard(session)
-            return session
-
-        if jebp.enabled:
-            listeners = Listeners(
-                JEBP,
-                self.metrics,
-                bytes_max=server.outbox_bytes_max,
-                handshake_seconds=jebp.handshake_seconds,
-                connections_max=jebp.connections_max,
-            )
-            self._listeners.append(listeners)
-            await listeners.listen(JEBP, jebp.host, jebp.port, make_session)
-            self.addresses |= listeners.addresses
-            log.info("the certificate of jebp is %s", identity.fingerprint)
-        if self.config.sbus.enabled and sys.platform == "linux":
-            self._sbus = SbusService(self.config.sbus, self.broker, self.metrics, self.folder)
-            self.addresses["sbus"] = self._sbus.addresses[0]
-            log.info("sbus listens on %s", ", ".join(self._sbus.addresses))
-        if self.config.worterbuch.enabled:
-            self._worterbuch = WorterbuchService(
-                self.config.worterbuch,
-                self.broker,
-                self.metrics,
-                self.clock,
-                outbox_bytes_max=server.outbox_bytes_max,
-                browsers=browsers,
-            )
-            self._listeners.append(self._worterbuch.listeners)
-            await self._worterbuch.start()
-            self.addresses |= self._worterbuch.listeners.addresses
-        if self.config.zbus.enabled:
-            self._zbus = ZbusService(
-                self.config.zbus,
-                self.broker,
-                self._files,
-                self.folder,
-                metrics=self.metrics,
-                clock=self.clock,
-                outbox_bytes_max=server.outbox_bytes_max,
-                browsers=browsers,
-            )
-            self._listeners.append(self._zbus.listeners)
-            await self._zbus.start()
-            self.addresses |= self._zbus.listeners.addresses
+    async def _listen(self) -> None:
+        context = ServiceContext(
+            self.config,
+            self.broker,
+            self.metrics,
+            self.clock,
+            self._files,
+            self.folder,
+            self._lists.authorise,
+            read_browsers(self.config.server),
+        )
+        for name, make_service in SERVICES.items():
+            if getattr(self.config, name).enabled:
+                service = self.services[name] = make_service(context)
+                await service.start()
+                self.addresses |= service.addresses
         if self.config.admin.enabled:
             self._admin = AdminServer(
                 self,
                 self.metrics,
-                read_value=parse_value,
+                read_value=read_value,
                 token=ensure_token(self.folder),
-                host=self.config.admin.host,
-                port=self.config.admin.port,
-                guard=browsers.guard("admin", self.metrics, host=self.config.admin.host),
+                settings=self.config.admin,
+                guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host),
             )
             await self._admin.start()
             self.addresses["admin"] = "{}:{}".format(*self._admin.address)
@@ -324,8 +238,8 @@ class Server:
         """
         listed = self._lists.read_topics()  # before anything changes
         self._lists.reload()
-        for session in list(self._sessions):
-            session.reauthorise()
+        for service in self.services.values():
+            service.access_changed()
         self._reconcile_topics(listed, set())
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
 
@@ -345,44 +259,27 @@ class Server:
     async def stop(self) -> None:
         """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
         self.stopping = True
-        for listeners in self._listeners:
-            await listeners.stop()
-        if self._sbus is not None:
-            self._sbus.stop_reading()
-        if self._zbus is not None:
-            self._zbus.hub.stop()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._cleaner
-        for connection in self._connections:
-            connection.stop_reading()
-        for session in self._sessions:
-            session.end_waits()
+        services = list(self.services.values())
+        for service in services:
+            await service.drain()
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
-        while self._has_unsent() and self.clock.monotonic() < deadline:  # noqa: ASYNC110
+        while any(service.unsent for service in services) and self.clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_STEP_SECONDS)
-        for connection in self._connections:
-            connection.close()
-        if self._sbus is not None:
-            self._sbus.close()
+        for service in services:
+            service.close()
         if hasattr(self, "broker"):
             await self.broker.close()
-        for connection in self._connections:
-            connection.abort()
+        for service in services:
+            service.abort()
         if self._admin is not None:
             await self._admin.stop()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-    @property
-    def _connections(self) -> list[Connection]:
-        """The connections of all stream protocols."""
-        return [connection for listeners in self._listeners for connection in listeners.connections]
-
-    def _has_unsent(self) -> bool:
-        return any(one.unsent for one in self._connections) or (self._sbus is not None and self._sbus.waiting_bytes > 0)
 
 
 class _Stores(dict[str, Store]):

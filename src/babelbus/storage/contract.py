@@ -4,6 +4,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from babelbus.config import LogLayout, StorageSettings
 from babelbus.records.columns import Columns
 from babelbus.records.record import RecordBatch
 from babelbus.storage.producers import Producers
@@ -39,20 +40,11 @@ class Recovery:
         self.bad: list[tuple[str, BadRange]] = []
 
 
-class LogSettings(msgspec.Struct, frozen=True):
+class LogSettings(LogLayout, frozen=True, kw_only=True):
     """How one partition's log is kept. `None` means no bound; times are seconds, sizes bytes."""
 
-    segment_bytes: int = 128 * 2**20
-    segment_seconds: float | None = None
-    retention_bytes: int | None = None
-    retention_seconds: float | None = None
-    cleanup: str = "delete"
-    """`delete` drops old segments; `compact` keeps the last record of each key."""
-    tombstone_seconds: float = 86_400.0
-    """How long a compacted log still shows that a key was removed."""
-    compact_after_seconds: float | None = None
-    """Compaction leaves records alone that are younger than this, with all that came behind them."""
-    checkpoint_bytes: int = 64 * 2**20
+    segment_bytes: int = StorageSettings().segment_bytes
+    checkpoint_bytes: int = StorageSettings().checkpoint_bytes
     """Most that a start after a kill must read of a partition, beside the last block."""
 
 

@@ -5,6 +5,7 @@
 (no CORS). The guard refuses it before that, also where its name is bound to this address (DNS rebinding).
 """
 
+import asyncio
 import hmac
 from collections.abc import Callable
 from typing import Protocol
@@ -15,7 +16,7 @@ from prometheus_client.exposition import choose_encoder
 
 import babelbus
 from babelbus.clock import Clock
-from babelbus.config import Config, read_topic_changes
+from babelbus.config import AdminSettings, Config, read_topic_changes
 from babelbus.core.broker import Broker
 from babelbus.core.groups import DeadLetterTopics
 from babelbus.core.state import StateEditor
@@ -25,6 +26,7 @@ from babelbus.web.answers import Handler, answer, answer_errors, read_body
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.groups import GroupRoutes
+from babelbus.web.limits import ConnectionLimits
 from babelbus.web.live import PROTOCOL, LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.state import StateRoutes
@@ -99,8 +101,7 @@ class AdminServer:
         *,
         read_value: Callable[[bytes], bytes],
         token: str,
-        host: str = "127.0.0.1",
-        port: int = 8600,
+        settings: AdminSettings,
         guard: BrowserGuard | None = None,
     ) -> None:
         assert token, "an empty token would let everybody in"
@@ -108,9 +109,13 @@ class AdminServer:
         self._broker = broker = server.broker
         self._metrics = metrics
         self._expected = f"Bearer {token}".encode()
-        self._host, self._port = host, port
+        self._settings = settings
+        self._limits = ConnectionLimits(
+            metrics, connections_max=settings.connections_max, handshake_seconds=settings.handshake_seconds
+        )
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         editor = StateEditor(broker.state, broker.history, server.clock, PROTOCOL, read_value)
         self._live = LiveRoutes(broker, editor, metrics)
         self._state = StateRoutes(editor)
@@ -126,8 +131,8 @@ class AdminServer:
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens: host and port, the one that the system chose if 0 was asked for."""
-        assert self._runner is not None, "not started"
-        host, port = self._runner.addresses[0][:2]
+        assert self._listener is not None, "not started"
+        host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
 
     async def start(self) -> None:
@@ -144,8 +149,9 @@ class AdminServer:
             handler_cancellation=True,  # a listener that goes away must not be served until something happens
         )
         await runner.setup()
+        assert runner.server is not None
         try:
-            await web.TCPSite(runner, self._host, self._port).start()
+            self._listener = await self._limits.listen(runner.server, self._settings.host, self._settings.port)
         except OSError:
             await runner.cleanup()
             raise
@@ -154,12 +160,17 @@ class AdminServer:
     async def stop(self) -> None:
         """Close the listener, and the connections once their requests are answered, or after two seconds."""
         self._live.close()
+        self._limits.close()
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[answer_errors, self._guard_request], client_max_size=BODY_BYTES_MAX)
+        application = web.Application(
+            middlewares=[self._limits.guard, answer_errors, self._guard_request], client_max_size=BODY_BYTES_MAX
+        )
         router = application.router
         router.add_get("/metrics", self._get_metrics)
         router.add_get("/health", self._get_health)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babelbus.config import StagingLimits
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.receipt import Receipt
 from babelbus.core.settings import TopicSettings
@@ -23,7 +24,6 @@ from babelbus.core.transactions.model import (
     StagedRecordsMissingError,
     StagingFullError,
     StagingRefusedError,
-    StagingSettings,
     TransactionOwnerError,
     UnknownPartError,
 )
@@ -42,7 +42,7 @@ FOLDER = "data/staging"
 class Stage:
     """A bus with staging on it; a topic `news` with two partitions and a topic `log` with one."""
 
-    def __init__(self, files: FaultyFiles | None = None, settings: StagingSettings | None = None) -> None:
+    def __init__(self, files: FaultyFiles | None = None, settings: StagingLimits | None = None) -> None:
         self.files = files or FaultyFiles()
         self.bus = Bus(self.files)
         for name, partitions in (("news", 2), ("log", 1)):
@@ -338,7 +338,7 @@ async def test_somebody_elses_transaction_is_refused_and_forgetting_it_frees_the
 
 @in_loop
 async def test_more_than_the_limits_is_refused_until_there_is_room() -> None:
-    stage = Stage(settings=StagingSettings(transaction_bytes_max=5_000, bytes_max=8_000, parts_max=3))
+    stage = Stage(settings=StagingLimits(transaction_bytes_max=5_000, bytes_max=8_000, parts_max=3))
     await stage.staged("p", bytes(2_500))
     with pytest.raises(StagingFullError, match="a transaction"):
         stage.stage("p", bytes(2_500))
@@ -382,7 +382,7 @@ async def test_a_part_that_is_aborted_while_the_disk_is_at_it_is_refused() -> No
 
 @in_loop
 async def test_parts_that_nobody_commits_are_dropped_after_a_while_and_idle_transactions_forgotten() -> None:
-    stage = Stage(settings=StagingSettings(part_seconds=100, transaction_seconds=1_000))
+    stage = Stage(settings=StagingLimits(part_seconds=100, transaction_seconds=1_000))
     await stage.staged("p", b"a")
     await stage.committed(("p", 1))
     await stage.staged("early", b"a", batch_id=1)

@@ -51,13 +51,14 @@ from babelbus.protocols.jebp.partition_codec import (
     fetched_head,
     positions_head,
 )
+from babelbus.protocols.jebp.session import Session
 from babelbus.protocols.jebp.status import Outcome, answers
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
 from babelbus.storage.disk.log import Log
 from tests.support.bus import in_loop
 from tests.support.jebp import create_singly
-from tests.support.server import configure
+from tests.support.server import configure, connections_of
 
 NOW = 1_700_000_000_000
 NONE = "ffffffffffffffff"
@@ -413,6 +414,12 @@ async def test_a_reader_tells_how_far_it_is_and_its_lag_is_that_of_a_group(tmp_p
             await client.move_group("news", "a\x00b", {0: 1})
 
 
+def sessions_of(server: Server) -> list[Session]:
+    sessions = [connection._session for connection in connections_of(server)]
+    assert all(isinstance(session, Session) for session in sessions)
+    return sessions  # type: ignore[return-value]  # the line above looked at each
+
+
 @in_loop
 async def test_who_may_not_read_a_topic_is_not_told_of_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
@@ -421,7 +428,7 @@ async def test_who_may_not_read_a_topic_is_not_told_of_it(tmp_path: Path) -> Non
         server._lists.put(ClientEntry(guest.fingerprint, "guest", admin=False))
         async with Client(server.addresses["jebp"], identity=guest) as client:
             assert [one.topic for one in await client.positions()] == ["$state", "t"]
-            (session,) = server._sessions
+            (session,) = sessions_of(server)
             session._client = msgspec.structs.replace(session._client, grants=())  # type: ignore[type-var]
             assert await client.positions() == []
             with pytest.raises(UnknownTopicError):
@@ -439,7 +446,7 @@ async def test_a_fetch_waits_for_a_record_its_time_or_the_end_of_the_topic(tmp_p
 
         async def waiting(seconds: float = 30.0) -> "asyncio.Task[object]":
             task = asyncio.create_task(client.fetch_partition("t", 1, offset=0, wait_seconds=seconds))
-            await until(lambda: any(session._waits for session in server._sessions))
+            await until(lambda: any(session._waits for session in sessions_of(server)))
             return task
 
         assert (await (await waiting(0.01))).batch is None  # type: ignore[attr-defined]
@@ -449,7 +456,7 @@ async def test_a_fetch_waits_for_a_record_its_time_or_the_end_of_the_topic(tmp_p
         await other.publish("t", b"here", partition=1)
         found = await task
         assert [one.payload for one in found.batch.records()] == [b"here"]  # type: ignore[attr-defined]
-        assert not any(session._waits for session in server._sessions)
+        assert not any(session._waits for session in sessions_of(server))
         await other.remove_topic("t")
         await other.create_topic("t")
         server.broker.alter_topic("t", {"partitions": 2})
@@ -467,7 +474,7 @@ async def test_nothing_waits_for_a_client_that_is_gone(tmp_path: Path) -> None:
             task = asyncio.create_task(client.fetch_partition("t", 0, wait_seconds=10))
             await until(lambda: topic.partitions[0]._watchers)
             task.cancel()
-        await until(lambda: not server._sessions)
+        await until(lambda: not sessions_of(server))
         assert not topic.partitions[0]._watchers
 
 

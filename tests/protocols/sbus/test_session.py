@@ -11,7 +11,15 @@ import pytest
 from babelbus.clients.sbus import AsyncClient, Client, connect
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, Control, Publish
 from tests.support.bus import in_loop
-from tests.support.sbus import configured, heard_before_barrier, is_cut, join, payloads, publish_until_stopped
+from tests.support.sbus import (
+    configured,
+    heard_before_barrier,
+    is_cut,
+    join,
+    payloads,
+    publish_until_stopped,
+    service_of,
+)
 from tests.support.sbus_cases import CASES
 from tests.support.server import LiveServer
 
@@ -144,8 +152,7 @@ def test_too_long_subscriptions_disconnect(live: LiveServer) -> None:
 
 def test_receivers_that_come_and_go_leave_nothing_behind(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("babelbus.core.fanout.SETS_MAX", 5)
-    assert live.server._sbus is not None
-    hub = live.server._sbus.hub
+    hub = service_of(live).hub
     with join(live, b"k") as client:
         for number in range(20):
             with join(live, b"k"):
@@ -190,7 +197,7 @@ def test_who_stops_listening_is_removed_and_the_others_hear_on(live: LiveServer)
         for number in range(10):
             client.publish(b"k", b"%d" % number)
         assert payloads(client, 10) == [b"%d" % number for number in range(10)]
-        live.until(lambda: len(live.server._sbus._server.connections) == 1)  # type: ignore[union-attr]
+        live.until(lambda: len(service_of(live).server.connections) == 1)
 
 
 def test_all_receivers_see_the_messages_of_several_publishers_in_one_order(live: LiveServer) -> None:

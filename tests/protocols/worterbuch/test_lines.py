@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.protocols.worterbuch.lines import LINES
-from babelbus.protocols.worterbuch.sockets import LATE, TEXTS
+from babelbus.protocols.worterbuch.websocket import LATE, TEXTS
 from tests.support.bus import in_loop
 from tests.support.worterbuch import Talker, ack, get, make_hub, put, state
 

@@ -13,10 +13,10 @@ import pytest
 from babelbus.config import WorterbuchSettings
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
-from babelbus.protocols.worterbuch.hub import Hub, Options
-from babelbus.protocols.worterbuch.web import WebOptions, WebSession
-from babelbus.server.connection import Connection
-from babelbus.server.worterbuch import read_file_name
+from babelbus.protocols.connection import Connection
+from babelbus.protocols.worterbuch.http import WebOptions, WebSession
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.service import read_file_name
 from babelbus.wire.http.client import Response, ResponseDecoder
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, in_loop
@@ -280,7 +280,7 @@ def test_large_answers_are_made_one_after_the_other_as_the_client_takes_them(liv
     with Plain(live, receive_bytes=65_536) as client:
         client.socket.sendall(get_of("/api/v1/pget/big/%23") * 40)
         [first] = client.read(1)
-        held = live.call(lambda: max(one.outbox_bytes for one in live.server._connections))
+        held = live.call(lambda: max(one.outbox_bytes for one in live.connections))
         assert held < 5 * len(first.body)
         assert {len(answer.body) for answer in client.read(39)} == {len(first.body)}
 
@@ -587,7 +587,7 @@ class Door:
 
     async def __aenter__(self) -> "Door":
         metrics: Metrics = self.bus.metrics
-        hub = Hub(self.bus.broker, metrics, self.bus.clock, Options(version="1"))
+        hub = Hub(self.bus.broker, metrics, self.bus.clock, WorterbuchSettings())
         options = WebOptions(paths={})
         self.connections: set[Connection] = set()
 

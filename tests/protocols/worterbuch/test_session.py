@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from babelbus import __version__
 from babelbus.core.state.patterns import ELEMENTS_MAX, KEY_BYTES_MAX
 from tests.support.bus import in_loop
 from tests.support.worterbuch import (
@@ -46,7 +47,7 @@ async def test_the_worked_exchange_of_the_specification() -> None:
         {
             "welcome": {
                 "info": {
-                    "version": "1.2.3",
+                    "version": __version__,
                     "supportedProtocolVersions": [[0, 11], [1, 1]],
                     "protocolVersion": "0.11",
                     "authorizationRequired": False,
@@ -498,14 +499,14 @@ async def test_a_grant_is_never_dropped_although_events_are() -> None:
 
 @in_loop
 async def test_the_server_and_its_clients_are_shown_below_sys() -> None:
-    bus, hub = make_hub(name="north")
+    bus, hub = make_hub(instance_name="north")
     tcp, unix = Talker(hub), Talker(hub, transport_name="UNIX", address=None)
     tcp.ask(SWITCH, subscribe(1, "k"), psubscribe(2, "a/?/#"), psubscribe(3, "#"), psubscribe(4, "$SYS/#"))
     hub.tick()
     tcp.heard()
     found = {p["key"]: p["value"] for p in unix.one(pget(1, "$SYS/#"))["pState"]["keyValuePairs"]}
     shown = {key.removeprefix("$SYS/"): value for key, value in found.items()}
-    assert shown["version"] == "1.2.3"
+    assert shown["version"] == __version__
     assert shown["license"] == "Apache-2.0"
     assert shown["source-code"].startswith("https://")
     assert shown["protocolVersion"] == [[0, 11], [1, 1]]
@@ -604,7 +605,7 @@ async def test_a_client_that_is_gone_leaves_in_the_order_of_the_specification() 
     assert keys[-1] == "$SYS/subscriptions"
     assert dict(events)["g/kept"] == 1
     assert hub.state.get_version("c") == (b"5", 0)
-    assert hub.state.find("$SYS/version") == b'"1.2.3"'
+    assert hub.state.find("$SYS/version") == f'"{__version__}"'.encode()
     assert hub.state.find("bad/?") is None
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import PROFILES
 from tests.support.bus import in_loop
 from tests.support.web import SECRET, token
@@ -31,7 +30,7 @@ from tests.support.worterbuch import (
 
 
 def locked(**options: Any) -> Any:
-    return make_hub(verifier=Verifier(SECRET), shared_secret=SECRET, **options)
+    return make_hub(key=SECRET, **options)
 
 
 def authorize(**granted: object) -> dict[str, Any]:
@@ -156,7 +155,7 @@ async def test_a_public_key_is_no_shared_secret() -> None:
 
     key = Ed25519PrivateKey.generate().public_key()
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
-    _, hub = make_hub(verifier=Verifier(pem), shared_secret=pem)
+    _, hub = make_hub(key=pem)
     talker = Talker(hub, profile=PROFILES["0.7"])
     heard = talker.one({"authenticationRequest": {"authToken": hashed_token(talker.id, pem)}})
     assert heard["err"]["errorCode"] == 10

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import ManualClock
-from babelbus.core.settings import Ack, TopicSettings
+from babelbus.config import Ack, ZbusSettings
+from babelbus.core.settings import TopicSettings
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.zbus.hub import Hub, Options
-from babelbus.protocols.zbus.web import WebSession
+from babelbus.protocols.zbus.http import WebSession
+from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.storage.files import FileSystem
 from babelbus.wire.http.client import Response, ResponseDecoder
@@ -57,7 +58,7 @@ class House:
             "data",
             metrics=self.bus.metrics,
             clock=self.clock,
-            options=Options("1", **options),
+            settings=ZbusSettings(**options),
             loop=asyncio.get_running_loop(),
         )
 
@@ -113,7 +114,7 @@ class Peer:
 
     def send_in_turn(self, data: bytes) -> None:
         """What the connection does with one of several reads of a turn."""
-        if not self.session.publish_again(data):
+        if not self.session.receive_again(data):
             self.outbox.holding = True
             try:
                 self.session.receive_data(data)

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import PeerLeavesError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.wire.websocket import encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
 from tests.support.bus import in_loop, turns

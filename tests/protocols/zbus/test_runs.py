@@ -400,15 +400,15 @@ async def test_a_publication_is_not_done_before_the_end_of_its_turn_and_is_done_
 async def test_a_client_that_takes_no_answers_is_not_read_by_the_short_way() -> None:
     web = repeating(House())
     web.wire.stuck = 1
-    assert not web.session.publish_again(ONE_MORE)
+    assert not web.session.receive_again(ONE_MORE)
     web.wire.stuck = 0
-    assert web.session.publish_again(ONE_MORE)
+    assert web.session.receive_again(ONE_MORE)
 
 
 @in_loop
 async def test_a_connection_publishes_once_a_turn_the_short_way_so_that_no_answer_comes_behind_its_end() -> None:
     web = repeating(House())
-    assert [web.session.publish_again(ONE_MORE), web.session.publish_again(ONE_MORE)] == [True, False]
+    assert [web.session.receive_again(ONE_MORE), web.session.receive_again(ONE_MORE)] == [True, False]
     web.send(ONE_MORE)
     assert [one.status for one in web.responses()] == [200, 200]
 

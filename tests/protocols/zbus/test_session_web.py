@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import PeerLeavesError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.web_options import WebOptions

@@ -1,6 +1,6 @@
 """Staged, atomic appends: many writers stage records, one call commits all of them once."""
 
-from babelbus.core.transactions.model import PartRef, StagedRecordsMissingError, StagingRefusedError, StagingSettings
+from babelbus.core.transactions.model import PartRef, StagedRecordsMissingError, StagingRefusedError
 from babelbus.core.transactions.staging import Staging
 from babelbus.core.transactions.transaction_file import TransactionDamagedError
 
@@ -9,6 +9,5 @@ __all__ = [
     "StagedRecordsMissingError",
     "Staging",
     "StagingRefusedError",
-    "StagingSettings",
     "TransactionDamagedError",
 ]

@@ -53,23 +53,6 @@ class CommitPendingError(StorageError):
     """A commit of this transaction is not finished; ask again later."""
 
 
-class StagingSettings(msgspec.Struct, frozen=True):
-    """Bounds of what is staged. Sizes are bytes, times seconds."""
-
-    transaction_bytes_max: int = 4 * 2**30
-    """Most that one transaction stages."""
-    bytes_max: int = 16 * 2**30
-    """Most that all together stage."""
-    parts_max: int = 100_000
-    """Most parts of all transactions: each costs about 1 KiB of memory."""
-    part_seconds: float = 86_400.0
-    """A part that did not grow for so long and that no commit names is dropped."""
-    transactions_max: int = 100_000
-    """Most transaction ids that are remembered: each costs about 1 KiB of memory."""
-    transaction_seconds: float = 30 * 86_400.0
-    """A transaction id without a commit for so long is forgotten, and with it which batch was the last."""
-
-
 class PartRef(msgspec.Struct, frozen=True):
     """What a commit says of a part that belongs to it: its id, and how many records its writer staged in it."""
 

@@ -6,9 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from babelbus.clock import Clock
+from babelbus.config import StagingLimits
 from babelbus.core.flusher import Flusher
 from babelbus.core.receipt import Receipt
-from babelbus.core.transactions.model import ID_BYTES_MAX, StagingFullError, StagingSettings
+from babelbus.core.transactions.model import ID_BYTES_MAX, StagingFullError
 from babelbus.core.transactions.part_file import PartHead, PartReader, StagedPart
 from babelbus.core.transactions.transaction_file import token_of
 from babelbus.errors import StorageError
@@ -42,7 +43,7 @@ class Parts:
         flusher: Flusher,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
-        settings: StagingSettings,
+        settings: StagingLimits,
     ) -> None:
         self.staged_bytes = 0
         self._files = files

@@ -23,6 +23,7 @@ from itertools import chain
 import numpy as np
 
 from babelbus.clock import Clock
+from babelbus.config import StagingLimits
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.publish import SERVER_CHOOSES, Publish
@@ -41,7 +42,6 @@ from babelbus.core.transactions.model import (
     StagedRecordsMissingError,
     StagingFullError,
     StagingRefusedError,
-    StagingSettings,
     TransactionInfo,
     TransactionOwnerError,
     UnknownPartError,
@@ -85,9 +85,9 @@ class Staging:
         flusher: Flusher,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
-        settings: StagingSettings | None = None,
+        settings: StagingLimits | None = None,
     ) -> None:
-        self.settings = settings or StagingSettings()
+        self.settings = settings or StagingLimits()
         self._files = files
         self._folder = folder
         self._topics = topics

@@ -5,8 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import msgspec
-
+from babelbus.config import JebpSettings
 from babelbus.core.access import NOBODY, Action
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker, TopicExistsError, UnknownTopicError
@@ -15,9 +14,9 @@ from babelbus.core.receipt import Promise
 from babelbus.core.settings import InvalidSettingError
 from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
+from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.decoder import ServerDecoder
-from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.protocols.jebp.handshake import ServerHandshake, UntrustedPeerError
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import (
@@ -46,7 +45,7 @@ from babelbus.protocols.jebp.messages import (
 from babelbus.protocols.jebp.partition_session import awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.staging_session import carry_out
-from babelbus.protocols.jebp.status import Outcome, Reading, answers
+from babelbus.protocols.jebp.status import Outcome, answers
 from babelbus.protocols.jebp.subscription import Subscription
 
 log = logging.getLogger(__name__)
@@ -55,20 +54,11 @@ RESPONSE_OVERHEAD_BYTES = 18
 """Tag and the two status bytes, which the frame limit counts too."""
 
 
-class Options(msgspec.Struct, frozen=True):
-    """How the server reads what the document leaves open, and its limits."""
-
-    status: Reading = "command"
-    bare_records: bool = False
-    bare_certificates: bool = False
-    frame_bytes_max: int = FRAME_BYTES_MAX
-
-
 Authorise = Callable[[str], Client | None]
 """Fingerprint -> who that is and what he may do; `None`: nobody we know."""
 
 
-class Session:
+class Session(contract.Session):
     """One connection of a jebp client, from its handshake on."""
 
     def __init__(
@@ -79,7 +69,7 @@ class Session:
         *,
         identity: Identity,
         authorise: Authorise,
-        options: Options,
+        settings: JebpSettings,
         metrics: Metrics,
         handshake: ServerHandshake | None = None,
     ) -> None:
@@ -87,13 +77,13 @@ class Session:
         self._outbox = outbox
         self._close_connection = close
         self._authorise = authorise
-        self._options = options
+        self._settings = settings
         self._metrics = metrics
-        self._content_bytes_max = options.frame_bytes_max - RESPONSE_OVERHEAD_BYTES
-        self._answers = answers(options.status)
+        self._content_bytes_max = settings.frame_bytes_max - RESPONSE_OVERHEAD_BYTES
+        self._answers = answers(settings.status)
         # One is given by tests that know every byte; else its keys are made here, for this connection alone.
         self._handshake = handshake or ServerHandshake(
-            identity, bare_certificates=options.bare_certificates, frame_bytes_max=options.frame_bytes_max
+            identity, bare_certificates=settings.bare_certificates, frame_bytes_max=settings.frame_bytes_max
         )
         self._decoder: ServerDecoder | None = None
         self._client: Client | None = None
@@ -101,7 +91,6 @@ class Session:
         self._subscription = Subscription(broker, metrics)
         self._backlog: deque[Request] = deque()
         self._waits: set[Promise] = set()
-        self.on_close: Callable[[], None] = lambda: None
         hello = self._handshake.begin()
         outbox.answer(lambda: hello)
 
@@ -151,9 +140,9 @@ class Session:
             answers=self._answers,
             metrics=self._metrics,
         )
-        bare = self._broker.has_topic if self._options.bare_records else None
+        bare = self._broker.has_topic if self._settings.bare_records else None
         self._decoder = ServerDecoder(
-            established.opener, frame_bytes_max=self._options.frame_bytes_max, topic_exists=bare
+            established.opener, frame_bytes_max=self._settings.frame_bytes_max, topic_exists=bare
         )
         self._decoder.receive_data(established.surplus)
         return self._decoder
@@ -168,7 +157,7 @@ class Session:
         """Whether requests are put off."""
         return bool(self._backlog)
 
-    def reauthorise(self) -> None:
+    def access_changed(self) -> None:
         """Look the client up again after the lists of clients changed; one that is not in them any more has to go."""
         if self._client is not None:
             self._client = self._authorise(self._fingerprint)
@@ -191,7 +180,6 @@ class Session:
             self._handle(requests)
         finally:
             self._subscription.end()
-            self.on_close()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-import msgspec
-
+from babelbus.config import SbusSettings
 from babelbus.core.access import Identity
 from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.publish import Publication, Publish
@@ -22,7 +21,6 @@ from babelbus.protocols.sbus.credentials import SECRET, Credentials, secret_fiel
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.protocols.sbus.patterns import key_of, subject_of
 from babelbus.protocols.sbus.ports import Port
-from babelbus.units import MIB
 from babelbus.wire.packets import Packets
 
 log = logging.getLogger(__name__)
@@ -39,17 +37,6 @@ class Client(Protocol):
 
 
 Sessions = tuple[Client, ...]
-
-
-class Options(msgspec.Struct, frozen=True):
-    """What the operator chose."""
-
-    patterns_max: int = 100_000
-    """Most subscriptions of one client; over it, it is disconnected (section 5)."""
-    patterns_bytes_max: int = 64 * MIB
-    """Most bytes of their patterns: a pattern may have 400 kB."""
-    open_cred: bool = False
-    """Deliver secret keys to whoever's pattern matches, as the reference does (section 8.4, rule 3)."""
 
 
 class HeadFan(Fan[Client]):
@@ -74,13 +61,13 @@ class Hub:
         self,
         router: Router,
         metrics: Metrics,
-        options: Options,
+        settings: SbusSettings,
         *,
         publish: Publish | None = None,
         topic_of: Callable[[str], str | None] = lambda subject: None,
     ) -> None:
         self.router = router
-        self.options = options
+        self.settings = settings
         self.fanout: Fanout[bytes, Client, HeadFan] = Fanout(self._make_fan)
         self.receiver = self._hear  # one object: the router compares by identity
         self.received: Traffic = metrics.live_received(PROTOCOL)
@@ -112,7 +99,7 @@ class Hub:
         route = self.router.route_of(subject)
         secret = secret_fields(key)
         members = {cast("Client", one.owner) for one in route.subscriptions if one.receiver is self.receiver}
-        if secret is not None and not self.options.open_cred:
+        if secret is not None and not self.settings.open_cred:
             members = {one for one in members if one.credentials.fit(secret)}
         ordered = tuple(sorted(members, key=lambda one: one.number))
         others = any(one.receiver is not self.receiver for one in route.subscriptions)

@@ -107,16 +107,16 @@ class Session:
                 self._control(key)
 
     def _subscribe(self, pattern: bytes) -> None:
-        options = self._hub.options
-        if self._stored >= options.patterns_max:
-            raise RemoteProtocolError(f"more than {options.patterns_max} subscriptions")
+        settings = self._hub.settings
+        if self._stored >= settings.patterns_max:
+            raise RemoteProtocolError(f"more than {settings.patterns_max} subscriptions")
         self._stored += 1
         held = self._held.get(pattern)
         if held is not None:
             held.count += 1
             return
-        if self._pattern_bytes + len(pattern) > options.patterns_bytes_max:
-            raise RemoteProtocolError(f"patterns of more than {options.patterns_bytes_max} bytes")
+        if self._pattern_bytes + len(pattern) > settings.patterns_bytes_max:
+            raise RemoteProtocolError(f"patterns of more than {settings.patterns_bytes_max} bytes")
         self._pattern_bytes += len(pattern)
         hub = self._hub
         self._held[pattern] = _Held(

@@ -16,7 +16,7 @@ class Access:
         self._hub = hub
         self._client_id = client_id
         self._privileges: Privileges | None = None
-        self.locked = hub.options.verifier is not None
+        self.locked = hub.verifier is not None
         """Whether requests are refused until the client is authorised."""
 
     @property
@@ -30,7 +30,7 @@ class Access:
         Raises:
             FinalRefusalError: it proves nothing, or is the second one.
         """
-        verifier = self._hub.options.verifier
+        verifier = self._hub.verifier
         if self._privileges is not None:
             raise FinalRefusalError(ErrorCode.ALREADY_AUTHORIZED, "already authorized")
         if verifier is None:
@@ -48,7 +48,7 @@ class Access:
         Raises:
             FinalRefusalError: it is wrong, of no use here, or the second one.
         """
-        secret, verifier = self._hub.options.shared_secret, self._hub.options.verifier
+        secret, verifier = self._hub.shared_secret, self._hub.verifier
         if secret is None:
             return
         if verifier is not None and verifier.algorithm != "HS256":  # a public key is no secret

@@ -13,7 +13,9 @@ from typing import Protocol, cast
 
 import msgspec
 
+from babelbus import __version__
 from babelbus.clock import Clock
+from babelbus.config import WorterbuchSettings
 from babelbus.core.broker import Broker
 from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.json_text import is_json, json_text
@@ -26,46 +28,18 @@ from babelbus.protocols.worterbuch.names import SYS, is_below_sys
 from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.subscriber import Client, Subscriber
 from babelbus.protocols.worterbuch.values import parse_value
-from babelbus.units import MIB
 
 log = logging.getLogger(__name__)
 
 PROTOCOL = "worterbuch"
 TICK_SECONDS = 1.0
 LICENCE = "Apache-2.0"
+STORE_MODE = "Babelbus"
 SOURCE_CODE = "https://github.com/babelbus/babelbus"
 MAIN_VERSIONS = b"[[0,11],[1,1]]"
 UNTOLD = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 
 Subscribers = tuple[Subscriber, ...]
-
-
-class Options(msgspec.Struct, frozen=True):
-    """What the operator chose."""
-
-    version: str
-    """Version of the server, shown to clients."""
-    name: str | None = None
-    """Name of this instance, shown as `$SYS/name`."""
-    extended_monitoring: bool = True
-    """Show what each client subscribed to and locked (rows X of section 9.1)."""
-    subscriptions_max: int = 10_000
-    """Most subscriptions of one client."""
-    queue_bytes_max: int = 64 * MIB
-    """What waits for one client that does not read; over it `slow` holds."""
-    slow: str = "disconnect"
-    """`disconnect` a client that does not read, or `discard` its events."""
-    message_bytes_max: int = 64 * MIB
-    """A longer message closes its connection."""
-    verifier: Verifier | None = None
-    """Checks tokens; without one nobody needs any (section 10)."""
-    shared_secret: str | None = None
-    """What clients of servers 0.42 hash with their id."""
-    handshake_wait_seconds: float = 0.0
-    """How long a main endpoint waits for a handshake of 0.3 to 0.6 before it greets (section 13.3)."""
-    store_mode: str = "Babelbus"
-    sse_double_encoding: bool = False
-    """Send JSON within JSON in server-sent events, as upstream does since 1.3.8."""
 
 
 class LockClient(Protocol):
@@ -78,10 +52,16 @@ class LockClient(Protocol):
 class Hub:
     """The shared part of all Wörterbuch connections of one server."""
 
-    def __init__(self, broker: Broker, metrics: Metrics, clock: Clock, options: Options) -> None:
+    def __init__(
+        self, broker: Broker, metrics: Metrics, clock: Clock, settings: WorterbuchSettings, key: str | None = None
+    ) -> None:
         self.broker = broker
         self.state: State = broker.state
-        self.options = options
+        self.settings = settings
+        self.verifier = None if key is None else Verifier(key)
+        """Checks tokens; without a verifier, no client needs a token (section 10)."""
+        self.shared_secret = key
+        """Clients of servers 0.42 hash this secret with their id."""
         self.clock = clock
         self.clients: dict[str, Client] = {}
         self.received: Traffic = metrics.live_received(PROTOCOL)
@@ -111,15 +91,15 @@ class Hub:
             self.state.delete(key)
 
     def _show_server(self) -> None:
-        self.show("version", self.options.version)
+        self.show("version", __version__)
         self.show("license", LICENCE)
         self.show("source-code", SOURCE_CODE)
         self.state.put(f"{SYS}/protocolVersion", MAIN_VERSIONS)
-        if self.options.name is not None:
-            self.show("name", self.options.name)
-        self.show("store/mode", self.options.store_mode)
+        if self.settings.instance_name is not None:
+            self.show("name", self.settings.instance_name)
+        self.show("store/mode", STORE_MODE)
         self.show("clients", 0)
-        if self.options.extended_monitoring:
+        if self.settings.extended_monitoring:
             self.show("subscriptions", 0)
         self.tick()
 
@@ -145,7 +125,7 @@ class Hub:
         self.show("clients", len(self.clients))
         self.show(f"{path}/protocol", session.transport_name)
         self.show(f"{path}/address", session.address)
-        if self.options.extended_monitoring:
+        if self.settings.extended_monitoring:
             self.show(f"{path}/connectedSince", timestamp_text(self.clock.now_ms()))
         self.commit()
 
@@ -166,14 +146,14 @@ class Hub:
         for key, _ in state.match(KeyPattern((SYS, "clients", client_id), rest=True)):
             state.delete(key)
         state.execute(client_id)
-        if self.options.extended_monitoring:
+        if self.settings.extended_monitoring:
             self.show("subscriptions", self._counted)
         self.commit(session.source)
         self.flush()
 
     def grant(self, granted: Granted) -> None:
         """Tell a client that it has the lock it waits for."""
-        if self.options.extended_monitoring:
+        if self.settings.extended_monitoring:
             if granted.owner is None:
                 self.hide(f"locks/{granted.key}")
             else:
@@ -217,7 +197,7 @@ class Hub:
     def _monitor(self, subscriber: Subscriber, step: int) -> None:
         """Show how many subscriptions there are, without those whose events this would be (section 9.1)."""
         subject = subscriber.subject
-        if not self.options.extended_monitoring or subject is None or subject == "#" or is_below_sys(subject):
+        if not self.settings.extended_monitoring or subject is None or subject == "#" or is_below_sys(subject):
             return
         session = subscriber.session
         self._counted += step

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.codec import LineDecoder
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
@@ -32,7 +33,7 @@ ACK_LINE = b'{"ack":{"transactionId":%d}}\n'
 LINES = LineFraming()
 
 
-class LineSession:
+class LineSession(contract.Session):
     """The bytes of one TCP or unix connection."""
 
     def __init__(
@@ -46,7 +47,7 @@ class LineSession:
         address: str | None,
         symbols: Symbols = USUAL,
     ) -> None:
-        self._decoder = LineDecoder(line_bytes_max=hub.options.message_bytes_max)
+        self._decoder = LineDecoder(line_bytes_max=hub.settings.message_bytes_max)
         self._waiting: list[ClientMessage] = []
         self.session = Session(
             hub,

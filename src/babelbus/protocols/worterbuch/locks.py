@@ -64,5 +64,5 @@ class LockRequests:
         self._access.need("write", key)
 
     def _show(self, key: str) -> None:
-        if self._hub.options.extended_monitoring:
+        if self._hub.settings.extended_monitoring:
             self._hub.show(f"locks/{key}", self._client_id)

@@ -80,10 +80,10 @@ class Peer(ABC):
         size, self._pushed_bytes = self._pushed_bytes, 0
         if self._over:
             return
-        outbox, options = self._outbox, self._hub.options
-        if outbox.size_bytes + size > options.queue_bytes_max and outbox.size_bytes:
+        outbox, settings = self._outbox, self._hub.settings
+        if outbox.size_bytes + size > settings.queue_bytes_max and outbox.size_bytes:
             self._hub.drop("slow", len(pushed))
-            if options.slow == "disconnect":
+            if settings.slow == "disconnect":
                 self._over = True
                 self._close()
             return

@@ -7,6 +7,7 @@ import re
 
 import msgspec
 
+from babelbus import __version__
 from babelbus.core.state import (
     NoSuchKeyError,
     State,
@@ -72,7 +73,7 @@ class Rest:
         Raises:
             RequestRefusedError: there is no token, or it proves nothing.
         """
-        if self._hub.options.verifier is None:
+        if self._hub.verifier is None:
             return None
         token = _bearer(request) or _cookie(request)
         if token is None:
@@ -80,7 +81,7 @@ class Rest:
         return self._verify(token)
 
     def _verify(self, token: str) -> Privileges:
-        verifier = self._hub.options.verifier
+        verifier = self._hub.verifier
         assert verifier is not None
         try:
             return verifier.verify(token, self._hub.clock.now_ms() / 1000)
@@ -164,8 +165,7 @@ class Rest:
             raise refusal(call.dialect, ErrorCode.CAS, str(error)) from None
 
     def _info(self) -> Reply:
-        options = self._hub.options
-        return Reply(encode_info(MAIN.info(options.version, authorization=options.verifier is not None)))
+        return Reply(encode_info(MAIN.info(__version__, authorization=self._hub.verifier is not None)))
 
     def _get(self, call: Call) -> Reply:
         value = self._state.get(call.text or "")
@@ -202,7 +202,7 @@ class Rest:
 
     def _login(self, call: Call) -> Reply:
         """Put the token that proves who asks into a cookie."""
-        if self._hub.options.verifier is None:
+        if self._hub.verifier is None:
             raise refusal(call.dialect, ErrorCode.FEATURE_DISABLED, "no key for tokens is configured")
         token = _bearer(call.request)
         if token is None:

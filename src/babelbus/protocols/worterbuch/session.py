@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from babelbus import __version__
 from babelbus.core.state import ELEMENTS_MAX, Change, NoSuchKeyError, VersionedError
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import Sender
@@ -110,7 +111,7 @@ class Session(Peer):
     def open(self) -> None:
         """Greet the client, unless its profile waits for its handshake, or main ones may wait a little for one."""
         if self.profile.greeting is Greeting.WELCOME:
-            wait = self._hub.options.handshake_wait_seconds
+            wait = self._hub.settings.handshake_wait_seconds
             if wait and self.profile is MAIN:
                 self._greeting = self._hub.later(wait, self._greet)
             else:
@@ -119,7 +120,7 @@ class Session(Peer):
     def _greet(self) -> None:
         self._greeting = None
         self._greeted = True
-        info = self.profile.info(self._hub.options.version, authorization=self._access.locked)
+        info = self.profile.info(__version__, authorization=self._access.locked)
         self._answers.send(encode_welcome(self.client_id, info))
 
     def close(self) -> None:
@@ -317,7 +318,7 @@ class Session(Peer):
         if profile is None:
             raise FinalRefusalError(ErrorCode.PROTOCOL_NEGOTIATION_FAILED, f"no version {message.version}")
         self._use(profile)
-        if self._hub.options.extended_monitoring:
+        if self._hub.settings.extended_monitoring:
             self._hub.show(f"clients/{self.client_id}/protocolVersion", message.version)
         return encode_ack(0)
 

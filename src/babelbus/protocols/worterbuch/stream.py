@@ -52,7 +52,7 @@ class EventStream(Peer):
         self, hub: Hub, outbox: Outbox, close: Callable[[], None], *, address: str | None, chunked: bool
     ) -> None:
         super().__init__(hub, outbox, close, client_id=str(uuid.uuid4()), transport_name="HTTP", address=address)
-        self.framing = FRAMINGS[chunked, hub.options.sse_double_encoding]
+        self.framing = FRAMINGS[chunked, hub.settings.sse_double_encoding]
         self._state = hub.state
         hub.join(self)
 

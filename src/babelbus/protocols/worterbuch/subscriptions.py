@@ -104,7 +104,7 @@ class SubscriptionRequests:
             RefusedError: the client has as many as it may have.
         """
         count = len(self._client.subscribers) + len(self._client.ls_subscribers)
-        if count >= self._hub.options.subscriptions_max and transaction_id not in subscribers:
+        if count >= self._hub.settings.subscriptions_max and transaction_id not in subscribers:
             text = f"a client has at most {count:,} subscriptions (worterbuch.subscriptions_max); end some first"
             raise RefusedError(ErrorCode.OTHER, text)
 

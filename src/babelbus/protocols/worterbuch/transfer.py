@@ -33,7 +33,7 @@ async def export_tree(hub: Hub, name: str, source: str, *, as_text: bool) -> Rep
     await _stored(hub.state.commit(source))
 
     def make() -> bytes:
-        data = pack(entries, bytes_max=hub.options.message_bytes_max)
+        data = pack(entries, bytes_max=hub.settings.message_bytes_max)
         return base64.b64encode(data) if as_text else data
 
     try:
@@ -51,7 +51,7 @@ async def import_tree(hub: Hub, body: bytes, source: str, *, as_text: bool) -> R
     Raises:
         RequestRefusedError: it is no such file, or what it holds could not be stored.
     """
-    bytes_max = hub.options.message_bytes_max
+    bytes_max = hub.settings.message_bytes_max
 
     def read() -> list[Entry]:
         entries = unpack(_decode_base64(body) if as_text else body, bytes_max=bytes_max)

@@ -42,7 +42,7 @@ class Caller(Generic[Asked]):
         topic = hub.topic(mq)
         event = self._publisher.event(mq, message)
         self._publisher.settle()
-        deadline = hub.clock.monotonic() + hub.options.rpc_timeout_seconds
+        deadline = hub.clock.monotonic() + hub.settings.rpc_timeout_seconds
         call = hub.calls.begin(mq, (self._source, request_id), deadline)
         self._calls[call] = None
         call.when_done(self._forget)

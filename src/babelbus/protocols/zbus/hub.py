@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.config import ZbusSettings
 from babelbus.core.access import CLIENT
 from babelbus.core.broker import Broker
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
@@ -36,7 +37,6 @@ from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.storage.files import FileSystem
-from babelbus.units import MIB
 
 PROTOCOL = "zbus"
 FILTER_KIND = "zbus"
@@ -45,25 +45,6 @@ ENGINES = (m.MEMORY, m.DISK, m.DATABASE)
 REPLAYS_MAX = 100_000
 """So many signatures are remembered."""
 READ_BYTES = 64 * 2**10
-
-
-class Options(msgspec.Struct, frozen=True):
-    """What the operator chose."""
-
-    version: str
-    """Version of the server, shown on the welcome page."""
-    package_bytes_max: int = 64 * MIB
-    """A longer message is refused: 413 over HTTP, 1009 on WebSocket."""
-    rpc_timeout_seconds: float = 10.0
-    """How long a caller over plain HTTP waits for the answer of a service."""
-    rpc_keep_expired: bool = False
-    """Hand a call to its service even if its caller has stopped waiting."""
-    idle_seconds: float = 180.0
-    """A connection without traffic in either direction for so long is closed."""
-    replay_window_seconds: float = 0.0
-    """A signed message with an id is refused if it was seen within this time; 0 lets it be seen again."""
-    partial_sign_fields: bool = False
-    """Accept signatures that leave unsigned what matters (section 7.2)."""
 
 
 class Peer(Protocol):
@@ -118,19 +99,19 @@ class Hub:
         *,
         metrics: Metrics,
         clock: Clock,
-        options: Options,
+        settings: ZbusSettings,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.broker = broker
         self.groups = broker.groups
-        self.options = options
+        self.settings = settings
         self.clock = clock
         self.metrics = metrics
         self.bindings = BindTable()
         self.calls: Requests[Message] = Requests(clock, loop, metrics)
         """What callers over plain HTTP wait for: the answer of a service behind an MQ (6.3)."""
-        self.calls.keep_expired = options.rpc_keep_expired
-        self._guard = ReplayGuard(options.replay_window_seconds, REPLAYS_MAX)
+        self.calls.keep_expired = settings.rpc_keep_expired
+        self._guard = ReplayGuard(settings.replay_window_seconds or 0.0, REPLAYS_MAX)
         self.peers: dict[str, Peer] = {}
         self.subscribers: dict[tuple[str, str], dict[Subscriber, None]] = {}
         self.stopping = False
@@ -151,7 +132,7 @@ class Hub:
         Raises:
             AuthenticationError: it is.
         """
-        if self.options.replay_window_seconds and "id" in message.headers:
+        if self.settings.replay_window_seconds and "id" in message.headers:
             self._guard.admit(message.headers["signature"], self.clock.monotonic())
 
     # -- MQs ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Generic
 
 import msgspec
 
+from babelbus import __version__
 from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError, check_group_name
 from babelbus.core.settings import InvalidSettingError
 from babelbus.errors import BabelbusError, InvalidTopicNameError
@@ -173,7 +174,7 @@ class Session(Generic[Asked]):
         if isinstance(found, routing.Nowhere):
             raise RequestError(found.status, found.text)
         if not self._monitor:
-            return pages.welcome(request_id, hub.options.version)
+            return pages.welcome(request_id, __version__)
         if "text/html" in message.headers.get("accept", ""):
             return pages.monitor(request_id, hub.describe_all())
         return json_reply(request_id, m.OK, _encode_json(hub.describe_all()))

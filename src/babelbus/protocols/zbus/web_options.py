@@ -4,10 +4,10 @@ from typing import Final
 
 import msgspec
 
-from babelbus.protocols.zbus.cors import Cors
 from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.static import StaticFiles
 from babelbus.wire.browsers import BrowserGuard
+from babelbus.wire.cors import Cors
 
 NO_PAGES: Final = BrowserGuard()
 """Lets no page of another origin in."""

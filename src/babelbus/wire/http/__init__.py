@@ -6,6 +6,7 @@ from babelbus.wire.http.decoder import RequestDecoder
 from babelbus.wire.http.fields import TOKEN, HttpError, encode_fields, tokens
 from babelbus.wire.http.request import Request, RequestRun
 from babelbus.wire.http.response import CONTINUE, encode_error, encode_response, encode_stream_head
+from babelbus.wire.http.session import HttpSession
 from babelbus.wire.http.static_files import FileRefusedError, Files
 from babelbus.wire.http.target import parse_form, parse_query, percent_decode, split_target
 
@@ -16,6 +17,7 @@ __all__ = [
     "FileRefusedError",
     "Files",
     "HttpError",
+    "HttpSession",
     "Request",
     "RequestDecoder",
     "RequestRun",

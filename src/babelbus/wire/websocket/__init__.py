@@ -16,6 +16,7 @@ from babelbus.wire.websocket.decoder import (
 )
 from babelbus.wire.websocket.deflate import Deflate, Deflater
 from babelbus.wire.websocket.frames import NO_STATUS, NORMAL, WebSocketError
+from babelbus.wire.websocket.session import WebSocketSession
 from babelbus.wire.websocket.upgrade import accept_upgrade, check_upgrade_response, encode_upgrade_request, make_key
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Pong",
     "Texts",
     "WebSocketError",
+    "WebSocketSession",
     "accept_upgrade",
     "check_upgrade_response",
     "encode_binaries",

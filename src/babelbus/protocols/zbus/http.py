@@ -3,17 +3,17 @@
 Requests of one connection are done and answered in order; each waits while the outbox is full.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import msgspec
 
-from babelbus.errors import BabelbusError, LocalProtocolError, RemoteProtocolError
-from babelbus.protocols.contract import Outbox, PeerLeavesError
+from babelbus import __version__
+from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.protocols import contract
+from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
-from babelbus.protocols.zbus.cors import OURS, Cors
 from babelbus.protocols.zbus.errors import BrowserRefusedError, RequestError, UnsendableMessageError
 from babelbus.protocols.zbus.http_mapping import Response, decode_request, target_of
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
@@ -24,17 +24,16 @@ from babelbus.protocols.zbus.runs import RequestReader
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_request
 from babelbus.protocols.zbus.singles import Singles
-from babelbus.protocols.zbus.sockets import SocketSession
 from babelbus.protocols.zbus.static import METHODS, StaticFiles
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
+from babelbus.protocols.zbus.websocket import SocketSession
 from babelbus.wire.browsers import Refusal
+from babelbus.wire.cors import OURS, Cors
 from babelbus.wire.http import (
-    CONTINUE,
     HttpError,
+    HttpSession,
     Request,
-    RequestDecoder,
     RequestRun,
-    encode_error,
     encode_response,
     tokens,
 )
@@ -77,7 +76,7 @@ class HttpFraming:
         """
         headers, cors = response.headers, self._cors
         if cors is not None:
-            headers = (*[one for one in headers if one[0].lower() not in OURS], *cors.answer_headers(request))
+            headers = (*[one for one in headers if one[0].lower() not in OURS], *cors.answer_headers(request.headers))
         try:
             return encode_response(
                 response.status,
@@ -120,8 +119,10 @@ class HttpFraming:
             return self.reply(text_reply(None, error.status, error.text), request)
 
 
-class WebSession:
+class WebSession(HttpSession, contract.Session):
     """The bytes of one connection. A connection that becomes a WebSocket keeps its id."""
+
+    _outbox: Outbox
 
     def __init__(
         self,
@@ -133,31 +134,25 @@ class WebSession:
         keys: Keys,
         options: WebOptions = NOTHING_ELSE,
     ) -> None:
+        # Where each request proves who sent it, each is looked at by itself.
+        super().__init__(
+            outbox, options.guard, body_bytes_max=hub.settings.package_bytes_max, varying=None if keys else ID
+        )
         self._hub = hub
-        self._outbox = outbox
         self._close = close
         self._address = address
         self._keys = keys
         self._options = options
-        self._guard = options.guard
-        self._admitted: Request | None = None
-        """What the last run had in common whose head the guard let in."""
         self._framing = HttpFraming(options.cors)
-        # Where each request proves who sent it, each is looked at by itself.
-        varying = None if keys else ID
-        self._decoder = RequestDecoder(body_bytes_max=hub.options.package_bytes_max, varying=varying)
         self._reader = RequestReader()
         self._repeat: Repeat | None = None
         self._ready = False
-        """Whether the next chunk may be for `publish_again`: nothing is put off, and no request has begun."""
+        """Whether the next chunk may be for `receive_again`: nothing is put off, and no request has begun."""
         self._singles: Singles | None = None
-        """Where the last publication of `publish_again` is, which waits for the end of its turn while they are open."""
-        self._waiting: deque[Request | RequestRun] = deque()
+        """Where the last publication of `receive_again` is, which waits for the end of its turn while they are open."""
         self._put_off: Message | None = None
         """What the first of `_waiting` says, if it was looked at and could not be done yet."""
         self._socket: SocketSession | None = None
-        self._last_word: RemoteProtocolError | PeerLeavesError | None = None
-        self._heard = False
         self._active = True
         self._idle_since: float | None = None
         self.session: Session[Request] = Session(
@@ -178,32 +173,22 @@ class WebSession:
         self._ready = False
         if self._singles is not None and self._singles.open:
             self._singles.topic.flush()  # what this connection published before is answered first
-        if self._socket is not None:
-            self._socket.receive_data(data)
-        elif self._last_word is None:  # else nothing that follows can be answered
-            self._decoder.receive_data(data)
-            self.resume()
+        super().receive_data(data)
 
     def resume(self) -> None:
-        """Go on with what was put off while the outbox was full, then with what came.
+        """Continue with what was put off while the outbox was full, then with what came.
 
         Raises:
-            RemoteProtocolError, PeerLeavesError: it is over, and everything is answered.
+            RemoteProtocolError, PeerLeavesError: the connection ends, and everything is answered.
         """
-        if self._socket is not None:
-            self._socket.resume()
-            return
-        if self._last_word is None:
-            self._work()
-            self._ready = self._decoder.idle and not self._waiting and not self._is_over
-        if self._last_word is not None and not self._outbox.waiting and not self._waiting:
-            raise self._last_word
+        super().resume()
+        self._ready = self._decoder.idle and not self._waiting and not self.is_over
 
-    def publish_again(self, data: bytes) -> bool:
+    def receive_again(self, data: bytes) -> bool:
         """Publish what one request says that is like the last one; `False`: the chunk is for `receive_data`."""
-        repeat, singles = self._repeat, self._singles
+        repeat = self._repeat
         # One a turn: behind the answer to the first, a connection that has ended may be closed.
-        if repeat is None or not self._ready or (singles is not None and singles.open) or not self._outbox.idle:
+        if repeat is None or not self._ready or self._single_waits or not self._outbox.idle:
             return False
         request_id: bytes | None = None
         if len(data) == repeat.size and data.startswith(repeat.head):
@@ -233,88 +218,34 @@ class WebSession:
             answer = self._framing.around_id(mq, request)
             self._repeat = Repeat(request, mq, mould, message.body_kind, answer, self._framing.refused)
 
-    def _work(self) -> None:
-        if self._waiting and not self._answer_waiting():
-            return
-        if self._is_over:
-            return
-        decoder = self._decoder
-        try:
-            if decoder.error is not None:
-                raise decoder.error
-            self._waiting += decoder.runs()
-            if not self._answer_waiting() or self._is_over:
-                return
-            if decoder.error is not None:
-                raise decoder.error
-        except HttpError as error:
-            self._end(error)
-            return
-        if decoder.take_continue():
-            self._outbox.answer(lambda: CONTINUE, len(CONTINUE))
+    # -- requests ----------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_over(self) -> bool:
-        """Whether no further request can come: it is a WebSocket now, or closes."""
-        return self._socket is not None or self._last_word is not None
-
-    def _answer_waiting(self) -> bool:
-        """Answer what waits, as far as the outbox has room; return whether all of it is."""
-        waiting = self._waiting
-        if waiting and self._outbox.full:
-            return False
-        while waiting:
-            request = waiting[0]
-            if type(request) is RequestRun:
-                waiting.popleft()
-                run = self._reader.read(request) if self._admits_run(request.request) else None
-                if run is None:
-                    waiting.extendleft(reversed(request.requests(ID)))
-                else:
-                    self._heard = True
-                    self.session.publish(run, request.request)
-                    if not waiting and len(run.bodies) == 1:
-                        self._learn(request.request, run.message)
-                continue
-            assert type(request) is Request
-            if not self._answer(request):
-                self.session.settle()
-                return False
-            waiting.popleft()
-            if self._is_over:
-                waiting.clear()
-                return True
-            if not request.keep_alive:
-                waiting.clear()  # nothing behind it can be answered
-                self.session.settle()
-                self._last_word = PeerLeavesError("the client wants the connection closed")
-                # The outbox counts as full until the last answer is written: then `resume` ends the connection.
-                self._outbox.answer(bytes, self._outbox.bytes_max)
-                return True
+    def settle(self) -> None:
+        """Publish what was gathered, with its answers."""
         self.session.settle()
+
+    def answer_run(self, run: RequestRun, *, is_last: bool) -> bool:
+        """Publish a run of requests at once; return `False` if one of them is no plain publication."""
+        publications = self._reader.read(run)
+        if publications is None:
+            return False
+        self.session.publish(publications, run.request)
+        if is_last and len(publications.bodies) == 1:
+            self._learn(run.request, publications.message)
         return True
 
-    def _end(self, error: HttpError, last_word: PeerLeavesError | None = None) -> None:
-        """Answer what is no request, behind all that were; the connection closes when that is sent."""
-        self._last_word = last_word or error
-        self._outbox.answer(lambda: encode_error(error), self._outbox.bytes_max)
-
-    # -- one request -------------------------------------------------------------------------------------------------
-
-    def _answer(self, request: Request) -> bool:
+    def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
         """Do what a request asks for; `False`: not before the outbox has room again."""
-        self._heard = True
-        refusal = self._guard.check(request.headers)
         # As the decoder looks at it, which reads nothing behind such a request.
         upgrades = "upgrade" in request.headers and "websocket" in tokens(request.headers["upgrade"])
-        if refusal is not None and (upgrades or not refusal.allows_reading):
-            self._refuse(refusal)
+        if upgrades and refusal is not None:
+            self.refuse(refusal)
             return True
         if upgrades:
             self._upgrade(request)
             return True
         cors = self._options.cors
-        if cors is not None and cors.is_preflight(request):
+        if cors is not None and cors.is_preflight(request.method, request.headers):
             self._answer_preflight(cors, request)
             return True
         message = self._put_off or self._admit(request)
@@ -337,18 +268,6 @@ class WebSession:
             done = self.session.handle(message, request, target=target)
         self._put_off = None if done else message  # a second look would take it for a replay
         return done
-
-    def _admits_run(self, common: Request) -> bool:
-        """Return whether requests that have this in common may publish; each run of one head costs one comparison."""
-        if common is not self._admitted and self._guard.check(common.headers) is None:
-            self._admitted = common
-        return common is self._admitted
-
-    def _refuse(self, refusal: Refusal) -> None:
-        """Answer a request that may not even read, and close the connection behind it."""
-        self._guard.refused(refusal)
-        self.session.settle()
-        self._end(HttpError(refusal.status, refusal.text), PeerLeavesError(refusal.text))
 
     def _changes(self, message: Message, target: str | None) -> bool:
         """Return whether a message does more than read: another command than `query`, or a call of a service."""
@@ -373,7 +292,7 @@ class WebSession:
                 session.answer(pages.icon(request_id), request)
                 return None
             if self._keys and not self._options.open_urls.has(message, target_of(request)):
-                verify_request(message, self._keys, partial=self._hub.options.partial_sign_fields)
+                verify_request(message, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:
             session.refuse(error, request, request_id)
@@ -382,7 +301,8 @@ class WebSession:
 
     def _answer_preflight(self, cors: Cors, request: Request) -> None:
         self.session.settle()
-        headers = cors.preflight_headers(request)
+        given = request.headers
+        headers = [*cors.answer_headers(given, exposes=False), *cors.preflight_headers(given)]
         response = encode_response(204, headers, keep_alive=request.keep_alive, version=request.version)
         self._outbox.answer(lambda: response, len(response))
 
@@ -423,19 +343,18 @@ class WebSession:
         request_id = message.headers.get(ID) or self._hub.new_id()
         path = (message.url or "").partition("?")[0]
         if path in ("", "/"):
-            return pages.welcome(request_id, self._hub.options.version)
+            return pages.welcome(request_id, __version__)
         return text_reply(request_id, m.NOT_FOUND, m.url_not_found(message.url or ""))
 
     # -- WebSocket ---------------------------------------------------------------------------------------------------
 
     def _upgrade(self, request: Request) -> None:
-        self.session.settle()
         try:
             upgrade = accept_upgrade(request)
         except HttpError as error:
-            self._end(error)
+            self.end(error)
             return
-        self._outbox.answer(lambda: upgrade.response, len(upgrade.response))
+        self.switch(upgrade.response)
         self._socket = SocketSession(
             self._hub,
             self._outbox,
@@ -445,9 +364,7 @@ class WebSession:
             session_id=self.session.id,
             options=self._options,
         )
-        unread = self._decoder.unread()
-        if unread:
-            self._socket.receive_data(unread)
+        self.follow(self._socket)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -476,25 +393,20 @@ class WebSession:
         if self._active or self._idle_since is None:
             self._active = False
             self._idle_since = now
-        elif now - self._idle_since >= self._hub.options.idle_seconds:
+        elif now - self._idle_since >= self._hub.settings.idle_seconds:
             self._close()
 
     @property
     def busy(self) -> bool:
         """Whether requests are put off or not answered yet, or the end waits for the last answer."""
-        if self._socket is not None:
-            return self._socket.busy
-        singles = self._singles
-        return bool(self._waiting) or self._last_word is not None or (singles is not None and singles.open)
+        return super().busy or (self._socket is None and self._single_waits)
 
     @property
-    def established(self) -> bool:
-        """Whether a whole request has come."""
-        return self._heard
+    def _single_waits(self) -> bool:
+        return self._singles is not None and self._singles.open
 
     def close(self) -> None:
         """The connection is gone."""
         self._hub.peers.pop(self.session.id, None)
         self.session.close()
-        if self._socket is not None:
-            self._socket.close()
+        super().close()

@@ -11,16 +11,16 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
+from babelbus.config import SbusSettings
 from babelbus.core.flow_policy import NOTHING, Bound, Flow
 from babelbus.errors import RemoteProtocolError
 from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
+from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
+from babelbus.protocols.sbus.packets.backlog import Backlog
+from babelbus.protocols.sbus.packets.listeners import OpenDoor, credentials_of
+from babelbus.protocols.sbus.packets.mmsg import BATCH, Exchange
 from babelbus.protocols.sbus.ports import Port
-from babelbus.server.packets.backlog import Backlog
-from babelbus.server.packets.listeners import OpenDoor, credentials_of
-from babelbus.server.packets.mmsg import BATCH, Exchange
 from babelbus.wire.packets import Packets
 
 log = logging.getLogger(__name__)
@@ -51,16 +51,6 @@ class PacketSession(Protocol):
 MakeSession = Callable[[Port, Credentials], PacketSession]
 
 
-class PacketOptions(msgspec.Struct, frozen=True):
-    """What holds for all connections of a server."""
-
-    packet_bytes_max: int
-    bound: Bound = Bound()
-    flow: Flow = Flow()
-    """What a client starts with."""
-    connections_max: int = 10_000
-
-
 class PacketServer:
     """All doors and connections of one protocol. Its calls, and those of what it holds, come from one event loop."""
 
@@ -69,22 +59,25 @@ class PacketServer:
         protocol: str,
         make_session: MakeSession,
         metrics: Metrics,
-        options: PacketOptions,
+        settings: SbusSettings,
         drop: Callable[[str, int], None],
     ) -> None:
         self.protocol = protocol
         self.make_session = make_session
         self.metrics = metrics
-        self.options = options
+        self.bound = Bound(settings.queue_bytes_max, settings.queue_packets_max)
+        self.flow = Flow(settings.soft, settings.hard, settings.order)
+        """The policy that a client starts with."""
+        self._connections_max = settings.connections_max
         self.drop = drop
         self.loop = asyncio.get_running_loop()
-        self.exchange = Exchange(options.packet_bytes_max)
+        self.exchange = Exchange(PACKET_BYTES_MAX)
         self.connections: set[PacketConnection] = set()
         self.on_empty: Callable[[], None] = lambda: None
         """Called when the last connection has gone."""
         self._doors: list[OpenDoor] = []
-        metrics.connections_max.labels(protocol).set(options.connections_max)
-        metrics.outbox_bytes_max.labels(protocol).set(options.bound.size_bytes)
+        metrics.connections_max.labels(protocol).set(settings.connections_max)
+        metrics.outbox_bytes_max.labels(protocol).set(settings.queue_bytes_max)
         metrics.outbox_bytes.labels(protocol).set_function(lambda: self.waiting_bytes)
         self._count_open = metrics.connections.labels(protocol)
         self._count_accepted = metrics.connections_total.labels(protocol)
@@ -121,7 +114,7 @@ class PacketServer:
         reason = ""
         if not door.lets_in(credentials):
             reason = "identity"
-        elif len(self.connections) >= self.options.connections_max:
+        elif len(self.connections) >= self._connections_max:
             reason = "limit"
         if reason:
             log.info("%s: refused uid %d pid %d: %s", self.protocol, credentials.uid, credentials.pid, reason)
@@ -173,9 +166,9 @@ class PacketConnection:
         self._exchange = server.exchange
         self._socket = connection
         self._descriptor = connection.fileno()
-        self._bound = server.options.bound
+        self._bound = server.bound
         self.backlog = Backlog()
-        self.flow = server.options.flow
+        self.flow = server.flow
         self.closed = False
         self._deaf = False
         self._reading = True
@@ -224,11 +217,10 @@ class PacketConnection:
         return not ended and count == BATCH
 
     def _receive(self, packets: Packets, count: int) -> None:
-        limit = self._server.options.packet_bytes_max
         first = 0
-        if count and max(packets.sizes) > limit:
+        if count and max(packets.sizes) > PACKET_BYTES_MAX:
             for number in range(count):
-                if packets.sizes[number] > limit:  # both sides stay connected (section 10)
+                if packets.sizes[number] > PACKET_BYTES_MAX:  # both sides stay connected (section 10)
                     self._server.drop("oversized", 1)
                     self._session.receive(packets, first, number)
                     first = number + 1

@@ -7,8 +7,16 @@ import pytest
 
 from babelbus.clients.sbus import Client
 from babelbus.protocols.sbus.messages import Publish
-from babelbus.server.packets.sockets import PacketConnection
-from tests.support.sbus import configured, heard_before_barrier, is_cut, join, payloads, publish_until_stopped
+from babelbus.protocols.sbus.packets.sockets import PacketConnection
+from tests.support.sbus import (
+    configured,
+    heard_before_barrier,
+    is_cut,
+    join,
+    payloads,
+    publish_until_stopped,
+    service_of,
+)
 from tests.support.server import LiveServer
 
 SIZE = 10_000
@@ -19,8 +27,7 @@ MANY = 200
 
 def connection_of(live: LiveServer, count: int) -> PacketConnection:
     """The one that connected first, of `count`."""
-    assert live.server._sbus is not None
-    connections = live.server._sbus._server.connections
+    connections = service_of(live).server.connections
     live.until(lambda: len(connections) == count)
     return min(connections, key=lambda one: one._session.number)  # type: ignore[attr-defined]
 
@@ -172,8 +179,7 @@ def test_an_answer_of_the_server_is_never_dropped_and_keeps_its_place(tmp_path: 
 
 
 def connection_of_now(live: LiveServer) -> PacketConnection:
-    assert live.server._sbus is not None
-    return min(live.server._sbus._server.connections, key=lambda one: one._session.number)  # type: ignore[attr-defined]
+    return min(service_of(live).server.connections, key=lambda one: one._session.number)  # type: ignore[attr-defined]
 
 
 def drained(client: Client) -> list[Publish]:

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 
 from babelbus.metrics import Metrics
-from babelbus.server.connection import Connection, MakeSession
+from babelbus.protocols.connection import Connection, MakeSession
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ class Listeners:
         bytes_max: int,
         handshake_seconds: float,
         connections_max: int,
-        kind: type[Connection] = Connection,
     ) -> None:
         self.connections: set[Connection] = set()
         self.addresses: dict[str, str] = {}
@@ -39,7 +38,6 @@ class Listeners:
         self._bytes_max = bytes_max
         self._handshake_seconds = handshake_seconds
         self._connections_max = connections_max
-        self._kind = kind
         self._listeners: list[asyncio.Server] = []
         self._ticker: asyncio.Task[None] | None = None
         self._path: tuple[str, int | None] | None = None
@@ -87,7 +85,7 @@ class Listeners:
         log.info("%s listens on %s", name, address)
 
     def _connect(self, make_session: MakeSession) -> Callable[[], Connection]:
-        return lambda: self._kind(
+        return lambda: Connection(
             self._protocol,
             make_session,
             self._metrics,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.core.flow_policy import Bound, Order
-from babelbus.server.packets.backlog import Backlog
+from babelbus.protocols.sbus.packets.backlog import Backlog
 from babelbus.wire.packets import Packets
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from babelbus.core.receipt import Promise
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import Encode, Outbox, PeerLeavesError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.protocols.contract import Encode, Outbox
 from babelbus.protocols.worterbuch.codec import decode_messages, decode_sets, encode_ack
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
@@ -13,17 +13,10 @@ from babelbus.protocols.worterbuch.profiles import Profile
 from babelbus.protocols.worterbuch.session import Session
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.wire.websocket import (
-    NO_STATUS,
-    NORMAL,
-    Close,
     Decoder,
     Deflate,
     Deflater,
-    Message,
-    Ping,
-    WebSocketError,
-    encode_close,
-    encode_pong,
+    WebSocketSession,
     encode_texts,
 )
 
@@ -105,7 +98,7 @@ class DeflatingSender:
         return self._deflater.encode_texts(texts)
 
 
-class SocketSession:
+class SocketSession(WebSocketSession):
     """The bytes of one connection, from the upgrade on."""
 
     def __init__(
@@ -119,11 +112,10 @@ class SocketSession:
         deflate: Deflate | None = None,
         symbols: Symbols = USUAL,
     ) -> None:
-        self._outbox = outbox
-        self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.message_bytes_max, deflate=deflate)
+        super().__init__(
+            outbox, Decoder(is_server=True, message_bytes_max=hub.settings.message_bytes_max, deflate=deflate)
+        )
         self._waiting: list[ClientMessage] = []
-        self._last_word: RemoteProtocolError | PeerLeavesError | None = None
-        self._close_code = NORMAL
         self.session = Session(
             hub,
             outbox if deflate is None else DeflatingSender(outbox, deflate),
@@ -136,30 +128,20 @@ class SocketSession:
         )
         self.session.open()
 
-    def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
+    def take(self, texts: list[bytes]) -> None:
+        """Read the messages; runs of `set` are carried out at once.
 
         Raises:
-            RemoteProtocolError: the client broke the protocol; what came before it was done.
-            PeerLeavesError: it said its last word.
+            MalformedMessageError: a text is no message; the messages before it are kept.
         """
-        self._decoder.receive_data(data)
-        self.resume()
+        run = decode_sets(texts)
+        if run is None:
+            decode_messages(texts, self._waiting)
+        elif not self.session.receive_sets(run):
+            self._waiting += run.messages()
 
-    def resume(self) -> None:
-        """Go on with what was put off while the outbox was full, then with what came."""
-        if self._waiting and not self._work():
-            return
-        if self._last_word is None:
-            try:
-                self._read()
-            except (RemoteProtocolError, PeerLeavesError) as error:
-                self._last_word = error
-        if self._work() and self._last_word is not None:
-            self._end(self._last_word)
-
-    def _work(self) -> bool:
-        """Do what waits; return whether all of it is done.
+    def work(self) -> bool:
+        """Do what waits; return whether everything is done.
 
         Raises:
             RemoteProtocolError: a request may not be made in this place; it was answered.
@@ -167,57 +149,19 @@ class SocketSession:
         while self._waiting:
             try:
                 done = self.session.receive(self._waiting)
-            except RemoteProtocolError as error:
+            except RemoteProtocolError:
                 self._waiting = []
-                self._end(error)
                 raise
             self._waiting = self._waiting[done:]
             if self._waiting and self._outbox.full:
                 return False
         return True
 
-    def _read(self) -> None:
-        """Turn what arrived into messages, and answer pings.
-
-        Raises:
-            RemoteProtocolError: the client broke the protocol, or closes; `_waiting` has what came before.
-        """
-        texts: list[bytes] = []
-        closing: Close | None = None
-        for event in self._decoder.events():
-            if type(event) is Message:
-                if event.text:
-                    texts.append(event.data)
-            elif type(event) is Ping:
-                pong = encode_pong(event.data)
-                self._outbox.answer(lambda pong=pong: pong, len(pong))  # type: ignore[misc]
-            elif type(event) is Close:
-                closing = event
-        run = None if self._waiting else decode_sets(texts)
-        if run is None:
-            decode_messages(texts, self._waiting)
-        elif not self.session.receive_sets(run):
-            self._waiting += run.messages()
-        if closing is not None:
-            self._close_code = NORMAL if closing.code == NO_STATUS else closing.code
-            raise PeerLeavesError("closed by the client")
-        if self._decoder.error is not None:
-            raise self._decoder.error
-
-    def _end(self, error: RemoteProtocolError | PeerLeavesError) -> None:
-        """Answer what ended the connection, and say the last word.
-
-        Raises:
-            RemoteProtocolError, PeerLeavesError: always.
-        """
-        code = self._close_code if isinstance(error, PeerLeavesError) else POLICY_VIOLATION
+    def last_frame(self, error: RemoteProtocolError | PeerLeavesError) -> tuple[int, str]:
+        """Answer a malformed message, and return the code without a reason, as upstream does."""
         if isinstance(error, MalformedMessageError):
             self.session.malformed(error)
-        elif isinstance(error, WebSocketError):
-            code = error.code
-        last = encode_close(code)
-        self._outbox.answer(lambda: last, len(last))
-        raise error
+        return super().last_frame(error)[0], ""
 
     @property
     def busy(self) -> bool:
@@ -232,7 +176,3 @@ class SocketSession:
     def close(self) -> None:
         """The connection is gone."""
         self.session.close()
-
-
-POLICY_VIOLATION = 1008
-"""Closes a connection whose messages are texts but none of ours."""

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from babelbus.errors import RemoteProtocolError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.metrics import Metrics
-from babelbus.protocols.contract import Outbox, PeerLeavesError, Session
+from babelbus.protocols.contract import Outbox, Session
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle one chunk as one batch."""
         session = self._session
-        if session is not None and not self._ended:
+        if session is not None and not self._ended and not session.receive_again(data):
             self._run(session, session.receive_data, data)
+            session.release()
 
     def _run(self, session: Session, step: Callable[..., None], *arguments: bytes) -> None:
         outbox = self._outbox
@@ -118,12 +119,17 @@ class Connection(asyncio.Protocol):
 
     def room(self) -> None:
         """The outbox may have room again: go on with what was put off, then read on."""
+        session = self._session
+        if session is not None:
+            self._resume(session)
+            session.release()
+
+    def _resume(self, session: Session) -> None:
         if self._ended:
             if not self._outbox.waiting:
                 self.close()
             return
-        session = self._session
-        if session is not None and self._paused and not self._outbox.full and not self._outbox.closed:
+        if self._paused and not self._outbox.full and not self._outbox.closed:
             self._paused = False
             self._run(session, session.resume)
             if not self._paused and not self._eof and not self._transport.is_closing():
@@ -168,10 +174,17 @@ class Connection(asyncio.Protocol):
         """Bytes of answers that wait to be sent."""
         return self._outbox.size_bytes
 
-    def stop_reading(self) -> None:
-        """Take no more requests; those that came are answered."""
+    def access_changed(self) -> None:
+        """Authorise the client again."""
+        if self._session is not None:
+            self._session.access_changed()
+
+    def drain(self) -> None:
+        """Take no more requests; requests that came are answered, and none waits longer for events."""
         self._eof = True
         self._transport.pause_reading()
+        if self._session is not None:
+            self._session.end_waits()
 
     def close(self) -> None:
         """Close once what was written is sent."""

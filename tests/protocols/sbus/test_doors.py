@@ -10,8 +10,8 @@ import pytest
 
 from babelbus.clients.sbus import Client, connect
 from babelbus.errors import ConfigError
-from babelbus.server.packets.listeners import ABSTRACT, Door, open_door, read_door
-from tests.support.sbus import configured, is_cut, join
+from babelbus.protocols.sbus.packets.listeners import ABSTRACT, Door, open_door, read_door
+from tests.support.sbus import configured, is_cut, join, service_of
 from tests.support.server import LiveServer
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
@@ -137,8 +137,7 @@ def test_a_door_is_read_from_text() -> None:
 def test_several_doors_lead_to_one_bus(tmp_path: Path) -> None:
     config = configured(tmp_path, more_doors=f"{tmp_path}/second,group {ABSTRACT}")
     with LiveServer(config) as live, join(live, b"k") as client:
-        assert live.server._sbus is not None
-        first, second, third = live.server._sbus.addresses
+        first, second, third = (door.address for door in service_of(live).doors)
         assert stat.S_IMODE(os.stat(first).st_mode) == 0o700
         assert stat.S_IMODE(os.stat(second).st_mode) == 0o770
         for number, address in enumerate((second, third)):
@@ -200,8 +199,7 @@ def test_the_mode_of_the_file_keeps_strangers_out() -> None:
 
 def test_a_user_who_is_not_served_is_closed_after_connecting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LiveServer(configured(tmp_path)) as live:
-        assert live.server._sbus is not None
-        (door,) = live.server._sbus._server._doors
+        (door,) = service_of(live).doors
         monkeypatch.setattr(door, "users", frozenset({os.getuid() + 1}))
         with Client(live.server.addresses["sbus"], timeout_seconds=30) as client:
             assert is_cut(client)

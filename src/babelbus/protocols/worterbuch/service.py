@@ -1,69 +1,39 @@
-"""The Wörterbuch part of a server: hub and listeners, put together from the settings."""
+"""Wörterbuch as a server offers it: hub and listeners (docs/protocols/worterbuch.md)."""
 
 import os
 import re
 from collections.abc import Callable
 
-from babelbus import __version__
-from babelbus.clock import Clock
-from babelbus.config import WorterbuchSettings
-from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
-from babelbus.metrics import Metrics
+from babelbus.protocols.browsers import read_origins
+from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
-from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub, Options
+from babelbus.protocols.service import ServiceContext, StreamService
+from babelbus.protocols.worterbuch.http import Endpoint, WebOptions, WebSession
+from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
-from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
 from babelbus.protocols.worterbuch.symbols import Symbols
-from babelbus.protocols.worterbuch.web import Endpoint, WebOptions, WebSession
-from babelbus.server.browsers import Browsers, read_origins
-from babelbus.server.connection import MakeSession
-from babelbus.server.listeners import Listeners
+from babelbus.wire.cors import Cors
 from babelbus.wire.http import Files
 
+CORS_METHODS = "GET, POST, DELETE, OPTIONS"
+CORS_HEADERS = "authorization, content-type"
 MAIN_ENDPOINT = Endpoint(MAIN)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
-class WorterbuchService:
-    """Wörterbuch as a server of topics offers it. Made in the event loop, then `start`."""
+class WorterbuchService(StreamService):
+    """WebSocket, REST and JSON lines over one hub."""
 
-    def __init__(
-        self,
-        settings: WorterbuchSettings,
-        broker: Broker,
-        metrics: Metrics,
-        clock: Clock,
-        *,
-        outbox_bytes_max: int,
-        browsers: Browsers,
-    ) -> None:
-        self._settings = settings
-        self._cors_origins = browsers.origins | read_origins("worterbuch.cors_origins", settings.cors_origins)
-        self._guard = browsers.guard(PROTOCOL, metrics, host=settings.host, origins=self._cors_origins)
-        key = _read_key(settings.auth_key_file)
-        options = Options(
-            version=__version__,
-            name=settings.instance_name,
-            extended_monitoring=settings.extended_monitoring,
-            subscriptions_max=settings.subscriptions_max,
-            queue_bytes_max=settings.queue_bytes_max,
-            slow=settings.slow,
-            message_bytes_max=settings.message_bytes_max,
-            verifier=None if key is None else Verifier(key),
-            shared_secret=key,
-            handshake_wait_seconds=settings.handshake_wait_seconds,
-            sse_double_encoding=settings.sse_double_encoding,
-        )
-        self.hub = Hub(broker, metrics, clock, options)
-        self.listeners = Listeners(
-            PROTOCOL,
-            metrics,
-            bytes_max=outbox_bytes_max,
-            handshake_seconds=settings.handshake_seconds,
-            connections_max=settings.connections_max,
-        )
+    def __init__(self, context: ServiceContext) -> None:
+        settings = self._settings = context.config.worterbuch
+        super().__init__(PROTOCOL, context, settings)
+        origins = context.browsers.origins | read_origins("worterbuch.cors_origins", settings.cors_origins)
+        self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host, origins=origins)
+        self._cors = Cors(origins, CORS_METHODS, CORS_HEADERS, credentials=True) if origins else None
+        self.hub = Hub(context.broker, context.metrics, context.clock, settings, _read_key(settings.auth_key_file))
+        read_file_name(settings.export_name)
 
     async def start(self) -> None:
         """Listen.
@@ -108,10 +78,8 @@ class WorterbuchService:
         settings = self._settings
         options = WebOptions(
             paths=paths,
-            deflate=settings.deflate,
-            cors_origins=self._cors_origins,
+            cors=self._cors,
             guard=self._guard,
-            export_name=read_file_name(settings.export_name),
             files=_open_root(settings.web_root, settings.message_bytes_max),
         )
 

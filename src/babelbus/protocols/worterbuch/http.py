@@ -9,14 +9,12 @@ export, an import, a file) runs beside the event loop and fills the outbox until
 import asyncio
 import logging
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
 from babelbus.core.receipt import Promise
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import Encode, Outbox, PeerLeavesError
+from babelbus.protocols.contract import Encode, Outbox, Session
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.privileges import Privileges
 from babelbus.protocols.worterbuch.profiles import Profile
@@ -30,18 +28,17 @@ from babelbus.protocols.worterbuch.routes import (
     is_route,
     read_call,
 )
-from babelbus.protocols.worterbuch.sockets import SUBPROTOCOL, SocketSession
 from babelbus.protocols.worterbuch.stream import EventStream
 from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.transfer import export_tree, import_tree, read_file
+from babelbus.protocols.worterbuch.websocket import SUBPROTOCOL, SocketSession
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard, Refusal
+from babelbus.wire.cors import Cors
 from babelbus.wire.http import (
-    CONTINUE,
     Files,
     HttpError,
+    HttpSession,
     Request,
-    RequestDecoder,
-    encode_error,
     encode_response,
     encode_stream_head,
     percent_decode,
@@ -52,9 +49,6 @@ log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 65_536
 """Answers of more are not collected with others."""
-PREFLIGHT_SECONDS = 600
-CORS_METHODS = "GET, POST, DELETE, OPTIONS"
-CORS_HEADERS = "authorization, content-type"
 NO_PAGES = BrowserGuard()
 """Lets no page of another origin in."""
 
@@ -71,19 +65,17 @@ class WebOptions(msgspec.Struct, frozen=True):
 
     paths: Mapping[str, Endpoint]
     """Where clients may upgrade to WebSocket."""
-    deflate: bool = False
-    """Compress WebSocket messages for clients that offer it."""
-    cors_origins: frozenset[str] = frozenset()
-    """Pages of these origins may use REST."""
-    export_name: str = "export"
-    """Name of exported files, without `.json.gz`."""
+    cors: Cors | None = None
+    """Pages that may use REST."""
     files: Files | None = None
     """What GET serves beside the API."""
     guard: BrowserGuard = NO_PAGES
 
 
-class WebSession:
+class WebSession(HttpSession, Session):
     """The bytes of one connection to the HTTP port."""
+
+    _outbox: Outbox
 
     def __init__(
         self,
@@ -94,100 +86,40 @@ class WebSession:
         address: str | None,
         options: WebOptions,
     ) -> None:
+        super().__init__(outbox, options.guard, body_bytes_max=hub.settings.message_bytes_max)
         self._hub = hub
         self._state = hub.state
-        self._outbox = outbox
         self._close = close
         self._address = address
         self._options = options
         self._rest = Rest(hub)
         self._client_id = str(uuid.uuid4())
-        self._decoder = RequestDecoder(body_bytes_max=hub.options.message_bytes_max)
-        self._waiting: deque[Request] = deque()
         self._done: list[tuple[Call, Privileges | None, Reply]] = []
         """What was carried out, and is neither stored nor answered yet."""
         self._done_bytes = 0
         self._source = ""
-        self._socket: SocketSession | None = None
         self._stream: EventStream | None = None
         self._job: asyncio.Task[None] | None = None
-        self._last_word: RemoteProtocolError | PeerLeavesError | None = None
-        self._heard = False
-
-    # -- bytes -------------------------------------------------------------------------------------------------------
-
-    def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
-
-        Raises:
-            RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
-            PeerLeavesError: it wants the connection closed, and has all its answers.
-        """
-        if self._socket is not None:
-            self._socket.receive_data(data)
-        elif self._stream is None and self._last_word is None:  # else nothing that follows can be answered
-            self._decoder.receive_data(data)
-            self.resume()
-
-    def resume(self) -> None:
-        """Go on with what was put off while the outbox was full, then with what came.
-
-        Raises:
-            RemoteProtocolError, PeerLeavesError: it is over, and everything is answered.
-        """
-        if self._socket is not None:
-            self._socket.resume()
-            return
-        if self._last_word is None and self._stream is None:
-            self._work()
-            self._finish()
-        if self._last_word is not None and not self._outbox.waiting:
-            raise self._last_word
-
-    def _work(self) -> None:
-        while self._last_word is None:
-            while self._waiting:
-                if self._outbox.full:
-                    return
-                self._answer(self._waiting.popleft())
-                if self._socket is not None or self._stream is not None or self._last_word is not None:
-                    self._waiting.clear()  # nothing behind it is a request, or can be answered
-                    return
-            try:
-                if self._decoder.error is not None:
-                    raise self._decoder.error
-                self._waiting += self._decoder.requests()
-            except HttpError as error:
-                self._end(error)
-                return
-            if not self._waiting:
-                break
-        if self._decoder.take_continue():
-            self._finish()
-            self._outbox.answer(lambda: CONTINUE, len(CONTINUE))
-
-    def _end(self, error: HttpError, last_word: PeerLeavesError | None = None) -> None:
-        """Answer what is no request, behind all that were; the connection closes when that is sent."""
-        self._finish()
-        self._last_word = last_word or error
-        self._outbox.answer(lambda: encode_error(error), self._outbox.bytes_max)
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    def _answer(self, request: Request) -> None:
-        self._heard = True
+    def keeps_alive(self, request: Request) -> bool:
+        """Return whether the connection stays open: never behind a request of HTTP/1.0."""
+        return _keeps_alive(request)
+
+    def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
+        """Do what a request asks for; `False`: not before the outbox has room again."""
+        if self._outbox.full:
+            return False
         self._hub.received.inc(1, len(request.body))
         path = request.path
         endpoint = self._options.paths.get(path)
-        refusal = self._options.guard.check(request.headers)
-        if refusal is not None and (
-            endpoint is not None or request.method not in SAFE_METHODS or not refusal.allows_reading
-        ):
-            self._refuse(refusal)
-            return
+        if refusal is not None and (endpoint is not None or request.method not in SAFE_METHODS):
+            self.refuse(refusal)
+            return True
         if endpoint is not None:
             self._upgrade(request, endpoint)
-            return
+            return True
         try:
             if request.method == "OPTIONS":
                 self._reply(request, self._options_of(request))
@@ -199,42 +131,33 @@ class WebSession:
             self._reply(request, error_reply(error))
         except HttpError as error:  # an escape that is none: the requests behind it can still be told apart
             self._reply(request, error_reply(RequestRefusedError(error.status, str(error))))
-        self._decoder.go_on()  # behind one that asked for a WebSocket where there is none
-
-    def _refuse(self, refusal: Refusal) -> None:
-        """Answer what a page may not ask, and close the connection behind it."""
-        self._options.guard.refused(refusal)
-        self._end(HttpError(refusal.status, refusal.text), PeerLeavesError(refusal.text))
+        return True
 
     def _upgrade(self, request: Request, endpoint: Endpoint) -> None:
         try:
-            upgrade = accept_upgrade(request, subprotocols=[SUBPROTOCOL], deflate=self._options.deflate)
+            upgrade = accept_upgrade(request, subprotocols=[SUBPROTOCOL], deflate=self._hub.settings.deflate)
         except HttpError as error:
-            self._end(error)
+            self.end(error)
             return
-        self._finish()
-        self._outbox.answer(lambda: upgrade.response, len(upgrade.response))
-        self._socket = SocketSession(
-            self._hub,
-            self._outbox,
-            self._close,
-            profile=endpoint.profile,
-            address=self._address,
-            deflate=upgrade.deflate,
-            symbols=endpoint.symbols,
+        self.switch(upgrade.response)
+        self.follow(
+            SocketSession(
+                self._hub,
+                self._outbox,
+                self._close,
+                profile=endpoint.profile,
+                address=self._address,
+                deflate=upgrade.deflate,
+                symbols=endpoint.symbols,
+            )
         )
-        unread = self._decoder.unread()
-        if unread:
-            self._socket.receive_data(unread)
 
     def _options_of(self, request: Request) -> Reply:
         """Return what may be asked of a path; for browsers also who may ask."""
         allowed = read_call(request).action.allowed if is_route(request.path) else "GET, HEAD, OPTIONS"
         headers = [("allow", allowed)]
-        if self._is_listed(request):
-            headers.append(("access-control-allow-methods", CORS_METHODS))
-            headers.append(("access-control-allow-headers", CORS_HEADERS))
-            headers.append(("access-control-max-age", str(PREFLIGHT_SECONDS)))
+        if self._options.cors is not None:
+            headers += self._options.cors.preflight_headers(request.headers)
         return Reply(status=204, headers=tuple(headers))
 
     def _answer_call(self, call: Call) -> None:
@@ -254,17 +177,15 @@ class WebSession:
             self._carry_out(call, privileges, source)
 
     def _carry_out(self, call: Call, privileges: Privileges | None, source: str) -> None:
-        """Do it; it is stored and answered together with what else came, by `_finish`."""
+        """Do it; it is stored and answered together with what else came, by `settle`."""
         if source != self._source:
-            self._finish()
+            self.settle()
             self._source = source
         reply = self._act(call, privileges)
         self._done.append((call, privileges, reply))
         self._done_bytes += len(reply.body)
-        if not _keeps_alive(call.request):
-            self._last_word = _leaving()
         if self._done_bytes > HEAVY_BYTES:
-            self._finish()
+            self.settle()
 
     def _act(self, call: Call, privileges: Privileges | None) -> Reply:
         try:
@@ -272,17 +193,15 @@ class WebSession:
         except RequestRefusedError as error:
             return error_reply(error)
 
-    def _finish(self) -> None:
+    def settle(self) -> None:
         """Store what was changed, and answer what was carried out so far."""
         done, size = self._done, self._done_bytes
         if not done:
             return
         self._done, self._done_bytes = [], 0
         receipt = self._state.commit(self._source)
-        if self._last_word is not None:
-            size = self._outbox.bytes_max  # full until this is written: then `resume` ends the connection
 
-        def settle() -> bytes:
+        def encode() -> bytes:
             if receipt.error is None:
                 return b"".join([self._encode(call.request, reply) for call, _, reply in done])
             failed = _failed(str(receipt.error))  # nothing of it is stored; what only read is asked again
@@ -293,7 +212,7 @@ class WebSession:
                 ]
             )
 
-        self._outbox.answer_when([receipt], settle, size)
+        self._outbox.answer_when([receipt], encode, size)
 
     def _answer_file(self, request: Request) -> None:
         files = self._options.files
@@ -314,7 +233,7 @@ class WebSession:
         if request.method == "HEAD":
             self._send(request, [], lambda: head, len(head))
             return
-        self._finish()
+        self.stream()
         stream = EventStream(self._hub, self._outbox, self._close, address=self._address, chunked=chunked)
         stream.source = source
         self._stream = stream
@@ -348,7 +267,7 @@ class WebSession:
 
     def _export(self, request: Request) -> Awaitable[Reply]:
         source = f"worterbuch:{self._client_id}"
-        return export_tree(self._hub, self._options.export_name, source, as_text=_accepts_text(request))
+        return export_tree(self._hub, self._hub.settings.export_name, source, as_text=_accepts_text(request))
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -356,10 +275,7 @@ class WebSession:
         self._send(request, [], lambda: self._encode(request, reply), len(reply.body))
 
     def _send(self, request: Request, receipts: Sequence[Promise], encode: Encode, weight: int) -> None:
-        self._finish()
-        if not _keeps_alive(request):
-            self._last_word = _leaving()
-            weight = self._outbox.bytes_max
+        self.settle()
         self._outbox.answer_when(receipts, encode, weight)
 
     def _encode(self, request: Request, reply: Reply) -> bytes:
@@ -375,42 +291,19 @@ class WebSession:
         """Return what stands in every answer."""
         # What clients stored is shown as it is: no browser may take it for anything else than what we say.
         headers = [("x-content-type-options", "nosniff")]
-        if self._options.cors_origins:
-            headers.append(("vary", "origin"))
-            if self._is_listed(request):
-                headers.append(("access-control-allow-origin", request.headers["origin"]))
-                headers.append(("access-control-allow-credentials", "true"))
+        if self._options.cors is not None:
+            headers += self._options.cors.answer_headers(request.headers)
         return headers
 
-    def _is_listed(self, request: Request) -> bool:
-        return request.headers.get("origin") in self._options.cors_origins
-
     # -- connection --------------------------------------------------------------------------------------------------
-
-    @property
-    def busy(self) -> bool:
-        """Whether requests are put off, or the end waits for the last answer."""
-        if self._socket is not None:
-            return self._socket.busy
-        return bool(self._waiting) or self._last_word is not None
-
-    @property
-    def established(self) -> bool:
-        """Whether a whole request has come, and over a WebSocket the token that it may need."""
-        return self._heard and (self._socket is None or self._socket.established)
 
     def close(self) -> None:
         """The connection is gone."""
         if self._job is not None:
             self._job.cancel()
-        if self._socket is not None:
-            self._socket.close()
+        super().close()
         if self._stream is not None:
             self._stream.close()
-
-
-def _leaving() -> PeerLeavesError:
-    return PeerLeavesError("the client wants the connection closed")
 
 
 def _failed(text: str) -> Reply:

@@ -6,8 +6,7 @@ from functools import lru_cache
 
 import msgspec
 
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.contract import Outbox, PeerLeavesError
+from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages
 from babelbus.protocols.zbus.codec import decode_message, encode_message
@@ -19,18 +18,10 @@ from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_frame
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.wire.websocket import (
-    NO_STATUS,
-    NORMAL,
-    Close,
     Decoder,
-    Ping,
-    Texts,
-    WebSocketError,
-    encode_close,
-    encode_pong,
+    WebSocketSession,
     encode_texts,
 )
-from babelbus.wire.websocket import Message as Frame
 
 _encode = msgspec.json.Encoder().encode
 _PLACE = "\x00"
@@ -66,8 +57,11 @@ class FrameFraming:
 FRAMES = FrameFraming()
 
 
-class SocketSession:
+class SocketSession(WebSocketSession):
     """The bytes of one connection, from the upgrade on. It gets the deliveries of its subscriptions."""
+
+    _outbox: Outbox
+    takes_binaries = True
 
     def __init__(
         self,
@@ -80,19 +74,17 @@ class SocketSession:
         session_id: str | None = None,
         options: WebOptions = NOTHING_ELSE,
     ) -> None:
+        decoder = Decoder(is_server=True, message_bytes_max=hub.settings.package_bytes_max, together=True)
+        super().__init__(outbox, decoder)
         self._hub = hub
-        self._outbox = outbox
         self._close = close
         self._keys = keys
         self._open_urls = options.open_urls
-        self._decoder = Decoder(is_server=True, message_bytes_max=hub.options.package_bytes_max, together=True)
         self._reader = FrameReader()
         self._waiting: deque[bytes | Item] = deque()
         """What came and is not done: texts where each has to prove who sent it, else what they say."""
         self._put_off: Message | None = None
         """What the first text of `_waiting` says, if it was looked at and could not be done yet."""
-        self._last_word: RemoteProtocolError | PeerLeavesError | None = None
-        self._close_code = NORMAL
         self.held = False
         self.sent = False
         """Whether something was sent since the last tick."""
@@ -102,60 +94,11 @@ class SocketSession:
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
-    def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
+    def take(self, texts: list[bytes]) -> None:
+        """Read frames, unless each has to prove who sent it."""
+        self._waiting += texts if self._keys else self._reader.read(texts)
 
-        Raises:
-            RemoteProtocolError: the client broke the protocol; what came before it was done.
-            PeerLeavesError: it said its last word.
-        """
-        self._decoder.receive_data(data)
-        self.resume()
-
-    def resume(self) -> None:
-        """Go on with what was put off while the outbox was full, then with what came.
-
-        Raises:
-            RemoteProtocolError, PeerLeavesError: as `receive_data`.
-        """
-        while True:
-            if not self._work():
-                return
-            if self._last_word is not None:
-                self._end(self._last_word)
-            try:
-                self._read()
-            except (RemoteProtocolError, PeerLeavesError) as error:
-                self._last_word = error
-            else:
-                if not self._waiting:
-                    return
-
-    def _read(self) -> None:
-        """Take the frames that arrived, and answer pings.
-
-        Raises:
-            RemoteProtocolError: the client broke the protocol, or closes; `_waiting` has what came before.
-        """
-        texts: list[bytes] = []
-        try:
-            for event in self._decoder.events():
-                if type(event) is Texts:
-                    texts += event.payloads
-                elif type(event) is Frame:
-                    texts.append(event.data)
-                elif type(event) is Ping:
-                    pong = encode_pong(event.data)
-                    self._outbox.answer(lambda pong=pong: pong, len(pong))  # type: ignore[misc]
-                elif type(event) is Close:
-                    self._close_code = NORMAL if event.code == NO_STATUS else event.code
-                    raise PeerLeavesError("closed by the client")
-        finally:
-            self._waiting += texts if self._keys else self._reader.read(texts)
-        if self._decoder.error is not None:
-            raise self._decoder.error
-
-    def _work(self) -> bool:
+    def work(self) -> bool:
         """Do what waits, as far as the outbox has room; return whether all of it is done."""
         waiting = self._waiting
         if waiting and self._outbox.full:
@@ -203,23 +146,12 @@ class SocketSession:
             command, request_id = message.headers.get("cmd"), message.headers.get("id")
             free = command is None and message.body is None and message.url == pages.FAVICON_URL
             if command != PING and not free and not self._open_urls.has(message):
-                verify_frame(message, text, self._keys, partial=self._hub.options.partial_sign_fields)
+                verify_frame(message, text, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:
             self.session.refuse(error, None, request_id)
             return None
         return message
-
-    def _end(self, error: RemoteProtocolError | PeerLeavesError) -> None:
-        """Say the last word.
-
-        Raises:
-            RemoteProtocolError, PeerLeavesError: always.
-        """
-        code = error.code if isinstance(error, WebSocketError) else self._close_code
-        last = encode_close(code, str(error) if isinstance(error, WebSocketError) else "")
-        self._outbox.answer(lambda: last, len(last))
-        raise error
 
     # -- what goes ---------------------------------------------------------------------------------------------------
 

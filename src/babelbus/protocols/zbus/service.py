@@ -1,99 +1,62 @@
-"""The zbus part of a server: hub and listeners, put together from the settings."""
+"""zbus as a server offers it: hub and listeners (docs/protocols/zbus.md)."""
 
 import asyncio
 import os
-import ssl
 from collections.abc import Callable
 
 import msgspec
 
-from babelbus import __version__
-from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
-from babelbus.metrics import Metrics
+from babelbus.protocols.browsers import read_origins, read_words
+from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.zbus.cors import Cors
-from babelbus.protocols.zbus.hub import PROTOCOL, Hub, Options
+from babelbus.protocols.service import ServiceContext, StreamService, make_tls
+from babelbus.protocols.zbus.http import WebSession
+from babelbus.protocols.zbus.hub import PROTOCOL, Hub
 from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.signature import Keys
 from babelbus.protocols.zbus.static import StaticFiles
-from babelbus.protocols.zbus.web import WebSession
 from babelbus.protocols.zbus.web_options import WebOptions
-from babelbus.server.browsers import Browsers, read_origins, read_words
-from babelbus.server.connection import Connection, MakeSession
-from babelbus.server.listeners import Listeners
-from babelbus.storage.files import FileSystem
+from babelbus.wire.cors import Cors
 from babelbus.wire.http import TOKEN, Files
 
 TICK_SECONDS = 1.0
 
 
-class ZbusConnection(Connection):
-    """A connection that also pushes: deliveries stop while it is full, and go on when it has room."""
+class ZbusService(StreamService):
+    """HTTP and WebSocket over one hub, and a port for the list of queues."""
 
-    _session: WebSession | None
-
-    def data_received(self, data: bytes) -> None:
-        """Handle one chunk as one batch; a publication like the last one is the short way."""
-        session = self._session
-        if session is None or self._ended or not session.publish_again(data):
-            super().data_received(data)
-            self._release()
-
-    def room(self) -> None:
-        """The outbox may have room again."""
-        super().room()
-        self._release()
-
-    def _release(self) -> None:
-        if self._session is not None:
-            self._session.release()
-
-
-class ZbusService:
-    """zbus as a server of topics offers it. Made in the event loop, then `start`."""
-
-    def __init__(
-        self,
-        settings: ZbusSettings,
-        broker: Broker,
-        files: FileSystem,
-        folder: str,
-        *,
-        metrics: Metrics,
-        clock: Clock,
-        outbox_bytes_max: int,
-        browsers: Browsers,
-    ) -> None:
-        self._settings = settings
+    def __init__(self, context: ServiceContext) -> None:
+        settings = self._settings = context.config.zbus
+        super().__init__(PROTOCOL, context, settings)
         self._keys = read_keys(settings.auth_file)
-        self._tls = _make_tls(settings)
-        web = read_web_options(settings, browsers.origins)
-        origins = frozenset() if web.cors is None else web.cors.origins
-        guard = browsers.guard(PROTOCOL, metrics, host=settings.host, origins=origins, is_tls=self._tls is not None)
-        self._web = msgspec.structs.replace(web, guard=guard)
-        options = Options(
-            version=__version__,
-            package_bytes_max=settings.package_bytes_max,
-            rpc_timeout_seconds=settings.rpc_timeout_seconds,
-            rpc_keep_expired=settings.rpc_keep_expired,
-            idle_seconds=settings.idle_seconds,
-            replay_window_seconds=settings.replay_window_seconds or 0.0,
-            partial_sign_fields=settings.partial_sign_fields,
+        self._tls = make_tls(PROTOCOL, settings.tls_cert_file, settings.tls_key_file)
+        web = read_web_options(settings, context.browsers.origins)
+        self._web = msgspec.structs.replace(
+            web,
+            guard=context.browsers.guard(
+                PROTOCOL,
+                context.metrics,
+                host=settings.host,
+                origins=() if web.cors is None else web.cors.origins,
+                is_tls=self._tls is not None,
+            ),
         )
         self.hub = Hub(
-            broker, files, folder, metrics=metrics, clock=clock, options=options, loop=asyncio.get_running_loop()
+            context.broker,
+            context.files,
+            context.folder,
+            metrics=context.metrics,
+            clock=context.clock,
+            settings=settings,
+            loop=asyncio.get_running_loop(),
         )
-        self.listeners = Listeners(
-            PROTOCOL,
-            metrics,
-            bytes_max=outbox_bytes_max,
-            handshake_seconds=settings.handshake_seconds,
-            connections_max=settings.connections_max,
-            kind=ZbusConnection,
-        )
+
+    async def drain(self) -> None:
+        """Deliver nothing more: what is handed out from now on might not arrive."""
+        self.hub.stop()
+        await super().drain()
 
     async def start(self) -> None:
         """Listen.
@@ -174,18 +137,5 @@ def _read_cors(settings: ZbusSettings, origins: frozenset[str]) -> Cors | None:
             if TOKEN.fullmatch(word) is None:
                 raise ConfigError(f"zbus.{name}: {word!r}: write names with commas between, or *")
         lists.append(", ".join(words))
-    return Cors(origins, *lists)
-
-
-def _make_tls(settings: ZbusSettings) -> ssl.SSLContext | None:
-    if settings.tls_cert_file is None and settings.tls_key_file is None:
-        return None
-    if settings.tls_cert_file is None or settings.tls_key_file is None:
-        raise ConfigError("zbus.tls_cert_file and zbus.tls_key_file go together")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"zbus.tls_cert_file, zbus.tls_key_file: {error}") from error
-    return context
+    methods, headers, exposed = lists
+    return Cors(origins, methods, headers, exposed)

@@ -1,0 +1,45 @@
+"""jebp as a server offers it (docs/protocols/jebp.md)."""
+
+import logging
+from collections.abc import Callable
+
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.jebp.identity import Identity
+from babelbus.protocols.jebp.messages import PROTOCOL
+from babelbus.protocols.jebp.session import Session
+from babelbus.protocols.service import ServiceContext, StreamService
+
+log = logging.getLogger(__name__)
+
+
+class JebpService(StreamService):
+    """One TCP listener; sessions need nothing that they share beside the broker."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(PROTOCOL, context, context.config.jebp)
+        self._context = context
+        self._identity = Identity.load(context.server_key)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        settings = self._context.config.jebp
+        if settings.bare_certificates:
+            log.warning("jebp.bare_certificates is on: who saw a certificate once can show it again")
+        await self.listeners.listen(PROTOCOL, settings.host, settings.port, self._make_session)
+        log.info("the certificate of jebp is %s", self._identity.fingerprint)
+
+    def _make_session(self, outbox: Outbox, close: Callable[[], None], _peer: str | None) -> Session:
+        context = self._context
+        return Session(
+            context.broker,
+            outbox,
+            close,
+            identity=self._identity,
+            authorise=context.authorise,
+            settings=context.config.jebp,
+            metrics=context.metrics,
+        )

@@ -1,0 +1,104 @@
+"""sbus as a server offers it: a hub behind packet sockets (docs/protocols/sbus.md)."""
+
+import logging
+import os
+
+from babelbus.config import SbusSettings
+from babelbus.metrics import Metrics
+from babelbus.protocols.sbus.credentials import Credentials
+from babelbus.protocols.sbus.hub import PROTOCOL, Hub
+from babelbus.protocols.sbus.packets import Door, OpenDoor, PacketServer, open_door, read_door
+from babelbus.protocols.sbus.ports import Port
+from babelbus.protocols.sbus.session import Session
+from babelbus.protocols.service import ServiceContext
+
+log = logging.getLogger(__name__)
+
+RUN_FOLDER = "run"
+SOCKET_NAME = "sbus.socket"
+
+
+def make_server(hub: Hub, metrics: Metrics, settings: SbusSettings) -> PacketServer:
+    """Put a hub behind packet sockets."""
+
+    def make_session(port: Port, credentials: Credentials) -> Session:
+        return Session(hub, port, credentials)
+
+    return PacketServer(PROTOCOL, make_session, metrics, settings, hub.drop)
+
+
+class SbusService:
+    """sbus as a server of topics offers it."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        broker, self._settings = context.broker, context.config.sbus
+        self._folder = context.folder
+        self.hub = Hub(broker.router, context.metrics, self._settings, publish=broker.publish, topic_of=broker.topic_of)
+        self.server = make_server(self.hub, context.metrics, self._settings)
+        self.addresses: dict[str, str] = {}
+        self.doors: list[OpenDoor] = []
+
+    async def start(self) -> None:
+        """Open every door of the settings.
+
+        Raises:
+            ConfigError: a door is described wrongly.
+            OSError: an address cannot be bound.
+        """
+        self.doors = open_doors(self._settings, self._folder)
+        for door in self.doors:
+            self.server.listen(door)
+        self.addresses[PROTOCOL] = self.doors[0].address
+        log.info("sbus listens on %s", ", ".join(door.address for door in self.doors))
+
+    def topics_changed(self) -> None:
+        """Look up again which topic records what."""
+        self.hub.topics_changed()
+
+    def access_changed(self) -> None:
+        """Do nothing: the kernel says who a client is."""
+
+    async def drain(self) -> None:
+        """Accept no clients and read no packets; what waits for clients is still sent."""
+        self.server.stop_reading()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether packets wait for a client."""
+        return self.server.waiting_bytes > 0
+
+    def close(self) -> None:
+        """Close all connections; a packet socket sends nothing after its close."""
+        self.server.close()
+
+    def abort(self) -> None:
+        """Do nothing: `close` leaves nothing open."""
+
+
+def open_doors(settings: SbusSettings, data_folder: str) -> list[OpenDoor]:
+    """Open every door of the settings, or none.
+
+    Raises:
+        ConfigError: a door is described wrongly.
+        OSError: an address cannot be bound.
+    """
+    users = tuple(name.strip() for name in (settings.users or "").split(",") if name.strip())
+    address = settings.address or default_address(data_folder)
+    doors = [Door(address, settings.group, settings.others, users)]
+    doors += [read_door(text) for text in (settings.more_doors or "").split()]
+    opened: list[OpenDoor] = []
+    try:
+        if not settings.address:
+            os.makedirs(os.path.dirname(address), mode=0o755, exist_ok=True)
+        for door in doors:
+            opened.append(open_door(door, replace_stale=True, any_length=not settings.address))  # noqa: PERF401
+    except BaseException:
+        for one in opened:
+            one.close()
+        raise
+    return opened
+
+
+def default_address(data_folder: str) -> str:
+    """Return where a server listens that was not told: beside its data, so that two servers do not meet."""
+    return os.path.join(data_folder, RUN_FOLDER, SOCKET_NAME)

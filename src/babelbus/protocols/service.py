@@ -1,0 +1,157 @@
+"""The shape that every protocol has for the server: built from one context, started, drained and closed."""
+
+import os
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.config import Config
+from babelbus.core.access import Identity
+from babelbus.core.broker import Broker
+from babelbus.errors import ConfigError
+from babelbus.metrics import Metrics
+from babelbus.protocols.browsers import Browsers
+from babelbus.protocols.listeners import Listeners
+from babelbus.storage.files import FileSystem
+
+
+class ServiceContext(msgspec.Struct, frozen=True):
+    """The parts of a server that its services share."""
+
+    config: Config
+    broker: Broker
+    metrics: Metrics
+    clock: Clock
+    files: FileSystem
+    folder: str
+    """The data folder."""
+    authorise: Callable[[str], Identity | None]
+    """Returns who owns the certificate with a fingerprint, `None` if the lists of clients have no such fingerprint."""
+    browsers: Browsers
+    """Builds the guards of HTTP listeners."""
+
+    @property
+    def server_key(self) -> str:
+        """Path of the file with the key of the server; the server makes the file at its first start."""
+        return os.path.join(self.folder, CONF_NAME, SERVER_KEY_NAME)
+
+
+CONF_NAME = "conf"
+SERVER_KEY_NAME = "server_key"
+
+
+class Service(Protocol):
+    """One protocol as a server offers it. Each call comes from the event loop of the server.
+
+    `config` has a section with the name of the service, and `enabled` in the section says whether the service is made.
+    """
+
+    addresses: dict[str, str]
+    """Address of each listener by the name of the listener, filled by `start`."""
+
+    async def start(self) -> None:
+        """Open the listeners.
+
+        Raises:
+            ConfigError: a setting of the section is wrong.
+            OSError: an address is taken.
+        """
+
+    def topics_changed(self) -> None:
+        """Topics were made, altered or removed."""
+
+    def access_changed(self) -> None:
+        """The lists of clients were read again: close connections of clients that are not listed any more."""
+
+    async def drain(self) -> None:
+        """Accept no connections and no requests, and end waits for events; what was asked is still answered."""
+
+    @property
+    def unsent(self) -> bool:
+        """Whether an answer is outstanding or has not gone out."""
+
+    def close(self) -> None:
+        """Close all connections as soon as what was written to them is sent."""
+
+    def abort(self) -> None:
+        """Close at once what is still open."""
+
+
+MakeService = Callable[[ServiceContext], Service]
+
+
+class StreamSettings(Protocol):
+    """The limits that the section of every stream protocol has."""
+
+    @property
+    def handshake_seconds(self) -> float:
+        """Time within which a client must have proved who it is."""
+
+    @property
+    def connections_max(self) -> int:
+        """Limit of open connections."""
+
+
+class StreamService:
+    """A service over stream sockets; a protocol adds `start`, and what it does beside its connections."""
+
+    def __init__(self, name: str, context: ServiceContext, settings: StreamSettings) -> None:
+        self.listeners = Listeners(
+            name,
+            context.metrics,
+            bytes_max=context.config.server.outbox_bytes_max,
+            handshake_seconds=settings.handshake_seconds,
+            connections_max=settings.connections_max,
+        )
+        self.addresses = self.listeners.addresses
+
+    def topics_changed(self) -> None:
+        """Do nothing: sessions ask the broker."""
+
+    def access_changed(self) -> None:
+        """Authorise the client of each connection again."""
+        for connection in list(self.listeners.connections):
+            connection.access_changed()
+
+    async def drain(self) -> None:
+        """Accept no connections and no requests; what was asked is still answered."""
+        await self.listeners.stop()
+        for connection in list(self.listeners.connections):
+            connection.drain()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether an answer is outstanding or has not gone out."""
+        return any(connection.unsent for connection in self.listeners.connections)
+
+    def close(self) -> None:
+        """Close all connections as soon as what was written to them is sent."""
+        for connection in self.listeners.connections:
+            connection.close()
+
+    def abort(self) -> None:
+        """Close all connections at once."""
+        for connection in self.listeners.connections:
+            connection.abort()
+
+
+def make_tls(section: str, certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    """Return the TLS context of a listener, `None` if no files are set.
+
+    Raises:
+        ConfigError: a file is missing in the settings, cannot be read, or does not fit the other file.
+    """
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError(f"{section}.tls_cert_file and {section}.tls_key_file go together")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{section}.tls_cert_file, {section}.tls_key_file: {error}") from error
+    return context

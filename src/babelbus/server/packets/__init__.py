@@ -1,6 +1,0 @@
-"""Sockets of whole packets (SOCK_SEQPACKET) for the processes of one machine, as sbus needs them."""
-
-from babelbus.server.packets.listeners import ABSTRACT, Door, OpenDoor, open_door, read_door
-from babelbus.server.packets.sockets import PacketOptions, PacketServer
-
-__all__ = ["ABSTRACT", "Door", "OpenDoor", "PacketOptions", "PacketServer", "open_door", "read_door"]

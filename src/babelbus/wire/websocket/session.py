@@ -1,0 +1,127 @@
+"""The WebSocket half of a connection, for every protocol over WebSocket: order, back-pressure, pongs and the close.
+
+A protocol derives from `WebSocketSession`: `take` keeps the messages of a chunk, `work` carries them out.
+"""
+
+from abc import ABC, abstractmethod
+
+from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.wire.outbox import Outbox
+from babelbus.wire.websocket.decoder import Close, Decoder, Message, Ping, Texts, encode_close, encode_pong
+from babelbus.wire.websocket.frames import NO_STATUS, NORMAL, WebSocketError
+
+POLICY_VIOLATION = 1008
+"""Closes a connection whose messages the protocol does not know."""
+
+
+class WebSocketSession(ABC):
+    """Messages of one connection from the upgrade on; a subclass may take binary messages like texts."""
+
+    takes_binaries = False
+
+    def __init__(self, outbox: Outbox, decoder: Decoder) -> None:
+        self._outbox = outbox
+        self._decoder = decoder
+        self._last_word: RemoteProtocolError | PeerLeavesError | None = None
+        self._close_code = NORMAL
+
+    # -- for the protocol --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def take(self, texts: list[bytes]) -> None:
+        """Keep the messages of a chunk; all earlier messages are done.
+
+        Raises:
+            RemoteProtocolError: a message is none of the protocol; the messages before it are kept.
+        """
+
+    @abstractmethod
+    def work(self) -> bool:
+        """Carry out what is kept, as far as the outbox has room; return whether everything is done.
+
+        Raises:
+            RemoteProtocolError: a message may not come in this place.
+        """
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether messages are put off."""
+
+    def last_frame(self, error: RemoteProtocolError | PeerLeavesError) -> tuple[int, str]:
+        """Return code and reason of the frame that closes the connection."""
+        if isinstance(error, WebSocketError):
+            return error.code, str(error)
+        return self._close_code if isinstance(error, PeerLeavesError) else POLICY_VIOLATION, ""
+
+    # -- bytes -------------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Handle a chunk: carry out each message that is complete.
+
+        Raises:
+            RemoteProtocolError: the client broke the protocol; earlier messages were carried out.
+            PeerLeavesError: the client closes the connection.
+        """
+        self._decoder.receive_data(data)
+        self.resume()
+
+    def resume(self) -> None:
+        """Continue with messages that were put off while the outbox was full, then with messages that came.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: as `receive_data`.
+        """
+        if self.busy and not self._works():
+            return
+        if self._last_word is None:
+            try:
+                self._read()
+            except (RemoteProtocolError, PeerLeavesError) as error:
+                self._last_word = error
+        if self._works() and self._last_word is not None:
+            self._end(self._last_word)
+
+    def _works(self) -> bool:
+        try:
+            return self.work()
+        except RemoteProtocolError as error:
+            self._end(error)
+            raise
+
+    def _read(self) -> None:
+        """Take the messages that arrived, and answer pings.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: the client broke the protocol, or closes; what came before is taken.
+        """
+        texts: list[bytes] = []
+        closing: Close | None = None
+        for event in self._decoder.events():
+            if type(event) is Texts:
+                texts += event.payloads
+            elif type(event) is Message:
+                if event.text or self.takes_binaries:
+                    texts.append(event.data)
+            elif type(event) is Ping:
+                pong = encode_pong(event.data)
+                self._outbox.answer(lambda pong=pong: pong, len(pong))  # type: ignore[misc]
+            elif type(event) is Close:
+                closing = event
+        self.take(texts)
+        if closing is not None:
+            self._close_code = NORMAL if closing.code == NO_STATUS else closing.code
+            raise PeerLeavesError("closed by the client")
+        if self._decoder.error is not None:
+            raise self._decoder.error
+
+    def _end(self, error: RemoteProtocolError | PeerLeavesError) -> None:
+        """Send the last frame.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: always.
+        """
+        code, reason = self.last_frame(error)
+        last = encode_close(code, reason)
+        self._outbox.answer(lambda: last, len(last))
+        raise error
