@@ -20,6 +20,7 @@ from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles
 from bench.frame import Reading, figure
 from bench.workload import PAYLOAD, scratch_folder
+from tests.support.bus import publish_payloads
 
 RECORDS = 500_000
 BATCH_RECORDS = 1_000
@@ -43,7 +44,7 @@ async def _seconds(folder: str, settings: GroupSettings) -> float:
     groups = Groups(broker, files, folder, clock=clock, loop=loop)
     topic = broker.create_topic("work", 1)
     for _ in range(RECORDS // BATCH_RECORDS):
-        topic.publish_payloads([PAYLOAD] * BATCH_RECORDS, [0] * BATCH_RECORDS)
+        publish_payloads(topic, [PAYLOAD] * BATCH_RECORDS, [0] * BATCH_RECORDS)
     group = groups.create("work", "workers", settings, start=BEGINNING)
     done, left = loop.create_future(), RECORDS
     members: list[Member] = []

@@ -87,7 +87,6 @@ BYTE_DEBTS = {"storage.disk.repair", "storage.disk.scan", "storage.sql.upgrade"}
 
 # Cycles that stand until the rooms that they are in are rewritten; never add one.
 CYCLES = {
-    ("babelbus.server.administration", "babelbus.server.app"),
     ("babelbus.storage.sql.cleaner", "babelbus.storage.sql.log"),
 }
 

@@ -32,5 +32,11 @@ class LocalProtocolError(BabelbusError):
     """Our own side asked for something that the protocol cannot express; nothing was sent."""
 
 
+class InvalidTopicNameError(BabelbusError):
+    """A topic cannot have this name; the message says why."""
+
+    retriable = False
+
+
 class PeerLeavesError(BabelbusError):
     """The peer ends the connection in good order: close when everything that was written is sent."""

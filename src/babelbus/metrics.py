@@ -162,6 +162,13 @@ class Metrics:
         self.staged_bytes = gauge("staged_bytes", "What transactions have staged")
         self.staged_bytes_max = gauge("staged_bytes_max", "Limit of staged_bytes")
         self.state_keys = gauge("state_keys", "Keys of the state")
+        self.requests_in_flight = gauge("requests_in_flight", "Requests that wait for a reply")
+        self.requests_in_flight_max = gauge(
+            "requests_in_flight_max", "Limit of requests_in_flight for requests of one kind"
+        )
+        self.requests_late_replies_total = counter(
+            "requests_late_replies_total", "Replies for which nobody waited any more"
+        )
 
         self.connections = gauge("connections", "Open connections", "protocol")
         self.connections_max = gauge("connections_max", "Limit of open connections", "protocol")

@@ -12,15 +12,28 @@ from babelbus.core.broker import PARTITIONS_MAX, TopicExistsError, UnknownTopicE
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings
-from babelbus.core.subject import EVERYTHING, InvalidTopicNameError, exactly
+from babelbus.core.subject import EVERYTHING, exactly
 from babelbus.core.topic import event_of
-from babelbus.errors import StorageError
+from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.notes import DamagedNoteError
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import NOW, Bus, Gate, batch, done, events, in_loop, payloads, read, turns
+from tests.support.bus import (
+    NOW,
+    Bus,
+    Gate,
+    batch,
+    done,
+    events,
+    in_loop,
+    payloads,
+    publish,
+    publish_payloads,
+    read,
+    turns,
+)
 
 # -- making ----------------------------------------------------------------------------------------------------------
 
@@ -29,7 +42,7 @@ from tests.support.bus import NOW, Bus, Gate, batch, done, events, in_loop, payl
 async def test_a_topic_is_there_after_a_restart_with_its_settings_and_records() -> None:
     bus = Bus()
     topic = bus.topic("a/b", 2, ack="written", retention_bytes=10_000, cleanup="compact")
-    await done(topic.publish(events(b"0", b"1", b"2", subject="a/b")))
+    await done(publish(topic, events(b"0", b"1", b"2", subject="a/b")))
     stored = [payloads(one) for one in topic.partitions]
     bus = await bus.restart()
     topic = bus.broker.topic("a/b")
@@ -44,7 +57,7 @@ async def test_what_is_too_long_for_a_key_is_recorded_and_not_retained() -> None
     state = bus.open_state(key_bytes_max=300)
     bus.topic("kept", retain="last")
     fits, over = "kept/" + "x" * 295, "kept/" + "x" * 296
-    receipts = bus.broker.publish([Event(fits, b"1"), Event(over, b"2")])
+    receipts = publish(bus.broker, [Event(fits, b"1"), Event(over, b"2")])
     await done(receipts)
     assert (state.find(fits), state.find(over)) == (b'"1"', None)
     assert [event_of("kept", record).subject for record in read(bus.broker.topic("kept").partitions[0])] == [fits, over]
@@ -87,11 +100,11 @@ async def test_a_topic_that_a_full_disk_refused_does_not_come_up_later() -> None
     files.fail("open", errno.ENOSPC, suffix=".log")
     with pytest.raises(StorageError):
         bus.topic("news", 2)
-    assert "news" not in bus.broker.topics
+    assert not bus.broker.has_topic("news")
     bus = await bus.restart()
-    assert bus.broker.topics == {}
+    assert bus.broker.topics() == []
     topic = bus.topic("news")
-    await done(topic.publish(events(b"x")))
+    await done(publish(topic, events(b"x")))
     assert payloads(topic.partitions[0]) == [b"x"]
     await bus.broker.close()
 
@@ -100,7 +113,7 @@ async def test_a_topic_that_a_full_disk_refused_does_not_come_up_later() -> None
 async def test_a_folder_without_settings_is_a_topic_with_the_defaults() -> None:
     files = FaultyFiles()
     bus = Bus(files)
-    await done(bus.topic("news", 2).publish(events(b"0", b"1")))
+    await done(publish(bus.topic("news", 2), events(b"0", b"1")))
     await bus.broker.close()
     files.unlink(f"data/topics/news/{SETTINGS_NAME}")
     again = Bus(files)
@@ -114,22 +127,22 @@ def test_damaged_settings_take_out_their_topic_alone_and_its_name_stays_taken(ma
     async def test() -> None:
         files = FaultyFiles()
         bus = Bus(files)
-        await done(bus.topic("news", 2).publish(events(b"0", b"1")))
+        await done(publish(bus.topic("news", 2), events(b"0", b"1")))
         bus.topic("log")
         await bus.broker.close()
         settings = files.content(f"data/topics/news/{SETTINGS_NAME}")
         settings[20] ^= mask
         bus = Bus(files)
         broker = bus.broker
-        assert list(broker.topics) == ["log"]
-        assert list(broker.topics.damaged) == ["news"]
+        assert broker.topic_names() == ["log"]
+        assert list(broker.damaged_topics) == ["news"]
         with pytest.raises(UnknownTopicError, match=r"settings\.json of topic 'news' is damaged .* put a copy"):
             broker.topic("news")
         with pytest.raises(TopicExistsError, match="cannot be opened"):
             bus.topic("news")
-        (receipt,) = broker.publish(events(b"2", subject="news/sport"))
+        (receipt,) = publish(broker, events(b"2", subject="news/sport"))
         assert isinstance(receipt.error, DamagedNoteError)
-        await done(broker.publish(events(b"x", subject="log")))
+        await done(publish(broker, events(b"x", subject="log")))
         await broker.close()
         settings[20] ^= mask
         bus = Bus(files)
@@ -161,7 +174,7 @@ async def test_settings_of_the_time_before_checksums_are_read_and_written_anew_w
 async def test_a_topic_in_memory_keeps_its_settings_but_not_its_records() -> None:
     bus = Bus()
     topic = bus.topic("news", 2, engine="memory")
-    receipts = topic.publish_payloads([b"0", b"1"], [NOW] * 2)
+    receipts = publish_payloads(topic, [b"0", b"1"], [NOW] * 2)
     assert all(receipt.done for receipt in receipts)  # memory is as durable as it gets
     assert [payloads(one) for one in topic.partitions] == [[b"0"], [b"1"]]
     bus = await bus.restart()
@@ -176,7 +189,7 @@ async def test_a_topic_in_memory_keeps_its_settings_but_not_its_records() -> Non
 @in_loop
 async def test_a_topic_in_memory_is_empty_when_it_is_made_again() -> None:
     bus = Bus()
-    await done(bus.topic("news", engine="memory").publish(events(b"x")))
+    await done(publish(bus.topic("news", engine="memory"), events(b"x")))
     bus.broker.remove_topic("news")
     topic = bus.topic("news", engine="memory")
     assert payloads(topic.partitions[0]) == []
@@ -190,9 +203,9 @@ async def test_a_topic_in_memory_is_empty_when_it_is_made_again() -> None:
 async def test_settings_change_while_the_topic_is_used_and_stay_changed() -> None:
     bus = Bus()
     topic = bus.topic("news")
-    await done(topic.publish(events(b"0")))
+    await done(publish(topic, events(b"0")))
     assert bus.broker.alter_topic("news", {"ack": "written", "retention_bytes": 77}) is topic
-    (receipt,) = topic.publish(events(b"1"))
+    (receipt,) = publish(topic, events(b"1"))
     assert receipt.done
     bus = await bus.restart()
     topic = bus.broker.topic("news")
@@ -206,11 +219,11 @@ async def test_a_smaller_segment_holds_from_the_next_record_on() -> None:
     bus = Bus()
     topic = bus.topic("news", ack="written")
     for _ in range(3):
-        topic.publish(events(b"x" * 1000))
+        publish(topic, events(b"x" * 1000))
     assert topic.partitions[0].log.part_count == 1
     bus.broker.alter_topic("news", {"segment_bytes": 1024})
     for _ in range(3):
-        topic.publish(events(b"x" * 1000))
+        publish(topic, events(b"x" * 1000))
     assert topic.partitions[0].log.part_count > 1
     await bus.broker.close()
 
@@ -219,9 +232,9 @@ async def test_a_smaller_segment_holds_from_the_next_record_on() -> None:
 async def test_partitions_can_grow_and_never_shrink() -> None:
     bus = Bus()
     topic = bus.topic("news", 2, ack="written")
-    topic.publish(events(b"0", b"1"))
+    publish(topic, events(b"0", b"1"))
     bus.broker.alter_topic("news", {"partitions": 4})
-    topic.publish(events(b"2", b"3", b"4", b"5"))
+    publish(topic, events(b"2", b"3", b"4", b"5"))
     assert sum(len(payloads(one)) for one in topic.partitions) == 6
     for partitions in (3, 0, PARTITIONS_MAX + 1, "5"):
         with pytest.raises(InvalidSettingError):
@@ -251,7 +264,7 @@ async def test_who_keeps_a_list_of_topics_is_told_of_each_change() -> None:
     bus = Bus()
     told: list[dict[str, int]] = []
     bus.broker.on_topics_changed = lambda: told.append(
-        {name: len(topic.partitions) for name, topic in bus.broker.topics.items()}
+        {name: len(topic.partitions) for name, topic in bus.broker._topics.items()}
     )
     bus.topic("a")
     bus.broker.alter_topic("a", {"partitions": 2})
@@ -266,12 +279,12 @@ async def test_who_keeps_a_list_of_topics_is_told_of_each_change() -> None:
 @in_loop
 async def test_a_topic_made_again_begins_at_offset_0() -> None:
     bus = Bus()
-    await done(bus.topic("news").publish(events(b"old")))
+    await done(publish(bus.topic("news"), events(b"old")))
     bus.broker.remove_topic("news")
     with pytest.raises(UnknownTopicError):
         bus.broker.topic("news")
     topic = bus.topic("news")
-    (receipt,) = await done(topic.publish(events(b"new")))
+    (receipt,) = await done(publish(topic, events(b"new")))
     assert receipt.base_offset == 0
     assert payloads(topic.partitions[0]) == [b"new"]
     bus = await bus.restart()
@@ -286,7 +299,7 @@ async def test_publishers_who_wait_are_told_when_their_topic_is_removed() -> Non
     bus = Bus(files)
     topic, gate = bus.topic("news", 2), Gate(files)
     gate.shut()
-    receipts = topic.publish(events(b"0", b"1"))
+    receipts = publish(topic, events(b"0", b"1"))
     await gate.reached()
     removing = threading.Timer(0, gate.open)  # the removal waits for the flush that is under way
     removing.start()
@@ -299,7 +312,7 @@ async def test_publishers_who_wait_are_told_when_their_topic_is_removed() -> Non
 @in_loop
 async def test_what_was_gathered_for_a_removed_topic_is_refused() -> None:
     bus = Bus()
-    (receipt,) = bus.topic("news").publish_payloads([b"x"], [NOW])
+    (receipt,) = publish_payloads(bus.topic("news"), [b"x"], [NOW])
     bus.broker.remove_topic("news")
     await turns()
     assert isinstance(receipt.error, TopicClosedError)
@@ -310,14 +323,14 @@ async def test_what_was_gathered_for_a_removed_topic_is_refused() -> None:
 async def test_a_removal_that_a_crash_cut_short_is_finished_at_the_next_start() -> None:
     files = FaultyFiles()
     bus = Bus(files)
-    await done(bus.topic("news").publish(events(b"x")))
+    await done(publish(bus.topic("news"), events(b"x")))
     bus.topic("kept")
     await bus.broker.close()
     # The crash comes after the rename and before anything else: the list of topics still has it.
     token = FolderStore(files, "data", bus.clock).hide("news")
     again = Bus(files)
     assert again.finished_removals == {token: "news"}
-    assert list(again.broker.topics) == ["kept"]
+    assert again.broker.topic_names() == ["kept"]
     assert not any("news" in path for path in files.paths())
     topic = again.topic("news")
     assert payloads(topic.partitions[0]) == []
@@ -342,7 +355,7 @@ async def test_what_another_engine_holds_is_taken_away_only_if_it_is_left_of_a_r
     else:
         with pytest.raises(StorageError, match="does not know"):
             again.topic("news", engine="db")
-        assert "news" not in again.broker.topics
+        assert not again.broker.has_topic("news")
         assert elsewhere.partition_count("news") == 1
         assert again.topic("news", engine="disk").name == "news"
     await again.broker.close()
@@ -352,15 +365,15 @@ async def test_what_another_engine_holds_is_taken_away_only_if_it_is_left_of_a_r
 async def test_a_removal_that_the_disk_refuses_leaves_the_topic_in_use() -> None:
     files = FaultyFiles()
     bus = Bus(files)
-    await done(bus.topic("news").publish(events(b"0")))
+    await done(publish(bus.topic("news"), events(b"0")))
     files.fail("rename", suffix="/news")
     with pytest.raises(StorageError):
         bus.broker.remove_topic("news")
     topic = bus.broker.topic("news")
-    await done(topic.publish(events(b"1")))
+    await done(publish(topic, events(b"1")))
     assert payloads(topic.partitions[0]) == [b"0", b"1"]
     bus.broker.remove_topic("news")
-    assert bus.broker.topics == {}
+    assert bus.broker.topics() == []
     await bus.broker.close()
 
 
@@ -371,8 +384,9 @@ async def test_a_removal_that_the_disk_refuses_leaves_the_topic_in_use() -> None
 async def test_an_event_is_recorded_by_the_nearest_topic_above_it_alone() -> None:
     bus = Bus()
     plant, line = bus.topic("plant"), bus.topic("plant/line1")
-    receipts = bus.broker.publish(
-        [Event("plant", b"0"), Event("plant/line1/temp", b"1"), Event("plant/line2", b"2"), Event("else", b"3")]
+    receipts = publish(
+        bus.broker,
+        [Event("plant", b"0"), Event("plant/line1/temp", b"1"), Event("plant/line2", b"2"), Event("else", b"3")],
     )
     await done(receipts)
     assert payloads(plant.partitions[0]) == [b"0", b"2"]
@@ -385,10 +399,10 @@ async def test_a_subject_without_a_topic_is_live_only() -> None:
     bus = Bus()
     heard: list[Event] = []
     subscription = bus.broker.subscribe(exactly("nowhere"), heard.extend)
-    assert bus.broker.publish(events(b"x", subject="nowhere")) == []
+    assert publish(bus.broker, events(b"x", subject="nowhere")) == []
     assert heard == [Event("nowhere", b"x", None, (), NOW)]
     bus.broker.unsubscribe(subscription)
-    bus.broker.publish(events(b"y", subject="nowhere"))
+    publish(bus.broker, events(b"y", subject="nowhere"))
     assert len(heard) == 1
     await bus.broker.close()
 
@@ -396,12 +410,12 @@ async def test_a_subject_without_a_topic_is_live_only() -> None:
 @in_loop
 async def test_a_new_topic_records_a_subject_that_was_live_only_until_then() -> None:
     bus = Bus()
-    assert bus.broker.publish(events(b"0", subject="a/b")) == []
+    assert publish(bus.broker, events(b"0", subject="a/b")) == []
     topic = bus.topic("a")
-    await done(bus.broker.publish(events(b"1", subject="a/b")))
+    await done(publish(bus.broker, events(b"1", subject="a/b")))
     assert payloads(topic.partitions[0]) == [b"1"]
     bus.broker.remove_topic("a")
-    assert bus.broker.publish(events(b"2", subject="a/b")) == []
+    assert publish(bus.broker, events(b"2", subject="a/b")) == []
     await bus.broker.close()
 
 
@@ -411,10 +425,10 @@ async def test_a_receiver_may_publish_again_while_it_is_called() -> None:
     bus.topic("echo")
 
     def answer(got: Sequence[Event]) -> None:
-        bus.broker.publish([Event("echo", event.payload) for event in got])
+        publish(bus.broker, [Event("echo", event.payload) for event in got])
 
     bus.broker.subscribe(exactly("news"), answer)
-    await done(bus.topic("news").publish(events(b"x")))
+    await done(publish(bus.topic("news"), events(b"x")))
     await bus.broker.topic("echo").partitions[0].wait(0)
     assert payloads(bus.broker.topic("echo").partitions[0]) == [b"x"]
     await bus.broker.close()
@@ -428,7 +442,7 @@ async def test_subscriptions_of_many_partitions_and_topics_hear_each_event_once(
     heard: list[bytes | None] = []
     bus.broker.subscribe(EVERYTHING, lambda got: heard.extend(event.payload for event in got))
     sent = [Event("ab"[number % 2], b"%d" % number, b"%d" % number) for number in range(60)]
-    await done(bus.broker.publish(sent))
+    await done(publish(bus.broker, sent))
     assert sorted(heard, key=str) == sorted((event.payload for event in sent), key=str)
     await bus.broker.close()
 
@@ -441,7 +455,7 @@ async def test_cleaning_frees_what_retention_says() -> None:
     bus = Bus()
     topic = bus.topic("news", ack="written", segment_bytes=1024, retention_bytes=1024)
     for _ in range(10):
-        topic.publish(events(b"x" * 600))
+        publish(topic, events(b"x" * 600))
     freed = await bus.broker.clean()
     assert freed > 0
     partition = topic.partitions[0]
@@ -457,7 +471,7 @@ async def test_a_topic_whose_cleaning_fails_does_not_keep_the_others_from_theirs
     for name in ("a", "b"):
         topic = bus.topic(name, ack="written", segment_bytes=1024, retention_bytes=1024)
         for _ in range(10):
-            topic.publish(events(b"x" * 600, subject=name))
+            publish(topic, events(b"x" * 600, subject=name))
     files.fail("unlink", suffix=".log")
     assert await bus.broker.clean() > 0
     assert bus.broker.topic("b").partitions[0].log.first_offset > 0
@@ -470,7 +484,7 @@ async def test_a_stop_waits_for_the_cleaning_that_is_under_way() -> None:
     bus = Bus(files)
     topic = bus.topic("news", ack="written", segment_bytes=1024, retention_bytes=1024)
     for _ in range(10):
-        topic.publish(events(b"x" * 600))
+        publish(topic, events(b"x" * 600))
     reached, let_on = threading.Event(), threading.Event()
 
     def hold(operation: str, path: str) -> None:
@@ -494,5 +508,5 @@ async def test_nothing_is_made_any_more_once_the_broker_is_closed() -> None:
     await bus.broker.close()
     with pytest.raises(TopicClosedError):
         bus.topic("late")
-    (receipt,) = topic.publish(events(b"late"))
+    (receipt,) = publish(topic, events(b"late"))
     assert isinstance(receipt.error, TopicClosedError)

@@ -11,7 +11,7 @@ from babelbus.errors import StorageError
 from babelbus.storage.contract import Chunk
 from tests.core.groups.support import EXPLICIT, Crew, Taker
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import SAFETY_NET_SECONDS, in_loop, turns
+from tests.support.bus import SAFETY_NET_SECONDS, in_loop, publish, turns
 
 ON_DELIVERY = GroupSettings(ack="on_delivery")
 
@@ -75,7 +75,7 @@ async def test_a_cold_read_stops_no_publisher_and_no_other_reader_and_goes_on() 
     read: Work[Chunk] = Work(crew.broker.topic("work").partitions[0].read(0, 2**20))
     await cold.reached()
     other = crew.bus.topic("other", engine="memory")
-    crew.broker.publish([Event("other", b"x")])
+    publish(crew.broker, [Event("other", b"x")])
     assert other.partitions[0].high_watermark == 1
     crew.publish(4)
     assert crew.broker.topic("work").partitions[0].high_watermark == 5

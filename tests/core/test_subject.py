@@ -5,16 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.core import subject as subjects
-from babelbus.core.subject import (
-    EVERYTHING,
-    NAME_BYTES_MAX,
-    InvalidTopicNameError,
-    PathPattern,
-    TopicTable,
-    below,
-    check_topic_name,
-    exactly,
-)
+from babelbus.core.subject import EVERYTHING, NAME_BYTES_MAX, PathPattern, TopicTable, below, check_topic_name, exactly
+from babelbus.errors import InvalidTopicNameError
 
 elements = st.text("abc", min_size=1, max_size=2)
 paths = st.lists(elements, min_size=1, max_size=5).map("/".join)

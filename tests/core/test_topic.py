@@ -9,18 +9,32 @@ import pytest
 from babelbus.core.record import Event
 from babelbus.core.subject import EVERYTHING, LENGTH_MAX, below
 from babelbus.core.topic import (
-    SUBJECT_HEADER,
     SequenceGapError,
     SequenceTooOldError,
     UnknownPartitionError,
     event_of,
 )
+from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import InvalidRecordError
 from babelbus.records.record import Record
 from babelbus.storage.errors import DiskError, DiskFullError
 from babelbus.storage.producers import BATCHES_MAX
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import NOW, Bus, Gate, batch, done, events, in_loop, payloads, read, turns
+from tests.support.bus import (
+    NOW,
+    Bus,
+    Gate,
+    batch,
+    done,
+    events,
+    in_loop,
+    payloads,
+    publish,
+    publish_batch,
+    publish_payloads,
+    read,
+    turns,
+)
 
 PRODUCER = 7
 
@@ -32,9 +46,9 @@ PRODUCER = 7
 async def test_records_without_a_key_go_round_robin() -> None:
     bus = Bus()
     topic = bus.topic(partitions=3)
-    await done(topic.publish_payloads([b"0", b"1", b"2", b"3"], [NOW] * 4))
-    await done(topic.publish_payloads([b"4"], [NOW]))
-    await done(topic.publish_payloads([b"5", b"6"], [NOW] * 2))
+    await done(publish_payloads(topic, [b"0", b"1", b"2", b"3"], [NOW] * 4))
+    await done(publish_payloads(topic, [b"4"], [NOW]))
+    await done(publish_payloads(topic, [b"5", b"6"], [NOW] * 2))
     assert [payloads(one) for one in topic.partitions] == [[b"0", b"3", b"6"], [b"1", b"4"], [b"2", b"5"]]
     await bus.broker.close()
 
@@ -43,7 +57,7 @@ async def test_records_without_a_key_go_round_robin() -> None:
 async def test_a_receipt_is_given_for_each_partition_that_got_some() -> None:
     bus = Bus()
     topic = bus.topic(partitions=3)
-    receipts = await done(topic.publish_payloads([b"0", b"1"], [NOW] * 2))
+    receipts = await done(publish_payloads(topic, [b"0", b"1"], [NOW] * 2))
     assert [(one.partition, one.count) for one in receipts] == [(0, 1), (1, 1)]
     await bus.broker.close()
 
@@ -53,7 +67,7 @@ async def test_records_of_one_key_stay_in_one_partition_and_in_order() -> None:
     bus = Bus()
     topic = bus.topic(partitions=4)
     keys = [b"key-%d" % number for number in range(20)]
-    await done(topic.publish([Event("news", b"%d" % turn, key) for turn in range(3) for key in keys]))
+    await done(publish(topic, [Event("news", b"%d" % turn, key) for turn in range(3) for key in keys]))
     for number, partition in enumerate(topic.partitions):
         found = read(partition)
         assert {zlib.crc32(record.key or b"") % 4 for record in found} <= {number}
@@ -68,7 +82,7 @@ async def test_records_of_one_key_stay_in_one_partition_and_in_order() -> None:
 async def test_events_without_a_key_are_spread_evenly() -> None:
     bus = Bus()
     topic = bus.topic(partitions=3)
-    await done(topic.publish(events(*[b"x"] * 9)))
+    await done(publish(topic, events(*[b"x"] * 9)))
     assert [partition.next_offset for partition in topic.partitions] == [3, 3, 3]
     await bus.broker.close()
 
@@ -84,7 +98,7 @@ async def test_small_publishes_of_one_turn_are_one_write() -> None:
         writes[operation] += path.endswith(".log")
 
     files.before_call = count
-    receipts = [topic.publish_payloads([b"%d" % number], [NOW])[0] for number in range(50)]
+    receipts = [publish_payloads(topic, [b"%d" % number], [NOW])[0] for number in range(50)]
     assert not any(receipt.done for receipt in receipts)
     await done(receipts)
     assert writes["pwrite"] == 1
@@ -96,9 +110,9 @@ async def test_small_publishes_of_one_turn_are_one_write() -> None:
 async def test_a_large_publish_does_not_overtake_what_was_gathered() -> None:
     bus = Bus()
     topic = bus.topic(ack="written")
-    first = topic.publish_payloads([b"first"], [NOW])
-    second = topic.publish_payloads([b"x"] * 100, [NOW] * 100)
-    third = topic.publish(events(b"third"))
+    first = publish_payloads(topic, [b"first"], [NOW])
+    second = publish_payloads(topic, [b"x"] * 100, [NOW] * 100)
+    third = publish(topic, events(b"third"))
     await done([*first, *second, *third])
     assert payloads(topic.partitions[0]) == [b"first", *[b"x"] * 100, b"third"]
     await bus.broker.close()
@@ -108,10 +122,10 @@ async def test_a_large_publish_does_not_overtake_what_was_gathered() -> None:
 async def test_a_time_of_zero_is_the_servers_and_never_runs_backwards() -> None:
     bus = Bus()
     topic = bus.topic(ack="written")
-    await done(topic.publish_payloads([b"a"], [0]))
+    await done(publish_payloads(topic, [b"a"], [0]))
     bus.clock.jump_to(NOW - 3_600_000)
-    await done(topic.publish_payloads([b"b", b"c"], [0, 5]))
-    await done(topic.publish(events(b"d")))
+    await done(publish_payloads(topic, [b"b", b"c"], [0, 5]))
+    await done(publish(topic, events(b"d")))
     assert [record.timestamp for record in read(topic.partitions[0])] == [NOW, NOW, 5, NOW]
     await bus.broker.close()
 
@@ -122,12 +136,12 @@ async def test_a_full_disk_is_an_error_in_the_receipt() -> None:
     bus = Bus(files)
     topic = bus.topic()
     files.bytes_max = files.bytes_used
-    for receipts in (topic.publish_payloads([b"x"], [NOW]), topic.publish_payloads([b"x"] * 70, [NOW] * 70),
-                     topic.publish(events(b"x"))):  # fmt: skip
+    for receipts in (publish_payloads(topic, [b"x"], [NOW]), publish_payloads(topic, [b"x"] * 70, [NOW] * 70),
+                     publish(topic, events(b"x"))):  # fmt: skip
         (receipt,) = await done(receipts)
         assert isinstance(receipt.error, DiskFullError)
     files.bytes_max = 2**62
-    await done(topic.publish_payloads([b"y"], [NOW]))
+    await done(publish_payloads(topic, [b"y"], [NOW]))
     assert payloads(topic.partitions[0]) == [b"y"]
     await bus.broker.close()
 
@@ -139,12 +153,12 @@ async def test_a_full_disk_is_an_error_in_the_receipt() -> None:
 async def test_a_resend_gets_the_first_answer_and_stores_nothing() -> None:
     bus = Bus()
     topic = bus.topic(partitions=2)
-    first = topic.publish_batch(batch(b"a", b"b"), producer_id=PRODUCER, first_sequence=0)
-    second = topic.publish_batch(batch(b"c"), producer_id=PRODUCER, first_sequence=2)
+    first = publish_batch(topic, batch(b"a", b"b"), producer_id=PRODUCER, first_sequence=0)
+    second = publish_batch(topic, batch(b"c"), producer_id=PRODUCER, first_sequence=2)
     await done([first, second])
     for sent, answer in ((batch(b"a", b"b"), first), (batch(b"c"), second)):
         sequence = 0 if answer is first else 2
-        again = topic.publish_batch(sent, producer_id=PRODUCER, first_sequence=sequence)
+        again = publish_batch(topic, sent, producer_id=PRODUCER, first_sequence=sequence)
         assert again.done
         assert (again.partition, again.base_offset) == (answer.partition, answer.base_offset)
     assert [payloads(one) for one in topic.partitions] == [[b"a", b"b"], [b"c"]]
@@ -157,9 +171,9 @@ async def test_a_resend_while_the_first_is_being_flushed_waits_with_it() -> None
     bus = Bus(files)
     topic, gate = bus.topic(), Gate(files)
     gate.shut()
-    first = topic.publish_batch(batch(b"a"), producer_id=PRODUCER, first_sequence=0)
+    first = publish_batch(topic, batch(b"a"), producer_id=PRODUCER, first_sequence=0)
     await gate.reached()
-    again = topic.publish_batch(batch(b"a"), producer_id=PRODUCER, first_sequence=0)
+    again = publish_batch(topic, batch(b"a"), producer_id=PRODUCER, first_sequence=0)
     await turns()
     assert not first.done
     assert not again.done
@@ -174,13 +188,13 @@ async def test_a_resend_while_the_first_is_being_flushed_waits_with_it() -> None
 async def test_a_resend_after_a_restart_gets_the_first_answer() -> None:
     bus = Bus()
     topic = bus.topic()
-    await done([topic.publish_batch(batch(b"%d" % n), producer_id=PRODUCER, first_sequence=n) for n in range(5)])
+    await done([publish_batch(topic, batch(b"%d" % n), producer_id=PRODUCER, first_sequence=n) for n in range(5)])
     bus = await bus.restart()
     topic = bus.broker.topic("news")
-    again = topic.publish_batch(batch(b"3"), producer_id=PRODUCER, first_sequence=3)
+    again = publish_batch(topic, batch(b"3"), producer_id=PRODUCER, first_sequence=3)
     await done([again])
     assert again.base_offset == 3
-    following = topic.publish_batch(batch(b"5"), producer_id=PRODUCER, first_sequence=5)
+    following = publish_batch(topic, batch(b"5"), producer_id=PRODUCER, first_sequence=5)
     await done([following])
     assert payloads(topic.partitions[0]) == [b"%d" % number for number in range(6)]
     await bus.broker.close()
@@ -191,10 +205,10 @@ async def test_a_resend_after_a_kill_gets_the_first_answer() -> None:
     files = FaultyFiles()
     bus = Bus(files)
     topic = bus.topic(ack="written")
-    await done([topic.publish_batch(batch(b"%d" % n), producer_id=PRODUCER, first_sequence=n) for n in range(3)])
+    await done([publish_batch(topic, batch(b"%d" % n), producer_id=PRODUCER, first_sequence=n) for n in range(3)])
     files.kill()  # no close: the next start reads the log
     again = Bus(files)
-    receipt = again.broker.topic("news").publish_batch(batch(b"1"), producer_id=PRODUCER, first_sequence=1)
+    receipt = publish_batch(again.broker.topic("news"), batch(b"1"), producer_id=PRODUCER, first_sequence=1)
     await done([receipt])
     assert receipt.base_offset == 1
     assert payloads(again.broker.topic("news").partitions[0]) == [b"0", b"1", b"2"]
@@ -206,11 +220,11 @@ async def test_a_resend_after_a_failed_flush_is_stored_once() -> None:
     files = FaultyFiles()
     bus = Bus(files)
     topic = bus.topic()
-    await done([topic.publish_batch(batch(b"0"), producer_id=PRODUCER, first_sequence=0)])
+    await done([publish_batch(topic, batch(b"0"), producer_id=PRODUCER, first_sequence=0)])
     files.fail("flush", suffix=".log", drop=False)
-    (unknown,) = await done([topic.publish_batch(batch(b"1"), producer_id=PRODUCER, first_sequence=1)])
+    (unknown,) = await done([publish_batch(topic, batch(b"1"), producer_id=PRODUCER, first_sequence=1)])
     assert unknown.error is not None
-    (again,) = await done([topic.publish_batch(batch(b"1"), producer_id=PRODUCER, first_sequence=1)])
+    (again,) = await done([publish_batch(topic, batch(b"1"), producer_id=PRODUCER, first_sequence=1)])
     assert again.error is None
     assert payloads(topic.partitions[0]) == [b"0", b"1"]
     await bus.broker.close()
@@ -220,11 +234,11 @@ async def test_a_resend_after_a_failed_flush_is_stored_once() -> None:
 async def test_a_batch_ahead_of_the_next_sequence_is_refused_until_those_before_it_came() -> None:
     bus = Bus()
     topic = bus.topic()
-    await done([topic.publish_batch(batch(b"0"), producer_id=PRODUCER, first_sequence=0)])
+    await done([publish_batch(topic, batch(b"0"), producer_id=PRODUCER, first_sequence=0)])
     with pytest.raises(SequenceGapError, match="1 is next"):
-        topic.publish_batch(batch(b"2"), producer_id=PRODUCER, first_sequence=2)
+        publish_batch(topic, batch(b"2"), producer_id=PRODUCER, first_sequence=2)
     for number in (1, 2):
-        await done([topic.publish_batch(batch(b"%d" % number), producer_id=PRODUCER, first_sequence=number)])
+        await done([publish_batch(topic, batch(b"%d" % number), producer_id=PRODUCER, first_sequence=number)])
     assert payloads(topic.partitions[0]) == [b"0", b"1", b"2"]
     await bus.broker.close()
 
@@ -234,12 +248,12 @@ async def test_a_resend_of_what_is_not_remembered_any_more_is_refused() -> None:
     bus = Bus()
     topic = bus.topic(ack="written")
     for number in range(BATCHES_MAX + 1):
-        topic.publish_batch(batch(b"x"), producer_id=PRODUCER, first_sequence=number)
+        publish_batch(topic, batch(b"x"), producer_id=PRODUCER, first_sequence=number)
     with pytest.raises(SequenceTooOldError):
-        topic.publish_batch(batch(b"x"), producer_id=PRODUCER, first_sequence=0)
-    assert topic.publish_batch(batch(b"x"), producer_id=PRODUCER, first_sequence=1).base_offset == 1
+        publish_batch(topic, batch(b"x"), producer_id=PRODUCER, first_sequence=0)
+    assert publish_batch(topic, batch(b"x"), producer_id=PRODUCER, first_sequence=1).base_offset == 1
     with pytest.raises(SequenceTooOldError):  # a resend is the same batch, not a part of it or more
-        topic.publish_batch(batch(b"x", b"y"), producer_id=PRODUCER, first_sequence=1)
+        publish_batch(topic, batch(b"x", b"y"), producer_id=PRODUCER, first_sequence=1)
     await bus.broker.close()
 
 
@@ -247,10 +261,10 @@ async def test_a_resend_of_what_is_not_remembered_any_more_is_refused() -> None:
 async def test_producers_do_not_know_of_each_other_and_none_is_no_producer() -> None:
     bus = Bus()
     topic = bus.topic(ack="written")
-    topic.publish_batch(batch(b"a"), producer_id=1, first_sequence=0)
-    topic.publish_batch(batch(b"b"), producer_id=2, first_sequence=0)
-    topic.publish_batch(batch(b"c"))
-    topic.publish_batch(batch(b"c"))
+    publish_batch(topic, batch(b"a"), producer_id=1, first_sequence=0)
+    publish_batch(topic, batch(b"b"), producer_id=2, first_sequence=0)
+    publish_batch(topic, batch(b"c"))
+    publish_batch(topic, batch(b"c"))
     assert payloads(topic.partitions[0]) == [b"a", b"b", b"c", b"c"]
     await bus.broker.close()
 
@@ -259,10 +273,10 @@ async def test_producers_do_not_know_of_each_other_and_none_is_no_producer() -> 
 async def test_a_batch_goes_to_the_partition_that_it_names() -> None:
     bus = Bus()
     topic = bus.topic(partitions=2, ack="written")
-    assert topic.publish_batch(batch(b"x"), partition=1).partition == 1
+    assert publish_batch(topic, batch(b"x"), partition=1).partition == 1
     for partition in (-2, 2):
         with pytest.raises(UnknownPartitionError):
-            topic.publish_batch(batch(b"x"), partition=partition)
+            publish_batch(topic, batch(b"x"), partition=partition)
     assert [payloads(one) for one in topic.partitions] == [[], [b"x"]]
     await bus.broker.close()
 
@@ -289,7 +303,7 @@ async def test_live_subscriptions_hear_of_a_record_when_its_level_is_reached() -
     bus = Bus(files)
     topic, gate, heard = bus.topic(), Gate(files), Heard(bus)
     gate.shut()
-    receipts = topic.publish_payloads([b"a"], [NOW])
+    receipts = publish_payloads(topic, [b"a"], [NOW])
     await gate.reached()
     assert heard.events == []
     gate.open()
@@ -304,14 +318,14 @@ async def test_live_subscriptions_never_hear_of_what_was_refused() -> None:
     bus = Bus(files)
     topic, heard = bus.topic(), Heard(bus)
     files.bytes_max = files.bytes_used
-    await done([*topic.publish_payloads([b"a"], [NOW]), *topic.publish(events(b"b"))])
+    await done([*publish_payloads(topic, [b"a"], [NOW]), *publish(topic, events(b"b"))])
     with pytest.raises(DiskFullError):
-        topic.publish_batch(batch(b"c"))
+        publish_batch(topic, batch(b"c"))
     files.bytes_max = 2**62
     files.fail("flush", suffix=".log")
-    await done(topic.publish_payloads([b"d"], [NOW]))
+    await done(publish_payloads(topic, [b"d"], [NOW]))
     assert heard.events == []
-    await done(topic.publish_payloads([b"e"], [NOW]))
+    await done(publish_payloads(topic, [b"e"], [NOW]))
     assert heard.payloads == [b"e"]
     await bus.broker.close()
 
@@ -321,7 +335,7 @@ async def test_a_resend_is_not_heard_again_and_what_marks_it_not_at_all() -> Non
     bus = Bus()
     topic, heard = bus.topic(), Heard(bus)
     for _ in range(2):
-        await done([topic.publish_batch(batch(b"a", key=b"k"), producer_id=PRODUCER, first_sequence=0)])
+        await done([publish_batch(topic, batch(b"a", key=b"k"), producer_id=PRODUCER, first_sequence=0)])
     assert heard.events == [Event("news", b"a", b"k", (), NOW)]
     await bus.broker.close()
 
@@ -331,7 +345,7 @@ async def test_a_live_event_is_what_was_stored() -> None:
     bus = Bus()
     topic, heard = bus.topic(), Heard(bus)
     headers = ((b"ce_id", b"1"), (b"$batch", b"forged"))
-    await done(topic.publish([Event("news", b"a", b"k", headers)]))
+    await done(publish(topic, [Event("news", b"a", b"k", headers)]))
     stored = [event_of("news", record) for record in read(topic.partitions[0])]
     assert stored == [Event("news", b"a", b"k", ((b"ce_id", b"1"),), NOW)]
     assert heard.events == stored
@@ -344,7 +358,7 @@ async def test_a_subject_below_the_topic_travels_as_a_header_and_comes_back() ->
     topic = bus.topic("plant")
     heard: list[Event] = []
     bus.broker.subscribe(below("plant"), heard.extend)
-    await done(bus.broker.publish(events(b"hot", subject="plant/line1/temp")))
+    await done(publish(bus.broker, events(b"hot", subject="plant/line1/temp")))
     (record,) = read(topic.partitions[0])
     assert record.headers == ((SUBJECT_HEADER, b"plant/line1/temp"),)
     assert event_of("plant", record) == Event("plant/line1/temp", b"hot", None, (), NOW)
@@ -366,9 +380,9 @@ async def test_an_event_that_cannot_be_stored_is_refused_alone() -> None:
     bus = Bus()
     topic = bus.topic()
     too_many = tuple((b"%d" % number, b"") for number in range(128))
-    (receipt,) = await done(topic.publish([Event("news", b"x", None, too_many)]))
+    (receipt,) = await done(publish(topic, [Event("news", b"x", None, too_many)]))
     assert isinstance(receipt.error, InvalidRecordError)
-    await done(topic.publish(events(b"fine")))
+    await done(publish(topic, events(b"fine")))
     assert payloads(topic.partitions[0]) == [b"fine"]
     await bus.broker.close()
 
@@ -378,11 +392,11 @@ async def test_an_append_that_writes_a_checkpoint_writes_the_batch_of_its_produc
     bus = Bus()
     topic = bus.topic(segment_bytes=1024, ack="written")
     for number in range(8):  # each one rolls to a new segment, and rolling writes a checkpoint
-        topic.publish_batch(batch(*[b"x" * 100] * 20), producer_id=PRODUCER, first_sequence=20 * number)
+        publish_batch(topic, batch(*[b"x" * 100] * 20), producer_id=PRODUCER, first_sequence=20 * number)
     await bus.die()
     again = await bus.restart()
     topic = again.broker.topic("news")
-    receipt = topic.publish_batch(batch(*[b"x" * 100] * 20), producer_id=PRODUCER, first_sequence=140)
+    receipt = publish_batch(topic, batch(*[b"x" * 100] * 20), producer_id=PRODUCER, first_sequence=140)
     assert receipt.base_offset == 140
     assert topic.partitions[0].next_offset == 160
     await again.broker.close()
@@ -395,9 +409,9 @@ async def test_a_batch_that_the_disk_refused_is_not_taken_for_stored_when_it_com
     topic = bus.topic(ack="written")
     files.fail("pwrite", suffix=".log")
     with pytest.raises(DiskError):
-        topic.publish_batch(batch(b"one", b"two"), producer_id=PRODUCER, first_sequence=0)
+        publish_batch(topic, batch(b"one", b"two"), producer_id=PRODUCER, first_sequence=0)
     await turns()
-    receipt = topic.publish_batch(batch(b"one", b"two"), producer_id=PRODUCER, first_sequence=0)
+    receipt = publish_batch(topic, batch(b"one", b"two"), producer_id=PRODUCER, first_sequence=0)
     assert receipt.base_offset == 0
     assert payloads(topic.partitions[0]) == [b"one", b"two"]
     await bus.broker.close()

@@ -26,7 +26,7 @@ from babelbus.core.settings import TopicSettings
 from babelbus.metrics import Metrics
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles
-from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.bus import SAFETY_NET_SECONDS, publish
 
 ROOT = Path(__file__).parent.parent.parent
 SEED = int(os.environ.get("BABELBUS_TEST_SEED", "1"))
@@ -99,7 +99,7 @@ async def work(folder: str, seed: int) -> None:
         loop=loop,
     )
     broker.open()
-    topic = broker.topics.get("work") or broker.create_topic("work", 2)
+    topic = broker.find_topic("work") or broker.create_topic("work", 2)
     groups = Groups(broker, files, folder, clock=clock, loop=loop, commit_seconds=0.02)
     groups.open()
     settings = GroupSettings(ack="explicit", attempts_max=None, retry_seconds=0.001)
@@ -135,7 +135,7 @@ async def work(folder: str, seed: int) -> None:
     stored = sum(partition.high_watermark for partition in topic.partitions)
     while stored < RECORDS or group.info().lag:
         for _ in range(min(chance.choice([1, 20]), RECORDS - stored)):
-            topic.publish([Event("work", b"%d" % stored, chance.choice([None, b"a", b"b"]))])
+            publish(topic, [Event("work", b"%d" % stored, chance.choice([None, b"a", b"b"]))])
             stored += 1
         if chance.random() < 0.05:
             chance.choice(group.members).leave()

@@ -20,7 +20,7 @@ from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.wire.http.client import ResponseDecoder
 from babelbus.wire.websocket import Close, Decoder, Message, encode_texts
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
-from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.bus import SAFETY_NET_SECONDS, publish
 from tests.support.jebp import Caller, create, fetch, subscribe
 from tests.support.server import LiveServer, configure
 
@@ -318,7 +318,7 @@ def fill(live: LiveServer) -> None:
     broker = live.server.broker
     for topic in ("large", "small", *(f"{'long' * 50}{number}" for number in range(20))):
         broker.create_topic(topic, 1, {"engine": "memory"})
-    broker.publish([Event("large", LARGE)])
+    publish(broker, [Event("large", LARGE)])
     for key, value in (("large", LARGE.decode()), ("small", "small")):
         broker.state.set(key, json.dumps(value).encode())
     broker.state.commit("test")

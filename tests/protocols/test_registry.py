@@ -5,12 +5,16 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from babelbus.config import Config
+from babelbus.core.access import CLIENT
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event
 from babelbus.errors import PeerLeavesError
 from babelbus.protocols import contract
@@ -20,6 +24,10 @@ from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.server import app
 from tests.support.bus import in_loop
 from tests.support.server import configure, running
+
+
+def _encode_offset(receipt: Receipt) -> bytes:
+    return b"%d\n" % receipt.base_offset
 
 
 class ToySettings(msgspec.Struct, frozen=True):
@@ -49,8 +57,8 @@ class ToySession(contract.Session):
             if line == b"wait":
                 self._waits += 1
                 continue
-            (receipt,) = self._broker.publish([Event("toys", line)])
-            self._outbox.answer_when([receipt], lambda receipt=receipt: b"%d\n" % receipt.base_offset)  # type: ignore[misc]
+            receipt = self._broker.publish(Publication(CLIENT, "toy", [Event("toys", line)]))
+            self._outbox.answer_when([receipt], partial(_encode_offset, receipt))
 
     @property
     def busy(self) -> bool:

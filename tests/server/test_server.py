@@ -17,11 +17,11 @@ from babelbus.errors import ConfigError
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ClientHandshake
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.server.administration import Administrator
 from babelbus.server.app import Server
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.errors import FolderLockedError
 from babelbus.storage.files import LocalFiles
+from babelbus.web.admin import health_reasons
 from tests.support.jebp import Caller, create, create_many, create_topic, fetch, fetched, remove_topic, said, subscribe
 from tests.support.server import LiveServer, configure
 
@@ -391,7 +391,7 @@ def test_a_topic_with_damaged_settings_is_named_by_health_and_stays_in_the_list(
     settings.write_bytes(content[:20] + bytes([content[20] ^ 0x80]) + content[21:])
     with LiveServer(configure(tmp_path)) as live:
         assert works(live)  # with a change of the list of topics
-        (reason,) = live.call(lambda: Administrator(live.server).health().reasons)
+        (reason,) = live.call(lambda: health_reasons(live.server))
         assert reason.startswith("topic bad is not open: settings.json of topic 'bad' is damaged")
     settings.write_bytes(content)
     with LiveServer(configure(tmp_path)) as live:

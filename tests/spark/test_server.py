@@ -125,7 +125,7 @@ def test_a_range_that_compaction_emptied_is_read_without_a_loss(live: LiveServer
     publish(live, [Record(b"%d" % n, b"key", (), NOW + n) for n in range(1000)])
 
     def compact() -> None:
-        log = live.server.broker.topics["news"].partitions[0].log
+        log = live.server.broker.topic("news").partitions[0].log
         assert isinstance(log, Log)
         log.roll()
         log.clean(NOW)
@@ -216,7 +216,7 @@ def test_what_retention_removed_is_out_of_range(live: LiveServer, reach: ServerR
     for first in range(0, 300, 100):
         publish(live, numbered(100, first=first))
     assert edges(reach) == (0, 300)
-    live.call(lambda: live.server.broker.topics["news"].partitions[0].log.clean(NOW))
+    live.call(lambda: live.server.broker.topic("news").partitions[0].log.clean(NOW))
     first, end = edges(reach)
     assert (first > 0, end) == (True, 300)
     with pytest.raises(OffsetOutOfRangeError) as caught:
@@ -263,7 +263,7 @@ def test_a_stream_tells_the_server_how_far_it_is(live: LiveServer) -> None:
     assert lag() == 7
     stream.latestOffset(last, ReadAllAvailable())
     assert lag() == 0
-    live.call(lambda: live.server.broker.groups.create("news", "workers"))  # type: ignore[union-attr]
+    live.call(lambda: live.server.broker.groups.create("news", "workers"))
     with pytest.raises(OptionError, match="'workers' is one for members to share"):
         reader("workers").latestOffset(start, ReadAllAvailable())
     reach.close()

@@ -18,10 +18,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from babelbus.client import BlockingClient, ClientClosedError, ConnectionLostError, Identity, RequestError
 from babelbus.config import JebpSettings
-from babelbus.core import json_text
 from babelbus.core.groups import dead_letters
 from babelbus.records.record import Record
-from babelbus.spark import encode
 from babelbus.spark.connection import connection
 from babelbus.spark.encode import DEAD_REASON, DEAD_TIME, DEAD_TOPIC
 from babelbus.spark.errors import OptionError, SchemaError
@@ -165,7 +163,7 @@ def test_another_attempt_puts_the_rows_of_a_batch_where_the_first_one_did(
         target = Target(transaction, 5, "query", 2, attempt)
         commit(options, transaction, 5, [stage(iter(chunks), options, target)])
         found.append([[one.payload for one in stored(client, topic, number)] for number in range(3)])
-        live.call(lambda: live.server.broker.staging.forget(f"admin/{transaction}"))  # type: ignore[union-attr]
+        live.call(lambda: live.server.broker.staging.forget(f"admin/{transaction}"))
     once, twice = found
     assert all(once)
     assert twice == [[*values, *values] for values in once]
@@ -184,7 +182,7 @@ def test_a_save_with_an_id_is_done_once(spark: SparkSession, live: LiveServer, c
 
 def staged_bytes(live: LiveServer) -> int:
     """What waits for a commit on the server."""
-    return live.call(lambda: live.server.broker.staging.staged_bytes)  # type: ignore[union-attr]
+    return live.call(lambda: live.server.broker.staging.staged_bytes)
 
 
 def test_a_save_that_fails_publishes_nothing(spark: SparkSession, live: LiveServer, client: BlockingClient) -> None:
@@ -467,7 +465,6 @@ def test_a_checkpoint_gives_the_transaction_however_its_folder_is_written() -> N
 
 def test_dead_letters_have_the_headers_that_those_of_groups_have() -> None:
     assert (DEAD_REASON, DEAD_TOPIC, DEAD_TIME) == (dead_letters.REASON, dead_letters.TOPIC, dead_letters.TIME)
-    assert (encode.CONTENT_TYPE, encode.JSON_TYPE) == (json_text.CONTENT_TYPE, json_text.JSON_TYPE)
 
 
 def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:

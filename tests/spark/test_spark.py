@@ -156,7 +156,7 @@ def test_a_folder_and_its_server_give_the_same_rows(spark: SparkSession, tmp_pat
         publish(live, numbered(700), partition=1)
 
         def compact() -> None:
-            log = live.server.broker.topics["news"].partitions[0].log
+            log = live.server.broker.topic("news").partitions[0].log
             assert isinstance(log, Log)
             log.roll()
             log.clean(NOW)
@@ -181,7 +181,7 @@ def test_a_folder_and_its_server_give_the_same_rows(spark: SparkSession, tmp_pat
 
 def publish(live: LiveServer, records: list[Record], topic: str = "news", partition: int = 0) -> None:
     with BlockingClient(live.address, identity=live.admin) as client:
-        if topic not in live.call(lambda: set(live.server.broker.topics)):
+        if topic not in live.call(lambda: set(live.server.broker.topic_names())):
             client.create_topic(topic)
         client.publish_many(topic, records, partition=partition)
 

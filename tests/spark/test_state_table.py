@@ -44,7 +44,7 @@ def by_url(live: LiveServer) -> dict[str, str]:
 
 
 def log_of(live: LiveServer) -> Log:
-    log = live.server.broker.topics[STATE_TOPIC].partitions[0].log
+    log = live.server.broker.topic(STATE_TOPIC).partitions[0].log
     assert isinstance(log, Log)
     return log
 
@@ -66,7 +66,7 @@ def change(live: LiveServer, **values: str | None) -> None:
 
 
 def settle(live: LiveServer) -> None:
-    partition = live.server.broker.topics[STATE_TOPIC].partitions[0]
+    partition = live.server.broker.topic(STATE_TOPIC).partitions[0]
     live.until(lambda: partition.high_watermark == partition.next_offset)
 
 

@@ -4,19 +4,22 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from babelbus.clock import ManualClock
+from babelbus.core.access import CLIENT
 from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
-from babelbus.core.record import Event, Receipt
+from babelbus.core.publish import Payloads, Publication
+from babelbus.core.receipt import Promise, Receipt, settled
+from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.core.state import KEY_BYTES_MAX, State
 from babelbus.core.topic import Topic
 from babelbus.metrics import Metrics
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
-from babelbus.records.record import Record, RecordBatch
+from babelbus.records.record import Headers, Record, RecordBatch
 from babelbus.storage.contract import Fit, Store
 from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.store import FolderStore
@@ -130,18 +133,18 @@ class Bus:
         return Bus(self.files, clock=self.clock)
 
 
+Promised = TypeVar("Promised", bound=Promise)
+
+
 def memory_store(clock: ManualClock) -> FolderStore:
     """The store of engine `memory`."""
     return FolderStore(MemoryFiles(), "memory", clock, Fit(reads_wait=False, volatile=True))
 
 
-async def done(receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Wait until all receipts are done."""
-    waited = list(receipts)
-    for receipt in waited:
-        future = asyncio.get_running_loop().create_future()
-        receipt.when_done(lambda _, future=future: future.set_result(None))  # type: ignore[misc]
-        await future
+async def done(promises: Iterable[Promised]) -> list[Promised]:
+    """Wait until all promises are done."""
+    waited = list(promises)
+    await settled(waited)
     return waited
 
 
@@ -149,6 +152,25 @@ async def turns(count: int = 3) -> None:
     """Let the event loop go round."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def publish(target: Broker | Topic, events: list[Event]) -> list[Receipt]:
+    """Publish events, to whatever covers their subjects or to this topic; gives a receipt for each partition."""
+    name = target.name if isinstance(target, Topic) else None
+    return [*target.publish(Publication(CLIENT, "test", events, name)).parts]
+
+
+def publish_payloads(topic: Topic, payloads: list[bytes], timestamps: list[int], source: Headers = ()) -> list[Receipt]:
+    content = Payloads(payloads, timestamps)
+    return [*topic.publish(Publication(CLIENT, "test", content, topic.name, source=source)).parts]
+
+
+def publish_batch(topic: Topic, batch: RecordBatch, **more: Any) -> Receipt:
+    """Publish a batch in the stored form; raises what refuses it at once."""
+    receipt = topic.publish(Publication(CLIENT, "test", batch, topic.name, **more))
+    if receipt.error is not None:
+        raise receipt.error
+    return receipt
 
 
 def events(*payloads: bytes, subject: str = "news", key: bytes | None = None) -> list[Event]:

@@ -18,15 +18,6 @@ from tests.support.bus import SAFETY_NET_SECONDS
 ROOT = Path(__file__).parent.parent.parent
 
 
-class StagingServer(Server):
-    """A server; opens the staging folder itself as long as `Server` does not."""
-
-    def _open_broker(self) -> None:
-        super()._open_broker()
-        if self.broker.staging is None:
-            self.broker.open_staging(self._files, os.path.join(self.folder, "staging"))
-
-
 class StagingChild:
     """One run in a process of its own. Leave it with `kill`; `with` does."""
 
@@ -71,7 +62,4 @@ def _ready(server: Server) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    import babelbus.server.app
-
-    babelbus.server.app.Server = StagingServer  # type: ignore[misc]  # what `run` starts
     run(msgspec.json.decode(sys.argv[1], type=Config), _ready)

@@ -1,83 +1,53 @@
-"""The administration endpoint over a real socket, in front of a bus that lives in a dictionary."""
+"""The administration endpoint over a real socket, in front of a real broker."""
 
 import asyncio
 import io
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 import pytest
 from yarl import URL
 
-from babelbus.config import AdminSettings
-from babelbus.core.broker import TopicExistsError, UnknownTopicError
-from babelbus.core.groups.dead_letter_topics import DeadLetterTopics
-from babelbus.core.groups.registry import Groups
-from babelbus.core.settings import InvalidSettingError
+import babelbus
+from babelbus.clock import Clock
+from babelbus.config import AdminSettings, Config
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.errors import DiskFullError
-from babelbus.web.admin import AdminServer, Health, PartitionInfo, ServerInfo, TopicInfo
-from babelbus.web.contract import LiveAccess, StateAccess
+from babelbus.web.admin import AdminServer
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
+from tests.support.bus import Bus
 
 TOKEN = "a token for tests"
 
 
-class FakeBus:
-    """An `Administration` whose topics are a dictionary."""
+class FakeServer:
+    """A `Host` around a real broker."""
 
     def __init__(self) -> None:
-        self.topics: dict[str, TopicInfo] = {}
-        self.condition = Health(ready=True)
-        self.state = cast("StateAccess", None)  # test_state.py asks a real bus
-        self.live = cast("LiveAccess", None)
-        self.groups = cast("Groups", None)  # test_consumers.py asks a real one
-        self.dead_letters = cast("DeadLetterTopics", None)
+        self.bus = Bus()
+        self.broker = self.bus.broker
+        self.bus.open_state()
+        self.broker.open_groups(self.bus.files, "data", 3600)
+        self.config = Config()
+        self.clock: Clock = self.bus.clock
+        self.folder = "/var/lib/bus"
+        self.addresses = {"jebp": "127.0.0.1:5320"}
+        self.started_at = self.clock.monotonic()
+        self.stopping = False
         self.reloads = 0
-        self.error: Exception | None = None
-
-    def list_topics(self) -> list[TopicInfo]:
-        if self.error:
-            raise self.error
-        return [self.topics[name] for name in sorted(self.topics)]
-
-    def topic(self, name: str) -> TopicInfo:
-        if name not in self.topics:
-            raise UnknownTopicError(f"there is no topic {name!r}")
-        return self.topics[name]
-
-    def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, object]) -> TopicInfo:
-        if name in self.topics:
-            raise TopicExistsError(f"topic {name!r} exists")
-        made = [PartitionInfo(number, 0, 0, 0, 0, 1) for number in range(partitions or 1)]
-        self.topics[name] = TopicInfo(name, made, dict(settings))
-        return self.topics[name]
-
-    def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
-        old = self.topic(name)
-        if "engine" in changes:
-            raise InvalidSettingError("engine is fixed when a topic is made")
-        self.topics[name] = TopicInfo(name, old.partitions, {**old.settings, **changes})
-        return self.topics[name]
-
-    async def remove_topic(self, name: str) -> None:
-        self.topic(name)
-        await asyncio.sleep(0)
-        del self.topics[name]
-
-    def health(self) -> Health:
-        return self.condition
 
     def reload(self) -> None:
         self.reloads += 1
 
-    def info(self) -> ServerInfo:
-        return ServerInfo("1.2.3", 4.5, "/var/lib/bus", {"jebp": "127.0.0.1:5320"})
+    @property
+    def topics(self) -> list[str]:
+        return [name for name in self.broker.topic_names() if not name.startswith("$")]
 
 
 class Caller:
@@ -96,10 +66,10 @@ class Caller:
             return reply.status, await reply.json()
 
 
-def serve(test: Callable[[Caller, FakeBus], Coroutine[Any, Any, None]]) -> None:
+def serve(test: Callable[[Caller, FakeServer], Coroutine[Any, Any, None]]) -> None:
     @asynccontextmanager
-    async def served(bus: FakeBus) -> AsyncIterator[Caller]:
-        server = AdminServer(bus, Metrics(), token=TOKEN, settings=AdminSettings(port=0))
+    async def served(bus: FakeServer) -> AsyncIterator[Caller]:
+        server = AdminServer(bus, Metrics(), read_value=bytes, token=TOKEN, settings=AdminSettings(port=0))
         await server.start()
         try:
             async with aiohttp.ClientSession() as session:
@@ -107,9 +77,10 @@ def serve(test: Callable[[Caller, FakeBus], Coroutine[Any, Any, None]]) -> None:
                 yield Caller(session, f"http://{host}:{port}")
         finally:
             await server.stop()
+            await bus.broker.close()
 
     async def run() -> None:
-        bus = FakeBus()
+        bus = FakeServer()
         async with served(bus) as call:
             await test(call, bus)
 
@@ -117,7 +88,7 @@ def serve(test: Callable[[Caller, FakeBus], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_the_api_needs_the_token_and_metrics_and_health_do_not() -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
         for method, path in (
             ("GET", "/api/topics"),
             ("POST", "/api/topics"),
@@ -140,18 +111,19 @@ def test_the_api_needs_the_token_and_metrics_and_health_do_not() -> None:
 
 
 def test_a_topic_is_made_listed_shown_changed_and_removed() -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
         wanted = {"name": "orders", "partitions": 2, "settings": {"ack": "written", "retention_seconds": "7d"}}
         status, made = await call("POST", "/api/topics", wanted)
         assert status == 201
-        assert made["settings"] == {"ack": "written", "retention_seconds": 604_800.0}
+        assert {**made["settings"], "ack": "written", "retention_seconds": 604_800.0} == made["settings"]
         assert [partition["partition"] for partition in made["partitions"]] == [0, 1]
-        assert await call("GET", "/api/topics") == (200, {"topics": [made]})
+        assert made in (await call("GET", "/api/topics"))[1]["topics"]
         assert await call("GET", "/api/topics/orders") == (200, made)
         changed = await call("PATCH", "/api/topics/orders", {"retention_bytes": "1GiB", "retention_seconds": None})
-        assert changed[1]["settings"] == {"ack": "written", "retention_seconds": None, "retention_bytes": 2**30}
+        altered = {"ack": "written", "retention_seconds": None, "retention_bytes": 2**30}
+        assert changed[1]["settings"] == made["settings"] | altered
         assert await call("DELETE", "/api/topics/orders") == (200, {"removed": "orders"})
-        assert await call("GET", "/api/topics") == (200, {"topics": []})
+        assert bus.topics == []
 
     serve(test)
 
@@ -167,8 +139,8 @@ def test_a_topic_is_made_listed_shown_changed_and_removed() -> None:
     ],
 )
 def test_a_topic_name_survives_the_path(name: str, path: str) -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
-        bus.create_topic(name, 1, {})
+    async def test(call: Caller, bus: FakeServer) -> None:
+        bus.broker.create_topic(name, 1, {})
         status, shown = await call("GET", f"/api/topics/{path}")
         assert (status, shown["name"]) == (200, name)
         assert (await call("PATCH", f"/api/topics/{path}", {"ack": "written"}))[0] == 200
@@ -189,12 +161,12 @@ def test_a_topic_name_survives_the_path(name: str, path: str) -> None:
     ],
 )
 def test_a_wrong_setting_is_refused_and_named(changes: dict[str, object], told: str) -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
-        bus.create_topic("a", 1, {})
+    async def test(call: Caller, bus: FakeServer) -> None:
+        bus.broker.create_topic("a", 1, {})
         status, body = await call("PATCH", "/api/topics/a", changes)
         assert (status, body["code"]) == (400, "invalid_setting")
         assert told in body["error"]
-        assert bus.topics["a"].settings == {}
+        assert bus.broker.topic("a").settings == bus.broker.create_topic("b", 1, {}).settings
 
     serve(test)
 
@@ -203,17 +175,17 @@ def test_a_wrong_setting_is_refused_and_named(changes: dict[str, object], told: 
     "body", [None, [], {}, {"name": 5}, {"name": "a", "partition": 2}, {"name": "a", "partitions": "2"}]
 )
 def test_a_body_of_the_wrong_shape_is_refused(body: object) -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
         status, answer = await call("POST", "/api/topics", body)
         assert (status, answer["code"]) == (400, "bad_request")
-        assert bus.topics == {}
+        assert bus.topics == []
 
     serve(test)
 
 
-def test_every_error_is_json_with_a_code() -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
-        bus.create_topic("a", 1, {})
+def test_every_error_is_json_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        bus.broker.create_topic("a", 1, {})
         assert (await call("GET", "/api/topics/b"))[1]["code"] == "unknown_topic"
         status, body = await call("POST", "/api/topics", {"name": "a"})
         assert (status, body["code"]) == (409, "topic_exists")
@@ -224,15 +196,24 @@ def test_every_error_is_json_with_a_code() -> None:
             (DiskFullError("no room"), (507, {"error": "no room", "code": "disk_full"})),
             (StorageError("sick disk"), (503, {"error": "sick disk", "code": "storage"})),
         ):
-            bus.error = error
-            assert await call("GET", "/api/topics") == expected
+
+            def fail(name: str, error: StorageError = error) -> None:
+                raise error
+
+            monkeypatch.setattr(bus.broker, "remove_topic", fail)
+            assert await call("DELETE", "/api/topics/a") == expected
 
     serve(test)
 
 
-def test_what_was_not_foreseen_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
-        bus.error = RuntimeError("the inside of the server")
+def test_what_was_not_foreseen_is_logged_and_not_shown(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        def fail() -> None:
+            raise RuntimeError("the inside of the server")
+
+        monkeypatch.setattr(bus.broker, "topics", fail)
         status, body = await call("GET", "/api/topics")
         assert (status, body["code"]) == (500, "internal")
         assert "inside" not in body["error"]
@@ -243,7 +224,7 @@ def test_what_was_not_foreseen_is_logged_and_not_shown(caplog: pytest.LogCapture
 
 
 def test_a_body_over_one_mebibyte_is_refused() -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         for size, expected in ((2**20, 400), (2**20 + 1, 413)):
             async with call.session.post(
@@ -255,19 +236,23 @@ def test_a_body_over_one_mebibyte_is_refused() -> None:
 
 
 def test_health_names_its_reasons_and_stays_200_while_readiness_may_fail() -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
         assert await call("GET", "/health") == (200, {"status": "ok", "reasons": []})
-        bus.condition = Health(ready=False, reasons=["the disk is full"])
-        assert await call("GET", "/health") == (200, {"status": "degraded", "reasons": ["the disk is full"]})
-        assert await call("GET", "/ready") == (503, {"ready": False, "reasons": ["the disk is full"]})
+        bus.broker.create_topic("a", 1, {}).partitions[0].failing = DiskFullError("the disk is full")
+        reasons = ["topic a: the disk is full"]
+        assert await call("GET", "/health") == (200, {"status": "degraded", "reasons": reasons})
+        assert await call("GET", "/ready") == (200, {"ready": True, "reasons": reasons})
+        bus.stopping = True
+        reasons.append("the server stops")
+        assert await call("GET", "/ready") == (503, {"ready": False, "reasons": reasons})
 
     serve(test)
 
 
 def test_the_server_tells_what_it_is_and_reloads() -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
         status, body = await call("GET", "/api/server")
-        assert (status, body["version"], body["addresses"]) == (200, "1.2.3", {"jebp": "127.0.0.1:5320"})
+        assert (status, body["version"], body["addresses"]) == (200, babelbus.__version__, {"jebp": "127.0.0.1:5320"})
         assert await call("POST", "/api/reload") == (200, {"reloaded": True})
         assert bus.reloads == 1
 

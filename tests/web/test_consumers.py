@@ -10,6 +10,7 @@ import pytest
 from babelbus.config import TopicDefaults
 from babelbus.core.record import Event
 from babelbus.web import consumers
+from tests.support.bus import publish as publish_events
 from tests.support.server import LiveServer, configure
 from tests.web.test_state import Answer, Api, metric
 
@@ -25,7 +26,7 @@ def api(tmp_path: Path) -> Iterator[Api]:
 
 def publish(api: Api, *payloads: bytes, subject: str = "work", **fields: Any) -> None:
     events = [Event(subject, payload, **fields) for payload in payloads]
-    api.live.call(lambda: api.live.server.broker.publish(events))
+    api.live.call(lambda: publish_events(api.live.server.broker, events))
 
 
 def post(api: Api, path: str, **body: Any) -> Any:

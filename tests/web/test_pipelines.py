@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from babelbus.clock import ManualClock
-from babelbus.web.contract import TooManyPipelinesError
+from babelbus.web.errors import TooManyPipelinesError
 from babelbus.web.pipelines import (
     KEPT_SECONDS,
     LATE_SECONDS,
@@ -17,7 +17,7 @@ from babelbus.web.pipelines import (
     Pipelines,
     SinkReport,
 )
-from tests.web.test_admin import Caller, FakeBus, serve
+from tests.web.test_admin import Caller, FakeServer, serve
 
 
 def report(**said: Any) -> PipelineReport:
@@ -74,7 +74,7 @@ def test_so_many_pipelines_are_shown_and_no_more() -> None:
 
 
 def test_a_pipeline_tells_with_the_token_and_anybody_reads_the_metrics() -> None:
-    async def test(call: Caller, bus: FakeBus) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
         body = {"sinks": {"out": {"rows_in": 4, "running": True}}}
         assert (await call("PUT", "/api/pipelines/p", body, authorization=None))[0] == 401
         assert await call("PUT", "/api/pipelines/p", body) == (200, {"pipeline": "p"})

@@ -17,7 +17,7 @@ from babelbus.config import StateSettings, StorageSettings
 from babelbus.core.flow_policy import Bound
 from babelbus.core.record import Event
 from babelbus.web.token import read_token
-from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.bus import SAFETY_NET_SECONDS, publish
 from tests.support.server import LiveServer, configure
 
 
@@ -219,7 +219,7 @@ def test_a_value_that_a_topic_retains_is_a_change_too(api: Api) -> None:
     with api.open("GET", "/api/state/watch", {"pattern": "t/x", "new_only": ""}) as watch:
         watch.begin()
         headers = ((b"content-type", b"application/json"),)
-        api.live.call(lambda: broker.publish([Event("t/x", b'{\n"a": 1}', None, headers)]))
+        api.live.call(lambda: publish(broker, [Event("t/x", b'{\n"a": 1}', None, headers)]))
         line = watch.line()
         assert (line["key"], line["value"]) == ("t/x", {"a": 1})
 
@@ -236,7 +236,7 @@ def test_a_listener_hears_text_bytes_keys_headers_and_who_it_was(api: Api) -> No
     with api.open("GET", "/api/listen", {"pattern": "a/#"}) as listener:
         listener.begin()
         assert metric(api, "babelbus_live_subscriptions") == 1
-        api.live.call(lambda: broker.publish(events))
+        api.live.call(lambda: publish(broker, events))
         assert [listener.line() for _ in range(4)] == [
             {
                 "timestamp": 5,
@@ -264,10 +264,10 @@ def test_a_slow_listener_is_told_what_it_missed_and_the_metric_counts_it(api: Ap
     server._admin._live._bound = Bound(count=3)
     with api.open("GET", "/api/listen", {"pattern": "#"}) as listener:
         listener.begin()
-        api.live.call(lambda: server.broker.publish([Event("a", b"%d" % number) for number in range(10)]))
+        api.live.call(lambda: publish(server.broker, [Event("a", b"%d" % number) for number in range(10)]))
         assert [listener.line()["payload"] for _ in range(3)] == ["0", "1", "2"]
         assert listener.line() == {"dropped": 7}
-        api.live.call(lambda: server.broker.publish([Event("a", b"again")]))
+        api.live.call(lambda: publish(server.broker, [Event("a", b"again")]))
         assert listener.line()["payload"] == "again"
     assert metric(api, 'babelbus_live_dropped_total{protocol="admin",reason="slow"}') == 7
 

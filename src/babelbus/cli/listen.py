@@ -10,6 +10,7 @@ from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import escape, human_time, print_json, print_line, show_bytes
 from babelbus.cli.state import tell_dropped
 from babelbus.cli.target import Target, admin_options
+from babelbus.records.envelope import CONTENT_TYPE
 
 
 @click.command(
@@ -79,4 +80,4 @@ def _headers(event: dict[str, Any]) -> list[tuple[bytes, bytes | None]]:
     ]
     for name, value in event.get("headers", {}).items():
         pairs.append((name.encode(), None if value is None else value.encode()))
-    return [pair for pair in pairs if pair[0] != b"content-type"]
+    return [pair for pair in pairs if pair[0] != CONTENT_TYPE]

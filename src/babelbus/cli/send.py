@@ -9,6 +9,7 @@ from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import escape, print_json, print_line
 from babelbus.cli.publish import read_headers
 from babelbus.cli.target import Target, admin_options
+from babelbus.records.envelope import CONTENT_TYPE
 from babelbus.units import MIB
 
 PAYLOAD_BYTES_MAX = 40 * MIB
@@ -61,7 +62,7 @@ def send(
     if len(data) > PAYLOAD_BYTES_MAX:
         raise CommandError(f"the payload has {len(data)} bytes, the limit is {PAYLOAD_BYTES_MAX}")
     if content_type is not None:
-        headers = (*headers, (b"content-type", content_type.encode()))
+        headers = (*headers, (CONTENT_TYPE, content_type.encode()))
     body = {
         "subject_base64": _bytes(subject),
         "payload_base64": data,

@@ -3,27 +3,44 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import StagingLimits
+from babelbus.core.access import SERVER, AccessRefusedError, Action, Identity, may
 from babelbus.core.backend import Backend
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
-from babelbus.core.json_text import CONTENT_TYPE, JSON_TYPE, json_text
+from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition, TopicClosedError
-from babelbus.core.record import Event, Receipt
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import DONE, Promise, Receipt, join
+from babelbus.core.record import Event
+from babelbus.core.request import Key, Reply, Request, Responders
 from babelbus.core.router import Receiver, Router, Subscription
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
-from babelbus.core.state import KEY_BYTES_MAX, Change, Commit, History, Kind, State, StateLog, size_fault
-from babelbus.core.subject import InvalidTopicNameError, Pattern, TopicTable, check_topic_name, is_text
+from babelbus.core.state import (
+    KEY_BYTES_MAX,
+    NOTHING_PUBLISHED,
+    Change,
+    Commit,
+    History,
+    Kind,
+    Published,
+    State,
+    StateLog,
+    size_fault,
+)
+from babelbus.core.subject import Pattern, TopicTable, check_topic_name, is_text
 from babelbus.core.tail import TailBudget
-from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, Topics, stamped
+from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, ReservedTopicError, Topic, Topics, stamped
 from babelbus.core.transactions import Staging
-from babelbus.errors import BabelbusError, StorageError
+from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
+from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SOURCE_HEADER
+from babelbus.records.record import Headers
 from babelbus.storage import notes
 from babelbus.storage.contract import Store
 from babelbus.storage.files import FileSystem
@@ -89,20 +106,23 @@ class Broker:
         self._cleaning: dict[str, asyncio.Task[int]] = {}
         """The cleaning that is under way, by engine."""
         self._closed = False
-        self.topics = Topics()
+        self._topics = Topics()
         self.router = Router()
         self.tails = TailBudget(tail_cache_bytes)
         self.backends: dict[str, Backend] = {}
         """The engines that are in use."""
+        self.responders = Responders(clock, loop, metrics)
         self.state: State
         self.state_receiver: object = object()
         """The shared receiver of the router that hears of the state's changes from the state itself."""
         self.on_topics_changed: Callable[[], None] = lambda: None
         self.history: History
-        self.staging: Staging | None = None
-        """Staged, atomic appends; `None` before `open_staging`."""
-        self.groups: Groups | None = None
-        """Consumer groups; `None` before `open_groups`."""
+        self.staging: Staging
+        """Staged, atomic appends; there once `open_staging` has returned, as `state` and `groups` once theirs have."""
+        self.groups: Groups
+        self._on_changed: list[Callable[[], None]] = []
+        self._opened: list[Callable[[], Awaitable[None]]] = []
+        """What closes the parts that were opened, in the order in which they were."""
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -126,7 +146,7 @@ class Broker:
                 kept = self._load_settings(name)
             except notes.DamagedNoteError as error:
                 log.error("topic %r is not opened, its name stays taken: %s", name, error)
-                self.topics.damaged[name] = error
+                self._topics.damaged[name] = error
                 continue
             stored = self._stores[kept.settings.engine].partition_count(name)
             if stored < kept.partitions and kept.settings.engine != "memory":
@@ -136,7 +156,7 @@ class Broker:
                     "if they are somewhere else, stop the server now and name that place",
                     name, kept.partitions - stored, kept.partitions, kept.settings.engine,
                 )  # fmt: skip
-            self.topics[name] = self._open_topic(name, kept.settings, max(kept.partitions, stored), kept.id)
+            self._topics[name] = self._open_topic(name, kept.settings, max(kept.partitions, stored), kept.id)
         self._note_names()
         return finished
 
@@ -156,9 +176,10 @@ class Broker:
             StorageError: its log cannot be opened or read.
         """
         topic = self.open_reserved(STATE_TOPIC, settings)
-        kept = StateLog(topic, files, folder, checkpoint_bytes=checkpoint_bytes, transient=transient)
+        kept = StateLog(topic, self.publish, files, folder, checkpoint_bytes=checkpoint_bytes, transient=transient)
         self.state = State(kept, self._publish_changes, key_bytes_max=key_bytes_max)
-        self.state.open()
+        self.state.open(self._topic_of_key)
+        self._opened.append(self.state.close)
         self.history = History(topic)
         return self.state
 
@@ -184,6 +205,8 @@ class Broker:
             read_ahead_bytes=read_ahead_bytes,
         )
         self.groups.open()
+        self._on_changed.append(self.groups.topics_changed)
+        self._opened.append(self.groups.close)
         return self.groups
 
     def open_staging(self, files: FileSystem, folder: str, settings: StagingLimits | None = None) -> Staging:
@@ -195,13 +218,15 @@ class Broker:
         self.staging = Staging(
             files,
             folder,
-            topics=self.topics,
+            topics=self._topics,
+            publish=self.publish,
             flusher=self._backend("disk").flusher,
             clock=self._clock,
             loop=self._loop,
             settings=settings,
         )
         self.staging.open()
+        self._opened.append(self.staging.close)
         return self.staging
 
     def open_reserved(self, name: str, settings: TopicSettings) -> Topic:
@@ -211,11 +236,11 @@ class Broker:
             StorageError: the disk refused.
         """
         assert name.startswith(RESERVED_PREFIX)
-        topic = self.topics.get(name)
-        if self.topics.damaged.pop(name, None) is not None:  # nothing was lost: the settings are the server's own
+        topic = self._topics.get(name)
+        if self._topics.damaged.pop(name, None) is not None:  # nothing was lost: the settings are the server's own
             kept = _Kept(1, settings, _new_id())
             self._save_settings(name, kept)
-            topic = self.topics[name] = self._open_topic(name, settings, 1, kept.id)
+            topic = self._topics[name] = self._open_topic(name, settings, 1, kept.id)
         if topic is None:
             return self._make_topic(name, 1, settings)
         if topic.settings != settings:
@@ -237,7 +262,7 @@ class Broker:
             topic_id = _new_id()  # whatever it held is gone
         opened = [self._open_partition(name, settings, number) for number in range(partitions)]
         heard, later = lambda: not self.router.empty, self._loop.call_soon
-        return Topic(name, settings, opened, self._clock, self._route, heard, later, topic_id)
+        return Topic(name, settings, opened, self._clock, self._metrics, self._route, heard, later, topic_id)
 
     def _backend(self, engine: str) -> Backend:
         backend = self.backends.get(engine)
@@ -275,10 +300,10 @@ class Broker:
         _check_not_reserved(name)
         if self._closed:
             raise TopicClosedError("the server stops")
-        if name in self.topics:
+        if name in self._topics:
             raise TopicExistsError(f"topic {name!r} exists")
-        if name in self.topics.damaged:
-            raise TopicExistsError(f"topic {name!r} exists and cannot be opened: {self.topics.damaged[name]}")
+        if name in self._topics.damaged:
+            raise TopicExistsError(f"topic {name!r} exists and cannot be opened: {self._topics.damaged[name]}")
         if partitions is None:
             partitions = self._default_partitions
         if not 1 <= partitions <= PARTITIONS_MAX:
@@ -297,14 +322,14 @@ class Broker:
         try:
             kept = _Kept(partitions, settings, _new_id())
             self._save_settings(name, kept)
-            self.topics[name] = self._open_topic(name, settings, partitions, kept.id)
+            self._topics[name] = self._open_topic(name, settings, partitions, kept.id)
         except (OSError, StorageError) as error:
             self._forget(name, store)
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"topic {name!r} could not be made: {error.strerror}") from error
         self._changed()
-        return self.topics[name]
+        return self._topics[name]
 
     def _forget(self, name: str, store: Store) -> None:
         """Take away what is there of a topic that could not be made, so that no restart brings it up."""
@@ -324,7 +349,6 @@ class Broker:
         """
         topic = self.topic(name)
         _check_not_reserved(name)
-        topic.commit()
         changes = dict(changes)
         partitions = changes.pop("partitions", len(topic.partitions))
         if not isinstance(partitions, int) or not len(topic.partitions) <= partitions <= PARTITIONS_MAX:
@@ -359,12 +383,12 @@ class Broker:
         """
         topic = self.topic(name)
         _check_not_reserved(name)
-        del self.topics[name]
+        del self._topics[name]
         topic.close(TopicClosedError(f"topic {name!r} was removed"))
         try:
             token = self._catalog.hide(name)
         except OSError as error:
-            self.topics[name] = self._open_topic(name, topic.settings, len(topic.partitions), topic.id)
+            self._topics[name] = self._open_topic(name, topic.settings, len(topic.partitions), topic.id)
             raise StorageError(f"topic {name!r} could not be removed: {error.strerror}") from error
         if topic.settings.engine != "disk":
             store = self._stores[topic.settings.engine]
@@ -385,12 +409,12 @@ class Broker:
 
     def _changed(self) -> None:
         self._note_names()
-        if self.groups is not None:
-            self.groups.topics_changed()
+        for listener in self._on_changed:
+            listener()
         self.on_topics_changed()
 
     def _note_names(self) -> None:
-        names = {*self.topics, *self.topics.damaged}
+        names = {*self._topics, *self._topics.damaged}
         self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
 
     def topic(self, name: str) -> Topic:
@@ -400,33 +424,101 @@ class Broker:
             UnknownTopicError: there is none of this name.
         """
         try:
-            return self.topics[name]
+            return self._topics[name]
         except KeyError:
-            damage = self.topics.damaged.get(name)
+            damage = self._topics.damaged.get(name)
             if damage is not None:
                 raise UnknownTopicError(f"topic {name!r} cannot be opened: {damage}") from None
             raise UnknownTopicError(f"there is no topic {name!r}") from None
 
+    def find_topic(self, name: str) -> Topic | None:
+        """Return a topic, `None` if there is none of this name."""
+        return self._topics.get(name)
+
+    def has_topic(self, name: str) -> bool:
+        """Return whether there is a topic of this name."""
+        return name in self._topics
+
+    def topic_names(self) -> list[str]:
+        """Return the names of all topics, sorted; those of the server's own begin with `$`."""
+        return sorted(self._topics)
+
+    def topics(self) -> list[Topic]:
+        """Return all topics, by name."""
+        return [self._topics[name] for name in sorted(self._topics)]
+
+    @property
+    def damaged_topics(self) -> Mapping[str, StorageError]:
+        """Why topics are not open whose names stay taken."""
+        return self._topics.damaged
+
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def publish(self, events: Sequence[Event]) -> list[Receipt]:
-        """Publish events under their subjects: recorded by the topics that cover them, shown to those who listen.
+    def may(self, principal: Identity, action: Action, subject: str) -> bool:
+        """Return whether a principal may do this; `publish` asks by itself."""
+        return may(principal, action, subject)
 
-        Returns the receipts of what was recorded; a subject that no topic covers is live only, and has none.
+    def publish(self, publication: Publication) -> Receipt:
+        """Publish: the only way into topics and to live subscriptions, for clients and for the server itself.
+
+        Whatever prevents it is the error of the receipt: the right to publish, the topic, the disk. A subject that no
+        topic covers is live only; then the receipt is done and has no parts.
         """
+        name = publication.topic
+        if name is None:
+            return self._publish_by_subject(publication)
+        topic = self._topics.get(name)
+        if topic is None:
+            return Receipt.refused(UnknownTopicError(f"there is no topic {name!r}"))
+        principal = publication.principal
+        if principal.grants is not None and not may(principal, Action.PUBLISH, name):
+            return Receipt.refused(AccessRefusedError(Action.PUBLISH, name))
+        if topic.reserved and principal is not SERVER:
+            return Receipt.refused(ReservedTopicError(f"topic {name!r} is the server's own and cannot be written to"))
+        return topic.publish(publication)
+
+    def _publish_by_subject(self, publication: Publication) -> Receipt:
+        """Publish events: to the topics that cover their subjects, or to live subscriptions alone."""
+        events = publication.content
+        assert isinstance(events, list)
         lanes: dict[str | None, list[Event]] = {}
         for event in events:
             lanes.setdefault(self._table.find(event.subject), []).append(event)
-        receipts: list[Receipt] = []
+        receipts = []
         for name, lane in lanes.items():
-            if name is None:
-                if not self.router.empty:
-                    self.router.route(stamped(lane, self._clock.now_ms()))
-            elif name in self.topics.damaged:
-                receipts.append(Receipt.refused(self.topics.damaged[name]))
-            else:
-                receipts += self.topics[name].publish(lane)
-        return receipts
+            if name in self._topics.damaged:
+                receipts.append(Receipt.refused(self._topics.damaged[name]))
+                continue
+            if name is not None:
+                receipts.append(self.publish(msgspec.structs.replace(publication, topic=name, content=lane)))
+                continue
+            refused = self._refuse_live(publication.principal, lane)
+            if refused is not None:
+                receipts.append(Receipt.refused(refused))
+            elif not self.router.empty:
+                self.router.route(stamped(lane, self._clock.now_ms()))
+        return join(receipts)
+
+    def _refuse_live(self, principal: Identity, events: Sequence[Event]) -> AccessRefusedError | None:
+        if principal.grants is not None:
+            for subject in {event.subject for event in events}:
+                if not may(principal, Action.PUBLISH, subject):
+                    return AccessRefusedError(Action.PUBLISH, subject)
+        return None
+
+    def _topic_of_key(self, key: str) -> Topic | None:
+        name = self._table.find(key)
+        return None if name is None else self._topics.get(name)
+
+    def request(
+        self, subject: str, payload: bytes | None, headers: Headers, deadline: float, principal: Identity
+    ) -> Request[Reply]:
+        """Ask those who answer requests to a subject, until an absolute deadline (`Clock.monotonic`); see `request`."""
+        return self.responders.request(subject, payload, headers, deadline, principal)
+
+    def respond(self, key: Key, reply: Reply) -> bool:
+        """Answer a question; `False`: nobody waits for the reply any more."""
+        return self.responders.requests.respond(key, reply)
 
     def topic_of(self, subject: str) -> str | None:
         """Return the name of the topic that records what is published under a subject, `None` if it is live only."""
@@ -442,7 +534,7 @@ class Broker:
 
     def _route(self, name: str, events: Sequence[Event]) -> None:
         self.router.route(events)
-        topic = self.topics.get(name)
+        topic = self._topics.get(name)
         if topic is not None and topic.settings.retain == "last":
             self._retain(events)
 
@@ -462,22 +554,30 @@ class Broker:
         receipt = state.commit("retained")
         receipt.when_done(_note_not_retained)
 
-    def _publish_changes(self, changes: Sequence[Change], commit: Commit) -> Sequence[Receipt]:
-        """Publish what happened to the state as events, for topics and for listeners that do not hear the state."""
+    def _publish_changes(self, changes: Sequence[Change], commit: Commit) -> Published:
+        """Publish changes of the state as events: to topics at once, to live subscriptions when the state is stored."""
         router, find = self.router, self._table.find
         if router.empty and not self._table.names:
-            return ()
+            return NOTHING_PUBLISHED
         own = self.state_receiver
-        headers = ((CONTENT_TYPE, JSON_TYPE), (b"ce_source", commit.source.encode()))
-        events = []
+        headers = ((CONTENT_TYPE, JSON_TYPE), (SOURCE_HEADER, commit.source.encode()))
+        recorded: list[Event] = []
+        live: list[Event] = []
         for kind, key, value, _, _ in changes:
             if kind in UNTOLD_KINDS or key is None or key.startswith(RESERVED_PREFIX):
                 continue
-            if find(key) is None and all(receiver is own for _, receiver in router.route_of(key).receivers):
+            topic = find(key)
+            if topic is None and all(receiver is own for _, receiver in router.route_of(key).receivers):
                 continue
             payload = None if kind == Kind.DELETED else value
-            events.append(Event(key, payload, key.encode(), headers, 0, own))
-        return self.publish(events) if events else ()
+            (live if topic is None else recorded).append(Event(key, payload, key.encode(), headers, 0, own))
+        receipt: Promise = DONE
+        if recorded:
+            principal = Identity(commit.source, commit.source, None)
+            receipt = self.publish(Publication(principal, commit.protocol, recorded))
+        if not live:
+            return receipt, NOTHING_PUBLISHED[1]
+        return receipt, lambda: router.route(stamped(live, self._clock.now_ms()))
 
     # -- care --------------------------------------------------------------------------------------------------------
 
@@ -495,7 +595,7 @@ class Broker:
 
     async def _clean(self, engine: str) -> int:
         freed = 0
-        for topic in [topic for topic in self.topics.values() if topic.settings.engine == engine]:
+        for topic in [topic for topic in self._topics.values() if topic.settings.engine == engine]:
             for partition in topic.partitions:
                 if self._closed:
                     return freed
@@ -508,13 +608,10 @@ class Broker:
     async def close(self) -> None:
         """Flush and close everything; who still waits for an ack is answered."""
         self._closed = True
-        if self.groups is not None:
-            await self.groups.close()
-        if hasattr(self, "state"):
-            await self.state.close()
-        if self.staging is not None:
-            await self.staging.close()
-        for topic in self.topics.values():
+        self.responders.requests.close()
+        for close in reversed(self._opened):
+            await close()
+        for topic in self._topics.values():
             topic.close()
         background: set[asyncio.Future[Any]] = {*self._erasing, *self._cleaning.values()}
         if background:
@@ -534,6 +631,6 @@ def _check_not_reserved(name: str) -> None:
         raise InvalidTopicNameError(f"topic {name!r}: names that begin with {RESERVED_PREFIX} are the server's own")
 
 
-def _note_not_retained(receipt: Receipt) -> None:
+def _note_not_retained(receipt: Promise) -> None:
     if receipt.error is not None:
         log.warning("events were recorded but not kept as state: %s", receipt.error)

@@ -4,12 +4,11 @@ from base64 import b64encode
 
 import msgspec
 
+from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE
 from babelbus.records.record import Headers
 
 NESTING_MAX = 120
 """Deepest JSON that is passed on as JSON: readers in Rust give up at 128."""
-CONTENT_TYPE = b"content-type"
-JSON_TYPE = b"application/json"
 _check = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
 _TOO_DEEP = object()

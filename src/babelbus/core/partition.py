@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from babelbus.config import Ack
 from babelbus.core.backend import Backend
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.core.settings import TopicSettings
 from babelbus.core.tail import Tail, TailBudget
 from babelbus.errors import StorageError
@@ -51,7 +51,9 @@ class Partition:
     ) -> None:
         self.number = number
         self.log = partition_log
-        self.high_watermark = partition_log.next_offset
+        self._high_watermark = partition_log.next_offset
+        self.pending: Callable[[], None] | None = None
+        """Appends the records that this turn of the event loop has gathered; set while there are such records."""
         self.failing: StorageError | None = None
         """Why the last append or flush failed; `None` when it did not."""
         self._ack: Ack = settings.ack
@@ -80,7 +82,9 @@ class Partition:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record gets."""
+        """The offset that the next record gets; gathered records are appended first."""
+        if self.pending is not None:
+            self.pending()
         return self.log.next_offset + self._deferred_count
 
     @property
@@ -89,10 +93,24 @@ class Partition:
         first = self.log.first_offset
         if self._retention_records is None:
             return first
-        return max(first, self.high_watermark - self._retention_records)
+        return max(first, self._high_watermark - self._retention_records)
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset up to which readers see; gathered records are appended first, so that all see the same end."""
+        if self.pending is not None:
+            self.pending()
+        return self._high_watermark
+
+    def step_back(self) -> None:
+        """Hide from readers what the log has lost."""
+        self._high_watermark = min(self._high_watermark, self.log.next_offset)
+        self._wake_beyond(self._high_watermark)
 
     def configure(self, settings: TopicSettings, checkpoint_bytes: int) -> None:
         """Take other settings from now on; publishers that come are answered at their ack level."""
+        if self.pending is not None:
+            self.pending()
         self._write_deferred()
         self._ack = settings.ack
         self._retention_records = settings.retention_records
@@ -109,7 +127,7 @@ class Partition:
         if self._closed:
             raise TopicClosedError("the topic was removed or the server stops")
         if self._ack == "accepted":
-            return self._defer(batch)
+            return self._accept(batch)
         if self._deferred:  # accepted before the level changed: they go first, for their offsets are given
             self._write_deferred()
             if self._deferred:
@@ -148,18 +166,16 @@ class Partition:
         if not isinstance(error, DiskFullError):
             self._request_flush()  # which puts things right where they can be
 
-    def _defer(self, batch: RecordBatch) -> Receipt:
-        """Accept a batch in memory; what one turn of the event loop brings is written together."""
+    def _accept(self, batch: RecordBatch) -> Receipt:
+        """Write a batch; what the disk refuses waits in memory."""
         if self._deferred_bytes + len(batch.data) > DEFERRED_BYTES_MAX:
             self._write_deferred()
             if self._deferred:
                 raise self.failing or StorageError("too much waits to be written")
-        if not self._deferred or self._retry is not None:  # none is scheduled, or only one for later
-            self._cancel_retry()
-            self._loop.call_soon(self._write_deferred)
         self._deferred.append(batch)
         self._deferred_count += batch.count
         self._deferred_bytes += len(batch.data)
+        self._write_deferred()
         receipt = Receipt(self.number, batch.base_offset, batch.count)
         receipt.resolve()
         return receipt
@@ -241,6 +257,8 @@ class Partition:
         Raises:
             StorageError: the engine refused.
         """
+        if self.pending is not None:
+            self.pending()
         return await self._backend.flusher.call(self.log.durable, self.flushed)
 
     def flushed(self, durable_offset: int, error: StorageError | None) -> None:
@@ -256,8 +274,7 @@ class Partition:
             if self._tail is not None:
                 self._tail.cut(self.log.next_offset)
             # What the disk did not give back is gone, and its offsets are given again.
-            self.high_watermark = min(self.high_watermark, self.log.next_offset)
-            self._wake_beyond(self.high_watermark)
+            self.step_back()
             return
         self.failing = None
         self._unflushed_bytes = 0
@@ -333,7 +350,7 @@ class Partition:
             StorageError: the log cannot be read.
         """
         self.log.cut_torn(start)
-        self.high_watermark = min(self.high_watermark, self.log.next_offset)
+        self.step_back()
 
     async def clean(self, now_ms: int) -> int:
         """Do what retention and compaction ask for, in the cleaner's thread; return how many bytes became free.
@@ -392,9 +409,9 @@ class Partition:
             raise TopicClosedError("the topic was removed or the server stops")
 
     def _advance(self, high_watermark: int) -> None:
-        if high_watermark <= self.high_watermark:
+        if high_watermark <= self._high_watermark:
             return
-        self.high_watermark = high_watermark
+        self._high_watermark = high_watermark
         watchers = self._watchers
         while watchers and watchers[0][0] < high_watermark:
             heappop(watchers)[2]()

@@ -10,14 +10,10 @@ from typing import Protocol
 
 import msgspec
 
-from babelbus.errors import BabelbusError
+from babelbus.errors import InvalidTopicNameError
 
 NAME_BYTES_MAX = 249
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f,]")
-
-
-class InvalidTopicNameError(BabelbusError):
-    """A topic cannot have this name."""
 
 
 def check_topic_name(name: str) -> None:

@@ -1,19 +1,36 @@
 """A topic in the broker: its partitions, who gets which record, and resends that get the first answer again."""
 
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from babelbus.clock import Clock
 from babelbus.core.partition import Partition
-from babelbus.core.record import Event, Receipt
+from babelbus.core.publish import (
+    GATHER_RECORDS_MAX,
+    NO_PRODUCER,
+    SERVER_CHOOSES,
+    Bodies,
+    Gathered,
+    Payloads,
+    Publication,
+    join_bodies,
+    join_payloads,
+)
+from babelbus.core.receipt import Receipt, join
+from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import LENGTH_MAX
 from babelbus.errors import StorageError
+from babelbus.metrics import Metrics
 from babelbus.records.columns import decode_columns, iterate
+from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import (
     encode_batch,
+    encode_bodies,
     encode_payloads,
     mark_producer,
     public_headers,
@@ -21,17 +38,12 @@ from babelbus.records.format import (
 )
 from babelbus.records.record import Headers, Record, RecordBatch
 
-SUBJECT_HEADER = b"ce_subject"
-"""Holds the subject of an event whose subject is not the topic's name."""
+log = logging.getLogger(__name__)
+
 RESERVED_PREFIX = "$"
 """Begins the names of the server's own topics."""
-SOURCE_HEADER = b"ce_source"
 FIRST_ID = "0"
 """The id of a topic that was made before topics had ids."""
-SERVER_CHOOSES = -1
-NO_PRODUCER = -1
-GATHER_RECORDS_MAX = 64
-"""So many records at once are a batch by themselves."""
 
 
 class SequenceGapError(StorageError):
@@ -73,6 +85,7 @@ class Topic:
         settings: TopicSettings,
         partitions: list[Partition],
         clock: Clock,
+        metrics: Metrics,
         on_visible: Callable[[str, Sequence[Event]], None],
         is_heard: Callable[[], bool],
         later: Callable[[Callable[[], None]], object],
@@ -84,29 +97,23 @@ class Topic:
         self.settings = settings
         self.partitions = partitions
         self._clock = clock
+        self._metrics = metrics
         self._on_visible = on_visible
         self._is_heard = is_heard
         self._later = later
         self._turn = 0
         self._last_ms = 0
         self.reserved = name.startswith(RESERVED_PREFIX)
-        """Whether clients may only read it."""
-        self._gathered: Receipt | None = None
-        self._payloads: list[bytes] = []
-        self._timestamps: list[int] = []
-        self._sources: list[tuple[int, Headers]] = []
-        """How many of the gathered payloads came up to and with each call, and what its events are to carry."""
-
-    def _reserved_error(self) -> ReservedTopicError:
-        return ReservedTopicError(f"topic {self.name!r} is the server's own and cannot be written to")
+        """Whether clients may only read it, and no live subscription sees it."""
+        self._gathered: Gathered | None = None
 
     @property
     def _shown(self) -> bool:
         """Whether what is published must be made events."""
-        return self.settings.retain == "last" or self._is_heard()
+        return not self.reserved and (self.settings.retain == "last" or self._is_heard())
 
     def stamp(self) -> int:
-        """Give the server's time in ms; it never runs backwards within a topic, whatever the clock does."""
+        """Return the server's time in ms; it never runs backwards within a topic, whatever the clock does."""
         self._last_ms = max(self._clock.now_ms(), self._last_ms, 1)
         return self._last_ms
 
@@ -124,84 +131,114 @@ class Topic:
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
-    def publish_payloads(self, payloads: Sequence[bytes], timestamps: list[int], source: Headers = ()) -> list[Receipt]:
-        """Append records that are a payload and a time alone, round robin over the partitions; 0 is the server's time.
+    def publish(self, publication: Publication) -> Receipt:
+        """Append a publication of `Broker.publish`; whatever prevents that is the error of the receipt.
 
-        `source` are the headers that live subscribers get: who published them. What is stored stays as it came.
+        Events with a key go to the partition that the key chooses; events without, payloads and batches go round robin
+        unless the publication names a partition. Bodies go to the first partition. A receipt of several partitions has
+        `parts`, in the order in which the partitions took turns.
 
-        Returns a receipt for each partition that got some; one for all when nothing could be stored (with its error).
-        Few records wait for the end of this turn of the event loop, so that what many connections publish at once is
-        one write (`commit`) with one receipt, which does not know their offsets.
+        Few payloads or bodies for a topic of one partition wait for the end of this turn of the event loop, so that
+        records that many connections publish at once are one write with one receipt.
         """
-        if self.reserved:
-            return [Receipt.refused(self._reserved_error())]
-        count = len(self.partitions)
-        if count == 1:
-            if len(payloads) >= GATHER_RECORDS_MAX:
-                self.commit()
-                return [self._append_payloads(self.partitions[0], payloads, timestamps, source)]
-            receipt = self._gathered
-            if receipt is None:
-                receipt = self._gathered = Receipt(-1, -1, 0)
-                self._later(self.commit)
-            self._payloads += payloads
-            self._timestamps += timestamps
-            self._sources.append((len(self._payloads), source))
-            return [receipt]
+        content = publication.content
+        kind = type(content)
+        if kind is Payloads and len(self.partitions) > 1:
+            return self._spread(publication, content)  # type: ignore[arg-type]
+        if kind is RecordBatch:
+            self.flush()
+            return self._publish_batch(publication, content)  # type: ignore[arg-type]
+        if kind is list:
+            self.flush()
+            return self._publish_events(publication, content)  # type: ignore[arg-type]
+        gathered = self._gathered
+        if len(content) >= GATHER_RECORDS_MAX:  # type: ignore[arg-type]
+            self.flush()
+            return self._append_records(self.partitions[0], [publication])
+        if gathered is not None and gathered.takes(publication):
+            gathered.publications.append(publication)
+            return gathered.receipt
+        self.flush()
+        self._gathered = gathered = Gathered(publication)
+        self.partitions[0].pending = self.flush
+        self._later(self.flush)
+        return gathered.receipt
+
+    def flush(self) -> None:
+        """Append the gathered records. Nobody has to call this first: whoever looks at the partition's end does."""
+        gathered = self._gathered
+        if gathered is not None:
+            self._gathered = self.partitions[0].pending = None
+            gathered.receipt.follow(self._append_records(self.partitions[0], gathered.publications))
+
+    def _spread(self, publication: Publication, content: Payloads) -> Receipt:
+        payloads, timestamps, count = content.payloads, content.timestamps, len(self.partitions)
         receipts = []
         for lane in range(min(count, len(payloads))):
-            partition = self.partitions[(self._turn + lane) % count]
-            receipts.append(self._append_payloads(partition, payloads[lane::count], timestamps[lane::count], source))
+            some = Payloads(payloads[lane::count], timestamps[lane::count])
+            part = msgspec.structs.replace(publication, content=some)
+            receipts.append(self._append_records(self.partitions[(self._turn + lane) % count], [part]))
         self._turn = (self._turn + len(payloads)) % count
-        return receipts
+        return join(receipts)
 
-    def commit(self) -> None:
-        """Append what `publish_payloads` gathered; who reads or appends in another way calls this first."""
-        receipt = self._gathered
-        if receipt is None:
-            return
-        payloads, timestamps, sources = self._payloads, self._timestamps, self._sources
-        self._gathered, self._payloads, self._timestamps, self._sources = None, [], [], []
-        made = self._append_payloads(self.partitions[0], payloads, timestamps, sources)
-        made.when_done(lambda made: receipt.resolve(made.error))
-
-    def _append_payloads(
-        self,
-        partition: Partition,
-        payloads: Sequence[bytes],
-        timestamps: list[int],
-        source: Headers | list[tuple[int, Headers]],
-    ) -> Receipt:
-        if 0 in timestamps:
-            now = self.stamp()
-            timestamps = [timestamp or now for timestamp in timestamps]
+    def _append_records(self, partition: Partition, publications: Sequence[Publication]) -> Receipt:
+        """Append payloads or bodies as one batch."""
+        protocol, plain = publications[0].protocol, type(publications[0].content) is Payloads
+        now = self.stamp()
         try:
-            receipt = partition.append(encode_payloads(payloads, timestamps, partition.next_offset))
+            if plain:
+                payloads, timestamps = join_payloads(publications)
+                if 0 in timestamps:
+                    timestamps = [timestamp or now for timestamp in timestamps]
+                batch = encode_payloads(payloads, timestamps, partition.next_offset)
+                size_bytes = sum(map(len, payloads))
+            else:
+                bodies = join_bodies(publications, now)
+                batch = encode_bodies(bodies.bodies, bodies.timestamps, partition.next_offset)
+                size_bytes = bodies.size_bytes
+            receipt = partition.append(batch)
         except StorageError as error:
-            return Receipt.refused(error)
-        if self._shown:
-            name = self.name
-            sources = source if isinstance(source, list) else [(len(payloads), source)]
-            events: list[Event] = []
-            for end, headers in sources:
-                begin = len(events)
-                pairs = zip(payloads[begin:end], timestamps[begin:end], strict=True)
-                events += [Event(name, data, None, headers, at) for data, at in pairs]
-            self._show(receipt, events)
+            receipt = Receipt.refused(error)
+        except Exception:  # one sender's records must not cost all others of the turn their answers
+            log.exception("publishing to topic %r failed", self.name)
+            receipt = Receipt.refused(StorageError("the server failed; its log says why"))
+        else:
+            self._metrics.topic_published(protocol, self.name).inc(batch.count, size_bytes)
+            if self._shown:
+                if plain:
+                    self._show(receipt, self._plain_events(publications, payloads, timestamps))
+                else:
+                    self._show(receipt, self.decode(bytes(batch.data), batch.positions))
+        if not plain:
+            for publication in publications:
+                content = publication.content
+                if type(content) is not Bodies:
+                    content.appended(receipt)  # type: ignore[union-attr]
         return receipt
 
-    def publish(self, events: Sequence[Event], *, by_server: bool = False) -> list[Receipt]:
-        """Append events: those with a key to the partition that the key chooses, the others round robin."""
-        if self.reserved and not by_server:
-            return [Receipt.refused(self._reserved_error())]
-        self.commit()
+    def _plain_events(
+        self, publications: Sequence[Publication], payloads: Sequence[bytes], timestamps: list[int]
+    ) -> list[Event]:
+        name = self.name
+        events: list[Event] = []
+        for publication in publications:
+            begin = len(events)
+            end = begin + len(publication.content)  # type: ignore[arg-type]
+            pairs = zip(payloads[begin:end], timestamps[begin:end], strict=True)
+            events += [Event(name, data, None, publication.source, at) for data, at in pairs]
+        return events
+
+    def _publish_events(self, publication: Publication, events: list[Event]) -> Receipt:
         now = self.stamp()
         lanes: dict[int, list[Event]] = {}
         for event in events:
             lanes.setdefault(self._choose(event.key), []).append(event)
-        return [self._append_events(self.partitions[number], lane, now) for number, lane in lanes.items()]
+        protocol = publication.protocol
+        return join(
+            [self._append_events(self.partitions[number], lane, now, protocol) for number, lane in lanes.items()]
+        )
 
-    def _append_events(self, partition: Partition, events: list[Event], now: int) -> Receipt:
+    def _append_events(self, partition: Partition, events: list[Event], now: int, protocol: str) -> Receipt:
         records = [
             Record(event.payload, event.key, self._headers_of(event), event.timestamp or now) for event in events
         ]
@@ -209,6 +246,8 @@ class Topic:
             receipt = partition.append(encode_batch(records, partition.next_offset))
         except StorageError as error:
             return Receipt.refused(error)
+        size_bytes = sum([len(event.payload) for event in events if event.payload])
+        self._metrics.topic_published(protocol, self.name).inc(len(events), size_bytes)
         if self._shown:
             shown = [event_of(self.name, one, event.via) for one, event in zip(records, events, strict=True)]
             self._show(receipt, shown)
@@ -230,63 +269,41 @@ class Topic:
         self._turn = (self._turn + 1) % count
         return self._turn
 
-    def publish_batch(
-        self,
-        batch: RecordBatch,
-        *,
-        partition: int = SERVER_CHOOSES,
-        producer_id: int = NO_PRODUCER,
-        first_sequence: int = 0,
-        source: Headers = (),
-    ) -> Receipt:
-        """Append records that came in the stored form, checked by `records.parse_records`, to one partition.
+    def _publish_batch(self, publication: Publication, batch: RecordBatch) -> Receipt:
+        size_bytes = len(batch.data)
+        try:
+            receipt = None
+            if publication.partition != SERVER_CHOOSES:
+                self.partition(publication.partition)
+            if publication.producer_id != NO_PRODUCER and not publication.fresh:
+                receipt = self._find_batch(publication.producer_id, publication.first_sequence, batch.count)
+            if receipt is None:
+                receipt = self._append_batch(publication, batch)
+        except StorageError as error:
+            return Receipt.refused(error)
+        self._metrics.topic_published(publication.protocol, self.name).inc(batch.count, size_bytes)
+        return receipt
 
-        `source` as in `publish_payloads`; it stands for headers of the same names that the publisher set.
-
-        With a `producer_id` a batch that was stored before is not stored again: the receipt says where it is.
-
-        Raises:
-            SequenceGapError, SequenceTooOldError, UnknownPartitionError, InvalidRecordError: see there.
-            ReservedTopicError: the topic is the server's own.
-            StorageError: the disk refused; nothing was appended.
-        """
-        if self.reserved:
-            raise self._reserved_error()
-        self.commit()
-        if partition != SERVER_CHOOSES:
-            self.partition(partition)
-        if producer_id != NO_PRODUCER:
-            known = self._find_batch(producer_id, first_sequence, batch.count)
-            if known is not None:
-                return known
-        if partition == SERVER_CHOOSES:
-            partition = self._turn
+    def _append_batch(self, publication: Publication, batch: RecordBatch) -> Receipt:
+        number, producer_id = publication.partition, publication.producer_id
+        if number == SERVER_CHOOSES:
+            number = self._turn
             self._turn = (self._turn + 1) % len(self.partitions)
-        return self.append_batch(batch, partition, producer_id, first_sequence, source)
-
-    def append_batch(
-        self, batch: RecordBatch, partition: int, producer_id: int, first_sequence: int, source: Headers = ()
-    ) -> Receipt:
-        """Append records in the stored form to a partition without asking whether they were stored before.
-
-        Raises:
-            InvalidRecordError, StorageError: as `publish_batch`.
-        """
-        target = self.partitions[partition]
-        if producer_id != NO_PRODUCER:
-            batch = mark_producer(batch, producer_id, first_sequence)
+        target = self.partitions[number]
         base_offset = target.next_offset
-        batch = rebase(batch, base_offset)
         if producer_id != NO_PRODUCER:
+            batch = mark_producer(batch, producer_id, publication.first_sequence)
             # Before the append, which may write a checkpoint: one that knows too much is put right by the log.
-            target.log.producers.add(producer_id, first_sequence, batch.count, base_offset)
+            target.log.producers.add(producer_id, publication.first_sequence, batch.count, base_offset)
+        if batch.base_offset != base_offset:
+            batch = rebase(batch, base_offset)
         try:
             receipt = target.append(batch)
         except StorageError:
             target.log.producers.forget_from(base_offset)
             raise
         if self._shown:
-            events = self.decode(bytes(batch.data), batch.positions)
+            events, source = self.decode(bytes(batch.data), batch.positions), publication.source
             self._show(receipt, with_source(events, source) if source else events)
         return receipt
 
@@ -318,7 +335,7 @@ class Topic:
 
     def close(self, error: StorageError | None = None) -> None:
         """Give the logs back; who waits for something is answered, with `error` if there is one."""
-        self.commit()
+        self.flush()
         for partition in self.partitions:
             partition.close(error)
 

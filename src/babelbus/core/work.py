@@ -1,6 +1,6 @@
 """A coroutine begun inside a synchronous call: it runs at once up to its first wait, so that nothing waits needlessly.
 
-Sessions are synchronous and answer in order: what they ask for is a receipt (`Outbox.answer_when`). A read that is
+Sessions are synchronous and answer in order: what they ask for is a promise (`Outbox.answer_when`). A read that is
 served from memory is done when `Work` returns, without a task and without a turn of the event loop.
 """
 
@@ -10,7 +10,7 @@ import types
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.errors import BabelbusError, StorageError
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Work(Receipt, Generic[T]):
+class Work(Promise, Generic[T]):
     """A coroutine under way. When it is `done`, it has a `value` or an `error`.
 
     It may wait for futures and for `settled` alone, and is not cancelled: whoever lost interest ignores the outcome.
@@ -29,11 +29,11 @@ class Work(Receipt, Generic[T]):
     value: T
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        super().__init__(-1, -1, 0)
+        super().__init__()
         self._coroutine = coroutine
         self._step()
 
-    def _step(self, _waited: "Receipt | asyncio.Future[Any] | None" = None) -> None:
+    def _step(self, _waited: "Promise | asyncio.Future[Any] | None" = None) -> None:
         try:
             waited = self._coroutine.send(None)
         except StopIteration as end:
@@ -45,7 +45,7 @@ class Work(Receipt, Generic[T]):
             log.exception("a read failed")
             self.resolve(StorageError(f"internal error in a read: {error}"))
         else:
-            if isinstance(waited, Receipt):
+            if isinstance(waited, Promise):
                 waited.when_done(self._step)
             else:
                 waited._asyncio_future_blocking = False  # as a task does before it waits
@@ -62,7 +62,7 @@ class Work(Receipt, Generic[T]):
 
 
 @types.coroutine
-def settled(receipt: Receipt) -> Generator[Receipt, None, None]:
-    """Wait inside of `Work` until a receipt is done; the work goes on in the very call that resolves the receipt."""
-    if not receipt.done:
-        yield receipt
+def settled(promise: Promise) -> Generator[Promise, None, None]:
+    """Wait inside of `Work` until a promise is done; the work goes on in the very call that resolves the promise."""
+    if not promise.done:
+        yield promise

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 
 ANSWER_BYTES = 256
 """What an answer that waits costs by itself: the smallest ones count too while a slow disk holds them back."""
@@ -27,8 +27,8 @@ class Sender(Protocol):
     def answer(self, encode: Encode, weight: int = 0) -> None:
         """Send what `encode` returns, behind all answers that were promised before."""
 
-    def answer_when(self, receipts: Sequence[Receipt], encode: Encode, weight: int = 0) -> None:
-        """Send what `encode` returns once all receipts are done, behind all answers that were promised before."""
+    def answer_when(self, promises: Sequence[Promise], encode: Encode, weight: int = 0) -> None:
+        """Send what `encode` returns once all promises are done, behind all answers that were promised before."""
 
 
 class Transport(Protocol):
@@ -97,8 +97,8 @@ class Answer:
         self.left = left
         self.weight = weight
 
-    def arrive(self, _receipt: Receipt) -> None:
-        """One of the receipts is done."""
+    def arrive(self, _promise: Promise) -> None:
+        """One of the promises is done."""
         self.left -= 1
         if not self.left:
             self.outbox.push()
@@ -151,18 +151,18 @@ class Outbox:
         if not self.holding:
             self._drain()
 
-    def answer_when(self, receipts: Sequence[Receipt], encode: Encode, weight: int = 0) -> None:
-        """Send what `encode` gives once all receipts are done, behind all answers that were promised before.
+    def answer_when(self, promises: Sequence[Promise], encode: Encode, weight: int = 0) -> None:
+        """Send what `encode` gives once all promises are done, behind all answers that were promised before.
 
         `encode` is called when its turn to be written has come, not earlier.
         """
         weight += ANSWER_BYTES
-        answer = Answer(self, encode, len(receipts), weight)
+        answer = Answer(self, encode, len(promises), weight)
         self._answers.append(answer)
         self._weight += weight
-        for receipt in receipts:
-            receipt.when_done(answer.arrive)
-        if not receipts and not self.holding:
+        for promise in promises:
+            promise.when_done(answer.arrive)
+        if not promises and not self.holding:
             self._drain()
 
     @property

@@ -422,7 +422,10 @@ def rebase(batch: RecordBatch, base_offset: int) -> RecordBatch:
 
     Patches `batch.data` in place when it can be written to, else copies it once.
     """
-    data = bytearray(batch.data) if memoryview(batch.data).readonly else batch.data
+    if memoryview(batch.data).readonly:
+        data: Buffer = bytearray(batch.data)
+    else:
+        data, batch.base_offset = batch.data, base_offset
     if batch.count < VECTOR_MIN:
         pack_into = INT64.pack_into
         for offset, position in enumerate(batch.positions, base_offset):

@@ -36,7 +36,7 @@ def parse_records(data: Buffer) -> RecordBatch:
     """Return the batch that `data` is: one or more whole records with times above 0 and no header of the bus's own.
 
     Each CRC is checked by itself (0.4 us a record): the quick check of `checksum` is for bytes that we wrote, here
-    somebody could have made two wrong ones that cancel out. Offsets are ignored.
+    somebody could have made two wrong ones that cancel out. Offsets are ignored: the base offset is -1.
 
     Raises:
         ChecksumError: a CRC is wrong.
@@ -60,7 +60,7 @@ def parse_records(data: Buffer) -> RecordBatch:
         raise InvalidRecordError(f"a record's attributes are 0 to {ATTRIBUTES_KNOWN}")
     for number in np.flatnonzero(columns.headers_counts).tolist():
         _refuse_reserved(data, int(columns.headers_positions[number]), int(columns.headers_counts[number]))
-    return RecordBatch(data, positions, columns.timestamps, 0)
+    return RecordBatch(data, positions, columns.timestamps, -1)
 
 
 def _parse_few(data: Buffer) -> RecordBatch:
@@ -82,7 +82,7 @@ def _parse_few(data: Buffer) -> RecordBatch:
         headers_at = headers_position(data, at)
         if data[headers_at]:
             _refuse_reserved(data, headers_at, data[headers_at])
-    return RecordBatch(data, positions, timestamps, 0)
+    return RecordBatch(data, positions, timestamps, -1)
 
 
 def _refuse_reserved(data: Buffer, headers_at: int, count: int) -> None:

@@ -29,7 +29,7 @@ class RecordBatch:
     """Whole records in the stored form, one behind the other, with where each begins.
 
     Invariant: `data` holds `count` records; `positions[i]` is the byte where record i begins and `timestamps[i]` its
-    time; the offsets inside `data` are `base_offset` and up, without gaps.
+    time; the offsets inside `data` are `base_offset` and up, without gaps, or anything if `base_offset` is -1.
     """
 
     __slots__ = ("base_offset", "count", "data", "positions", "timestamps")

@@ -14,8 +14,8 @@ import msgspec
 
 from babelbus.core.access import ADMIN_GRANTS, CLIENT_GRANTS, Identity
 from babelbus.core.broker import PARTITIONS_MAX
-from babelbus.core.subject import InvalidTopicNameError, check_topic_name
-from babelbus.errors import ConfigError
+from babelbus.core.subject import check_topic_name
+from babelbus.errors import ConfigError, InvalidTopicNameError
 from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)

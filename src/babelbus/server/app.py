@@ -19,10 +19,9 @@ from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
-from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS
+from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
 from babelbus.server.access import AccessLists
-from babelbus.server.administration import Administrator
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
 from babelbus.storage.contract import Fit, Store
@@ -86,7 +85,6 @@ class Server:
             self._lists.reload()
             self.fingerprint = prepare_identities(conf, self._lists)
             self._open_broker()
-            assert self.broker.staging is not None
             await self.broker.staging.settle()
             await self._listen()
         except BaseException:
@@ -146,8 +144,8 @@ class Server:
     def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
         """Make what the list of topics has and the store has not; what the store has is kept in any case."""
         for name, partitions in listed.items():
-            topic = self.broker.topics.get(name)
-            if name in self.broker.topics.damaged:
+            topic = self.broker.find_topic(name)
+            if name in self.broker.damaged_topics:
                 self._closed_topics[name] = partitions
             elif topic is None:
                 if name not in removed:  # else a crash came between the folder and the list
@@ -162,7 +160,7 @@ class Server:
 
     def public_topics(self) -> dict[str, Topic]:
         """Return the topics that clients made: all but the server's own."""
-        return {name: topic for name, topic in self.broker.topics.items() if not topic.reserved}
+        return {topic.name: topic for topic in self.broker.topics() if not topic.reserved}
 
     def _note_topics(self) -> None:
         """Write the list of topics, and show the right ones in the metrics."""
@@ -179,8 +177,6 @@ class Server:
     def _watch_broker(self) -> None:
         """Let the metrics ask the broker when they are read."""
         metrics, broker, groups, staging = self.metrics, self.broker, self.broker.groups, self.broker.staging
-        assert groups is not None
-        assert staging is not None
         metrics.watch_groups(
             lambda: msgspec.structs.asdict(groups.totals()) | {"commit_failures": groups.commit_failures}
         )
@@ -196,11 +192,12 @@ class Server:
         metrics.live_subscriptions.set_function(lambda: broker.router.count)
 
     def _watch_metrics(self) -> None:
-        for name in self._watched - set(self.broker.topics):
+        names = set(self.broker.topic_names())
+        for name in self._watched - names:
             self.metrics.forget_topic(name)
-        self._watched = set(self.broker.topics)
-        for name, topic in self.broker.topics.items():
-            partitions = topic.partitions
+        self._watched = names
+        for topic in self.broker.topics():
+            name, partitions = topic.name, topic.partitions
             self.metrics.watch_topic(
                 name,
                 segments=lambda partitions=partitions: sum(one.log.part_count for one in partitions),  # type: ignore[misc]
@@ -225,8 +222,9 @@ class Server:
                 self.addresses |= service.addresses
         if self.config.admin.enabled:
             self._admin = AdminServer(
-                Administrator(self),
+                self,
                 self.metrics,
+                read_value=read_value,
                 token=ensure_token(self.folder),
                 settings=self.config.admin,
                 guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host),
@@ -256,8 +254,7 @@ class Server:
             cleaning = asyncio.get_running_loop().create_task(self.broker.clean())  # one engine may hang in it
             self._cleanings.add(cleaning)
             cleaning.add_done_callback(self._cleaned)
-            if self.broker.staging is not None:
-                self.broker.staging.expire()
+            self.broker.staging.expire()
 
     def _cleaned(self, cleaning: "asyncio.Task[int]") -> None:
         self._cleanings.discard(cleaning)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from babelbus.records.columns import I64, Columns
+from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import RESERVED_HEADER_PREFIX, TOMBSTONE
 from babelbus.records.headers import walk_headers
 
@@ -20,7 +21,6 @@ BATCH_RECORDS = 16_384
 """Records of one Arrow batch; Spark is as fast with 1,024 and a third slower with 262,144."""
 BATCH_BYTES = 4 * 2**20
 RUN_MIN = 16
-SUBJECT_HEADER = b"ce_subject"
 MICROSECONDS_MAX = 2**63 - 1
 _MILLISECONDS_MAX = MICROSECONDS_MAX // 1000
 

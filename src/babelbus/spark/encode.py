@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SUBJECT_HEADER
 from babelbus.records.format import (
     HEADERS_MAX,
     RECORD_BYTES_MIN,
@@ -22,14 +23,12 @@ from babelbus.records.format import (
 )
 from babelbus.records.record import Headers, Record, RecordBatch
 from babelbus.spark.column_encoder import PlainRows, cut, numbers
-from babelbus.spark.decode import SUBJECT_HEADER
 from babelbus.spark.partitioner import ANY_PARTITION, Partitioner
 from babelbus.spark.sink_options import SinkOptions
 
 I64 = npt.NDArray[np.int64]
 DEAD_REASON, DEAD_TOPIC, DEAD_TIME, DEAD_BYTES = b"dead-reason", b"dead-topic", b"dead-time", b"dead-bytes"
 """Headers of a dead letter, the first three as the bus's own have them; the last: the size of a cut value."""
-CONTENT_TYPE, JSON_TYPE = b"content-type", b"application/json"
 NO_HEADERS = encode_headers(())
 _DEAD_HEADERS = 4
 _check_json = msgspec.json.Decoder().decode

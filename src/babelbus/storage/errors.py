@@ -28,12 +28,6 @@ class FolderLockedError(StorageError):
     """Another process owns the data folder."""
 
 
-class InvalidFolderError(StorageError):
-    """A topic cannot have this name: its folder would have none that a file system takes."""
-
-    retriable = False
-
-
 class OffsetOutOfRangeError(StorageError):
     """A reader asked for an offset that retention removed or nobody has written yet."""
 

@@ -7,29 +7,80 @@
 
 import asyncio
 import hmac
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 from aiohttp import hdrs, web
 from prometheus_client.exposition import choose_encoder
 
-from babelbus.clock import Clock, SystemClock
-from babelbus.config import AdminSettings, read_topic_changes
+import babelbus
+from babelbus.clock import Clock
+from babelbus.config import AdminSettings, Config, read_topic_changes
+from babelbus.core.broker import Broker
+from babelbus.core.groups import DeadLetterTopics
+from babelbus.core.state import StateEditor
+from babelbus.core.topic import Topic
 from babelbus.metrics import Metrics
 from babelbus.web.answers import Handler, answer, answer_errors, read_body
 from babelbus.web.consumers import ConsumerRoutes
-from babelbus.web.contract import Administration, Health, PartitionInfo, ServerInfo, TopicInfo
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.groups import GroupRoutes
 from babelbus.web.limits import ConnectionLimits
-from babelbus.web.live import LiveRoutes
+from babelbus.web.live import PROTOCOL, LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.state import StateRoutes
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
 
-__all__ = ["AdminServer", "Administration", "Health", "PartitionInfo", "ServerInfo", "TopicInfo"]
-
 BODY_BYTES_MAX = 2**20
 STOP_SECONDS = 2.0
+SLOW_FLUSH_SECONDS = 1.0
+
+
+class PartitionInfo(msgspec.Struct, frozen=True):
+    """One partition: `first_offset` is the oldest record's, `next_offset` the next to be given out.
+
+    All below `high_watermark` can be read. `bytes` are those of the `.log` files.
+    """
+
+    partition: int
+    first_offset: int
+    next_offset: int
+    high_watermark: int
+    bytes: int
+    segments: int
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """One topic with its partitions and its settings (keys of `core.settings.TopicSettings`)."""
+
+    name: str
+    partitions: list[PartitionInfo]
+    settings: dict[str, object]
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """What runs here: `addresses` are "host:port" by protocol."""
+
+    version: str
+    uptime_seconds: float
+    data_folder: str
+    addresses: dict[str, str]
+
+
+class Host(Protocol):
+    """The server in which the endpoint runs."""
+
+    broker: Broker
+    config: Config
+    clock: Clock
+    folder: str
+    addresses: dict[str, str]
+    started_at: float
+    stopping: bool
+
+    def reload(self) -> None:
+        """Read the lists of clients and rights again, as on SIGHUP."""
 
 
 class CreateTopic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,16 +96,17 @@ class AdminServer:
 
     def __init__(
         self,
-        administration: Administration,
+        server: Host,
         metrics: Metrics,
         *,
+        read_value: Callable[[bytes], bytes],
         token: str,
         settings: AdminSettings,
-        clock: Clock | None = None,
         guard: BrowserGuard | None = None,
     ) -> None:
         assert token, "an empty token would let everybody in"
-        self._bus = administration
+        self._server = server
+        self._broker = broker = server.broker
         self._metrics = metrics
         self._expected = f"Bearer {token}".encode()
         self._settings = settings
@@ -64,14 +116,15 @@ class AdminServer:
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        self._live = LiveRoutes(administration.live, administration.state, metrics)
-        self._state = StateRoutes(administration.state)
+        editor = StateEditor(broker.state, broker.history, server.clock, PROTOCOL, read_value)
+        self._live = LiveRoutes(broker, editor, metrics)
+        self._state = StateRoutes(editor)
         self._groups = (
-            *GroupRoutes(administration).routes,
-            *ConsumerRoutes(administration).routes,
-            *DeadLetterRoutes(administration).routes,
+            *GroupRoutes(broker.groups).routes,
+            *ConsumerRoutes(broker.groups).routes,
+            *DeadLetterRoutes(DeadLetterTopics(broker, broker.groups)).routes,
         )
-        pipelines = Pipelines(clock or SystemClock())
+        pipelines = Pipelines(server.clock)
         metrics.registry.register(pipelines)
         self._pipelines = PipelineRoutes(pipelines)
 
@@ -168,18 +221,18 @@ class AdminServer:
 
     async def _get_health(self, request: web.Request) -> web.Response:
         """200 as long as the process lives: a supervisor restarts on anything else, which mends no full disk."""
-        reasons = self._bus.health().reasons
+        reasons = health_reasons(self._server)
         return answer({"status": "degraded" if reasons else "ok", "reasons": reasons})
 
     async def _get_ready(self, request: web.Request) -> web.Response:
-        health = self._bus.health()
-        return answer({"ready": health.ready, "reasons": health.reasons}, status=200 if health.ready else 503)
+        ready = not self._server.stopping
+        return answer({"ready": ready, "reasons": health_reasons(self._server)}, status=200 if ready else 503)
 
     async def _list_topics(self, request: web.Request) -> web.Response:
-        return answer({"topics": self._bus.list_topics()})
+        return answer({"topics": [_describe(topic) for topic in self._broker.topics()]})
 
     async def _show_topic(self, request: web.Request) -> web.Response:
-        return answer(self._bus.topic(request.match_info["name"]))
+        return answer(_describe(self._broker.topic(request.match_info["name"])))
 
     async def _create_topic(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, CreateTopic)
@@ -187,19 +240,63 @@ class AdminServer:
         settings = read_topic_changes(wanted.settings | count)
         partitions = settings.pop("partitions", None)
         assert partitions is None or isinstance(partitions, int)  # read_topic_changes has checked it
-        return answer(self._bus.create_topic(wanted.name, partitions, settings), status=201)
+        topic = self._broker.create_topic(wanted.name, partitions, self._resolve(settings))
+        return answer(_describe(topic), status=201)
 
     async def _alter_topic(self, request: web.Request) -> web.Response:
         changes = read_topic_changes(await read_body(request, dict[str, object]))
-        return answer(self._bus.alter_topic(request.match_info["name"], changes))
+        return answer(_describe(self._broker.alter_topic(request.match_info["name"], self._resolve(changes))))
 
     async def _remove_topic(self, request: web.Request) -> web.Response:
-        await self._bus.remove_topic(request.match_info["name"])
+        self._broker.remove_topic(request.match_info["name"])
         return answer({"removed": request.match_info["name"]})
 
     async def _show_server(self, request: web.Request) -> web.Response:
-        return answer(self._bus.info())
+        server = self._server
+        uptime = server.clock.monotonic() - server.started_at
+        return answer(ServerInfo(babelbus.__version__, uptime, server.folder, dict(server.addresses)))
 
     async def _reload(self, request: web.Request) -> web.Response:
-        self._bus.reload()
+        self._server.reload()
         return answer({"reloaded": True})
+
+    def _resolve(self, settings: dict[str, object]) -> dict[str, object]:
+        """Put the server's own value where a topic has none."""
+        if "segment_bytes" in settings and settings["segment_bytes"] is None:
+            return settings | {"segment_bytes": self._server.config.storage.segment_bytes}
+        return settings
+
+
+def health_reasons(server: Host) -> list[str]:
+    """Return what an operator should look at. Cheap: it is asked every few seconds."""
+    reasons = []
+    now = server.clock.monotonic()
+    for engine, backend in server.broker.backends.items():
+        begun, last = backend.flusher.begun_at, backend.flusher.last_seconds
+        if begun is not None and now - begun > SLOW_FLUSH_SECONDS:
+            reasons.append(f"a flush of engine {engine} takes {now - begun:.1f} s by now")
+        elif last > SLOW_FLUSH_SECONDS:
+            reasons.append(f"the last flush of engine {engine} took {last:.1f} s")
+    for topic in server.broker.topics():
+        failing = next((one.failing for one in topic.partitions if one.failing is not None), None)
+        if failing is not None:
+            reasons.append(f"topic {topic.name}: {failing}")
+    reasons += [f"topic {name} is not open: {error}" for name, error in server.broker.damaged_topics.items()]
+    if server.stopping:
+        reasons.append("the server stops")
+    return reasons
+
+
+def _describe(topic: Topic) -> TopicInfo:
+    partitions = [
+        PartitionInfo(
+            one.number,
+            one.log.first_offset,
+            one.next_offset,
+            one.high_watermark,
+            one.log.size_bytes,
+            one.log.part_count,
+        )
+        for one in topic.partitions
+    ]
+    return TopicInfo(topic.name, partitions, msgspec.to_builtins(topic.settings))

@@ -24,22 +24,17 @@ from babelbus.core.state import (
     AsOf,
     HistoryGoneError,
     InvalidKeyError,
+    InvalidPatternError,
+    InvalidValueError,
     NoSuchKeyError,
+    ReadOnlyKeyError,
     VersionedError,
     VersionMismatchError,
 )
-from babelbus.core.subject import InvalidTopicNameError
 from babelbus.core.topic import UnknownPartitionError
-from babelbus.errors import BabelbusError, ConfigError, StorageError
+from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, StorageError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
-from babelbus.web.contract import (
-    InvalidEventError,
-    InvalidPatternError,
-    InvalidValueError,
-    ReadOnlyKeyError,
-    TooManyPipelinesError,
-    UnknownConsumerError,
-)
+from babelbus.web.errors import InvalidEventError, TooManyPipelinesError, UnknownConsumerError
 
 log = logging.getLogger(__name__)
 

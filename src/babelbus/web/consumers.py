@@ -19,14 +19,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from babelbus.core.groups import Delivery, Group
-from babelbus.core.topic import SUBJECT_HEADER, event_of
+from babelbus.core.groups import Delivery, Group, Groups
+from babelbus.core.topic import event_of
 from babelbus.errors import BabelbusError
+from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.record import Record
 from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number
-from babelbus.web.contract import UnknownConsumerError
-from babelbus.web.groups import GroupsAccess, names
+from babelbus.web.errors import UnknownConsumerError
+from babelbus.web.groups import names
 from babelbus.web.record_lines import RecordLine, line_of
 
 HEARTBEAT_SECONDS = 10.0
@@ -235,8 +236,8 @@ class Consumer:
 class ConsumerRoutes:
     """The requests of consumers."""
 
-    def __init__(self, access: GroupsAccess) -> None:
-        self._access = access
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
         self._consumers: dict[str, Consumer] = {}
 
     @property
@@ -255,7 +256,7 @@ class ConsumerRoutes:
         count_max, idle_ms = read_number(request, "max", 1), read_number(request, "idle_ms", 1)
         if len(self._consumers) >= CONSUMERS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{CONSUMERS_MAX} consumers are open already, which is the limit")
-        group = self._access.groups.get(*names(request))
+        group = self._groups.get(*names(request))
         consumer, name = Consumer(group, window, count_max), secrets.token_hex(16)
         self._consumers[name] = consumer
         try:

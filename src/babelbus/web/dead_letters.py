@@ -1,7 +1,6 @@
 """Dead letters over the administration endpoint: what there is, replay to where they came from, purge."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -15,14 +14,6 @@ from babelbus.web.record_lines import RecordLine, line_of
 COUNT = 100
 COUNT_MAX = 1_000
 """Most letters of one answer."""
-
-
-class DeadLettersAccess(Protocol):
-    """What has the dead letters of the server; they are there once it has started."""
-
-    @property
-    def dead_letters(self) -> DeadLetterTopics:
-        """All topics of dead letters."""
 
 
 class LetterLine(msgspec.Struct, frozen=True):
@@ -56,8 +47,8 @@ class PurgeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DeadLetterRoutes:
     """The requests about dead letters."""
 
-    def __init__(self, access: DeadLettersAccess) -> None:
-        self._access = access
+    def __init__(self, topics: DeadLetterTopics) -> None:
+        self._topics = topics
 
     @property
     def routes(self) -> Sequence[tuple[str, str, Handler]]:
@@ -71,10 +62,10 @@ class DeadLetterRoutes:
         )
 
     async def _list(self, request: web.Request) -> web.Response:
-        return answer({"dead_letters": self._access.dead_letters.all()})
+        return answer({"dead_letters": self._topics.all()})
 
     async def _show(self, request: web.Request) -> web.Response:
-        return answer(self._access.dead_letters.info(request.match_info["name"]))
+        return answer(self._topics.info(request.match_info["name"]))
 
     async def _letters(self, request: web.Request) -> web.Response:
         partition = request.match_info["partition"]
@@ -82,7 +73,7 @@ class DeadLetterRoutes:
             raise web.HTTPNotFound
         count = min(read_number(request, "max", 1) or COUNT, COUNT_MAX)
         offset = read_number(request, "offset") or 0
-        found = await self._access.dead_letters.read(request.match_info["name"], int(partition), offset, count)
+        found = await self._topics.read(request.match_info["name"], int(partition), offset, count)
         more = found[-1].record.offset + 1 if len(found) == count else None
         return answer(Letters([_line(letter) for letter in found], more))
 
@@ -91,11 +82,11 @@ class DeadLetterRoutes:
         if wanted.max is not None and wanted.max < 1:
             raise web.HTTPBadRequest(text="max is at least 1")
         name = request.match_info["name"]
-        return answer(await self._access.dead_letters.replay(name, count_max=wanted.max, places=wanted.places))
+        return answer(await self._topics.replay(name, count_max=wanted.max, places=wanted.places))
 
     async def _purge(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, PurgeBody)
-        return answer(self._access.dead_letters.purge(request.match_info["name"], everything=wanted.all))
+        return answer(self._topics.purge(request.match_info["name"], everything=wanted.all))
 
 
 def _line(letter: StoredLetter) -> LetterLine:

@@ -1,7 +1,7 @@
 """Consumer groups over the administration endpoint: what there is, make, change, seek, pause, remove."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -9,14 +9,6 @@ from aiohttp import web
 from babelbus.core.groups import Group, Groups, Place
 from babelbus.core.settings import change_settings
 from babelbus.web.answers import Handler, answer, read_body
-
-
-class GroupsAccess(Protocol):
-    """What has the groups of the server; they are there once it has started."""
-
-    @property
-    def groups(self) -> Groups:
-        """All consumer groups."""
 
 
 class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,8 +43,8 @@ class CreateGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GroupRoutes:
     """The requests about groups, but for the live one."""
 
-    def __init__(self, access: GroupsAccess) -> None:
-        self._access = access
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
 
     @property
     def routes(self) -> Sequence[tuple[str, str, Handler]]:
@@ -70,14 +62,14 @@ class GroupRoutes:
         )
 
     async def _list(self, request: web.Request) -> web.Response:
-        groups, topic = self._access.groups, request.query.get("topic")
+        groups, topic = self._groups, request.query.get("topic")
         found = groups.all() if topic is None else groups.on_topic(topic)
         return answer({"groups": [group.info() for group in found]})
 
     async def _create(self, request: web.Request) -> web.Response:
         """201 for a group that was made, 200 for one that was there."""
         wanted = await read_body(request, CreateGroup)
-        groups = self._access.groups
+        groups = self._groups
         found = groups.find(wanted.topic, wanted.name) if wanted.ensure else None
         if found is not None:
             return answer(found.info())
@@ -91,16 +83,16 @@ class GroupRoutes:
     async def _alter(self, request: web.Request) -> web.Response:
         changes = await read_body(request, dict[str, Any])
         topic, name = names(request)
-        return answer(self._access.groups.alter(topic, name, changes).info())
+        return answer(self._groups.alter(topic, name, changes).info())
 
     async def _remove(self, request: web.Request) -> web.Response:
         topic, name = names(request)
-        self._access.groups.remove(topic, name)
+        self._groups.remove(topic, name)
         return answer({"removed": name, "topic": topic})
 
     async def _seek(self, request: web.Request) -> web.Response:
         """Answered once the new cursor is durable."""
-        body, groups = await read_body(request, PlaceBody), self._access.groups
+        body, groups = await read_body(request, PlaceBody), self._groups
         group = self._group(request)
         group.seek(await body.place(groups, group.topic.name))
         await groups.commit()
@@ -118,11 +110,11 @@ class GroupRoutes:
             group.pause()
         else:
             group.resume()
-        await self._access.groups.commit()
+        await self._groups.commit()
         return answer(group.info())
 
     def _group(self, request: web.Request) -> Group:
-        return self._access.groups.get(*names(request))
+        return self._groups.get(*names(request))
 
 
 def names(request: web.Request) -> tuple[str, str]:

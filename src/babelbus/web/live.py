@@ -10,13 +10,19 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
+from babelbus.core.access import Identity
+from babelbus.core.broker import Broker
 from babelbus.core.flow_policy import Bound
+from babelbus.core.publish import Publication
 from babelbus.core.record import Event
+from babelbus.core.state import StateChange, StateEditor, check_state_pattern, size_fault, subscription_pattern
+from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.metrics import Metrics
+from babelbus.records.envelope import SOURCE_HEADER, SUBJECT_HEADER
 from babelbus.records.record import Headers
 from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_text, write_lines
-from babelbus.web.contract import InvalidEventError, LiveAccess, StateAccess, StateChange, Stop
+from babelbus.web.errors import InvalidEventError
 from babelbus.web.feed import Feed
 from babelbus.web.record_lines import UNSET, Unset, split_headers, text_or_bytes
 from babelbus.web.state import encode_entries, one_line
@@ -26,8 +32,9 @@ HEARTBEAT_SECONDS = 10.0
 FEEDS_MAX = 64
 """Most live answers at once: each may hold `Bound` of memory."""
 BODY_BYTES_MAX = 64 * MIB
-SOURCE = b"ce_source"
 NO_BOUND = Bound()
+ADMIN = Identity(PROTOCOL, PROTOCOL, None)
+Stop = Callable[[], None]
 
 encode = msgspec.json.Encoder().encode
 
@@ -74,11 +81,23 @@ class SendBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers_base64: list[tuple[bytes, bytes | None]] = []
 
 
+class Sent(msgspec.Struct, frozen=True):
+    """What became of an event: the topic that recorded it and where, `None` for all three where none did.
+
+    `receivers` is how many live subscriptions wanted it.
+    """
+
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    receivers: int
+
+
 class LiveRoutes:
     """The live requests, and what is published by hand. `bound` is that of each reader's queue."""
 
-    def __init__(self, live: LiveAccess, state: StateAccess, metrics: Metrics, bound: Bound = NO_BOUND) -> None:
-        self._bus = live
+    def __init__(self, broker: Broker, state: StateEditor, metrics: Metrics, bound: Bound = NO_BOUND) -> None:
+        self._broker = broker
         self._state = state
         self._bound = bound
         self._delivered = metrics.live_delivered(PROTOCOL)
@@ -103,8 +122,11 @@ class LiveRoutes:
         pattern = read_text(request, "pattern")
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
-            stop = self._bus.listen(pattern, lambda events: feed.put(partial(encode_event, one) for one in events))
-            return iter(()), stop
+            check_state_pattern(pattern, self._broker.state.key_bytes_max)
+            subscription = self._broker.subscribe(
+                subscription_pattern(pattern), lambda events: feed.put(partial(encode_event, one) for one in events)
+            )
+            return iter(()), lambda: self._broker.unsubscribe(subscription)
 
         return await self._follow(request, begin)
 
@@ -153,7 +175,17 @@ class LiveRoutes:
                 await response.write(b'{"dropped":%d}\n' % dropped)
 
     async def _send(self, request: web.Request) -> web.Response:
-        return answer(await self._bus.send(event_of(await read_body(request, SendBody, BODY_BYTES_MAX))))
+        """Publish an event; answered when it is as durable as its topic says."""
+        event = event_of(await read_body(request, SendBody, BODY_BYTES_MAX))
+        fault = size_fault(event.subject, self._broker.state.key_bytes_max)
+        if fault is not None:
+            raise InvalidEventError(f"the subject {event.subject[:80]!r}... {fault}")
+        topic = self._broker.topic_of(event.subject)
+        receivers = len(self._broker.router.find(event.subject))
+        receipt = await self._broker.publish(Publication(ADMIN, PROTOCOL, [event])).wait()
+        if topic is None:
+            return answer(Sent(None, None, None, receivers))
+        return answer(Sent(topic, receipt.partition, receipt.base_offset, receivers))
 
 
 def event_of(body: SendBody) -> Event:
@@ -166,9 +198,13 @@ def event_of(body: SendBody) -> Event:
     headers: Headers = tuple(body.headers_base64) or tuple(
         (name.encode(), None if value is None else value.encode()) for name, value in body.headers.items()
     )
-    if any(name == SOURCE for name, _ in headers):
+    if not subject or subject.startswith(RESERVED_PREFIX):
+        raise InvalidEventError(f"subject {subject!r}: it is empty or the server's own ({RESERVED_PREFIX}...)")
+    if any(name == SOURCE_HEADER for name, _ in headers):
         raise InvalidEventError("the header ce_source is the server's: it says who an event came from")
-    return Event(subject, payload, key, headers)
+    if any(name == SUBJECT_HEADER for name, _ in headers):
+        raise InvalidEventError("the header ce_subject is the server's: it holds the subject")
+    return Event(subject, payload, key, (*headers, (SOURCE_HEADER, PROTOCOL.encode())))
 
 
 def encode_event(event: Event) -> bytes:
@@ -176,8 +212,8 @@ def encode_event(event: Event) -> bytes:
     subject, subject_base64 = text_or_bytes(event.subject.encode("utf-8", "surrogateescape"))
     payload, payload_base64 = (None, UNSET) if event.payload is None else text_or_bytes(event.payload)
     key, key_base64 = (UNSET, UNSET) if event.key is None else text_or_bytes(event.key)
-    source = dict(event.headers).get(SOURCE)
-    headers, headers_base64 = split_headers(tuple(pair for pair in event.headers if pair[0] != SOURCE))
+    source = dict(event.headers).get(SOURCE_HEADER)
+    headers, headers_base64 = split_headers(tuple(pair for pair in event.headers if pair[0] != SOURCE_HEADER))
     return encode(
         EventLine(
             event.timestamp,

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from babelbus.clock import Clock
 from babelbus.web.answers import Handler, answer, read_body
-from babelbus.web.contract import TooManyPipelinesError
+from babelbus.web.errors import TooManyPipelinesError
 
 LATE_SECONDS = 30.0
 """Who has not told for so long does not run: a runner tells every 5 s."""

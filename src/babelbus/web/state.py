@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from aiohttp import web
 
-from babelbus.core.state import REVISIONS_MAX
+from babelbus.core.state import REVISIONS_MAX, Entry, StateEditor
 from babelbus.units import MIB
 from babelbus.web.answers import (
     Handler,
@@ -18,7 +18,6 @@ from babelbus.web.answers import (
     read_text,
     write_lines,
 )
-from babelbus.web.contract import Entry, StateAccess
 
 VALUE_BYTES_MAX = 64 * MIB
 """A longer value, or batch of them, is refused before it is here."""
@@ -55,7 +54,7 @@ encode = msgspec.json.Encoder().encode
 class StateRoutes:
     """The requests below /api/state but for the live one."""
 
-    def __init__(self, state: StateAccess) -> None:
+    def __init__(self, state: StateEditor) -> None:
         self._state = state
 
     @property

@@ -12,7 +12,7 @@ from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.errors import BabelbusError
 from babelbus.storage.files import FileSystem
-from tests.support.bus import Bus, turns
+from tests.support.bus import Bus, publish, turns
 
 EXPLICIT = GroupSettings(ack="explicit", ack_seconds=30, retry_seconds=1, attempts_max=3)
 
@@ -40,7 +40,7 @@ class Crew:
         self.clock = self.bus.clock
         self.broker = self.bus.broker
         self.groups = self.registry()
-        if "work" not in self.broker.topics:
+        if not self.broker.has_topic("work"):
             self.bus.topic("work", partitions)
         self.groups.open()
         self.broker.on_topics_changed = self.groups.topics_changed
@@ -56,7 +56,7 @@ class Crew:
     def publish(self, *payloads: bytes | int, key: bytes | None = None, tag: bytes | None = None) -> None:
         headers = () if tag is None else ((b"tag", tag),)
         made = [one if isinstance(one, bytes) else b"%d" % one for one in payloads]
-        self.broker.publish([Event("work", payload, key, headers) for payload in made])
+        publish(self.broker, [Event("work", payload, key, headers) for payload in made])
 
     async def pass_time(self, group: Group, seconds: float) -> None:
         self.clock.advance(seconds)

@@ -22,7 +22,7 @@ from babelbus.core.settings import InvalidSettingError
 from babelbus.core.topic import UnknownPartitionError
 from tests.core.groups.support import EXPLICIT, Crew, Taker
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import in_loop, turns
+from tests.support.bus import in_loop, publish_payloads, turns
 
 ON_DELIVERY = GroupSettings()
 
@@ -484,7 +484,7 @@ async def test_a_backlog_lets_others_have_the_event_loop() -> None:
     topic = crew.broker.topic("work")
     payload = b"7" * 1000
     for _ in range(20):
-        topic.publish_payloads([payload] * 500, [0] * 500)
+        publish_payloads(topic, [payload] * 500, [0] * 500)
     seen: list[int] = []
     taker = Taker(crew.group(ON_DELIVERY))
 
@@ -505,7 +505,7 @@ async def test_chunks_of_members_without_credit_are_given_up_when_all_of_them_ar
     crew = Crew()
     crew.groups.read_ahead.bytes_max = 3 * READ_BYTES
     topic = crew.broker.topic("work")
-    topic.publish_payloads([b"7" * 1000] * 1000, [0] * 1000)
+    publish_payloads(topic, [b"7" * 1000] * 1000, [0] * 1000)
     takers = [Taker(crew.group(ON_DELIVERY, name=str(number)), credit=1) for number in range(20)]
     await turns()
     assert [len(taker.got) for taker in takers] == [1] * 20

@@ -21,7 +21,7 @@ def committed(crew: Crew) -> int:
 
 
 def dead(crew: Crew, name: str = "dead-letters/g") -> list[Record]:
-    topic = crew.broker.topics.get(name)
+    topic = crew.broker.find_topic(name)
     return read(topic.partitions[0]) if topic is not None else []
 
 

@@ -100,7 +100,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @property
     def dead(self) -> set[Place]:
-        topic = self.crew.broker.topics["dead-letters/g"]
+        topic = self.crew.broker.topic("dead-letters/g")
         letters = [read_letter(record) for record in read(topic.partitions[0])]
         return set(Counter((letter.partition, letter.offset) for letter in letters) - self.forgotten)
 

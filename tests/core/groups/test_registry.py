@@ -24,7 +24,7 @@ from babelbus.storage.files import LocalFiles
 from babelbus.storage.notes import DamagedNoteError
 from tests.core.groups.support import EXPLICIT, Crew, Taker
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Bus, disk_log, in_loop, turns
+from tests.support.bus import Bus, disk_log, in_loop, publish_payloads, turns
 
 ON_DELIVERY = GroupSettings()
 
@@ -343,11 +343,11 @@ async def test_a_topic_in_memory_begins_anew_and_so_do_its_cursors() -> None:
     crew = Crew(files)
     crew.bus.topic("fleeting", engine="memory")
     group = crew.groups.create("fleeting", "g", start=BEGINNING)
-    crew.broker.topic("fleeting").publish_payloads([b"1", b"2"], [0, 0])
+    publish_payloads(crew.broker.topic("fleeting"), [b"1", b"2"], [0, 0])
     assert len(group.take(2)) == 2
     again = await crew.restart()
     group = again.groups.get("fleeting", "g")
-    again.broker.topic("fleeting").publish_payloads([b"3"], [0])
+    publish_payloads(again.broker.topic("fleeting"), [b"3"], [0])
     assert [one.payload for one in group.take(5)] == [b"3"]
     await again.close()
 

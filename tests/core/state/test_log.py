@@ -6,7 +6,7 @@ import logging
 import msgspec
 import pytest
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise, Receipt
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Kept
 from babelbus.core.state.tree import State, Testament
@@ -23,7 +23,7 @@ def tree(state: State) -> dict[str, tuple[bytes, int]]:
     return {key: (value, version) for key, value, version in state.entries(KeyPattern((), rest=True))}
 
 
-async def settle(state: State) -> Receipt:
+async def settle(state: State) -> Promise:
     return (await done([state.commit("test")]))[0]
 
 

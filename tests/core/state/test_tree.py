@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from babelbus.core.record import Event, Receipt
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Event
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Change, Kind
 from babelbus.core.state.tree import (
@@ -26,7 +28,7 @@ from babelbus.core.subject import PathPattern, below
 from babelbus.storage.errors import DiskError, DiskFullError
 from tests.core.state.test_key_index import children_of, pattern
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Bus, Gate, done, in_loop, payloads
+from tests.support.bus import Bus, Gate, done, in_loop, payloads, publish, read, turns
 
 EVERYTHING = KeyPattern((), rest=True)
 Told = tuple[Kind, str | None, bytes]
@@ -438,7 +440,7 @@ async def test_who_hears_the_state_itself_gets_no_event_of_it() -> None:
     state.set("x", b"1")
     await done([state.commit("me")])
     assert heard == []
-    await done(bus.broker.publish([Event("a/b", b"2")]))
+    await done(publish(bus.broker, [Event("a/b", b"2")]))
     assert [event.payload for event in heard] == [b"2"]
 
 
@@ -456,6 +458,69 @@ async def test_a_topic_that_refuses_the_event_is_an_error_although_the_state_has
 
 
 @in_loop
+async def test_the_log_and_the_topic_get_a_change_in_one_turn_and_the_answer_waits_for_both() -> None:
+    files = FaultyFiles()
+    bus, gate = Bus(files), Gate(files)
+    state = bus.open_state(ack="flushed")
+    topic = bus.topic("a", ack="flushed")
+    gate.shut()
+    state.set("a/b", b"1")
+    receipt = state.commit("me")
+    assert topic.partition(0).next_offset == 1  # not only when the log is flushed
+    await gate.reached()
+    assert not receipt.done
+    gate.open()
+    await receipt.wait()
+    assert payloads(topic.partition(0)) == [b"1"]
+
+
+@in_loop
+async def test_a_change_that_a_failed_flush_takes_from_the_log_is_corrected_in_the_topic() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    state = bus.open_state(ack="flushed")
+    topic = bus.topic("a", ack="written")
+    state.set("a/b", b"1")
+    await state.commit("me").wait()
+    files.fail("flush", drop=True, suffix=".log")
+    state.set("a/b", b"2")
+    (receipt,) = await done([state.commit("me")])
+    await turns()
+    assert receipt.error is not None
+    assert state.get("a/b") == b"1"
+    assert payloads(topic.partition(0)) == [b"1", b"2", b"1"]
+
+
+@in_loop
+async def test_a_topic_gets_at_the_start_what_a_crash_has_kept_from_it_and_nothing_twice() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    state = bus.open_state()
+    bus.topic("a", 2, ack="written")
+    for key, value in (("a/both", b"1"), ("a/gone", b"1"), ("other", b"1")):
+        state.set(key, value)
+    await state.commit("me").wait()
+    files.fail("pwrite", errno.ENOSPC, skip=1, suffix=".log")  # the process ends between the two writes
+    state.set("a/lost", b"2")
+    state.delete("a/gone")
+    await done([state.commit("me")])
+    await bus.die()
+    again = Bus(files)
+    again.open_state()
+    await turns()
+    found = [record for partition in again.broker.topic("a").partitions for record in read(partition)]
+    assert Counter((record.key, record.payload) for record in found) == {
+        (b"a/both", b"1"): 1,
+        (b"a/gone", b"1"): 1,
+        (b"a/gone", None): 1,
+        (b"a/lost", b"2"): 1,
+    }
+    third = await again.restart()
+    third.open_state()
+    assert sum(partition.next_offset for partition in third.broker.topic("a").partitions) == len(found)
+
+
+@in_loop
 async def test_a_topic_that_retains_the_last_keeps_each_subject_as_state() -> None:
     bus = Bus()
     state = bus.open_state()
@@ -464,7 +529,7 @@ async def test_a_topic_that_retains_the_last_keeps_each_subject_as_state() -> No
     ear = Ear(state)
     json = ((b"content-type", b"application/json"),)
     events = [Event("a/x", b"text"), Event("a/y", b"[1]", headers=json), Event("a/x", b"last"), Event("b", b"no")]
-    await done(bus.broker.publish(events))
+    await done(publish(bus.broker, events))
     await done([state.commit("wait")])
     assert tree(state) == {"a/x": (b'"last"', 0), "a/y": (b"[1]", 0)}
     assert {kind for kind, _, _ in ear.told} == {Kind.RETAINED}
@@ -603,8 +668,8 @@ class StateMachine(RuleBasedStateMachine):
         self.state.execute(owner)
         self.execute(owner)
 
-    def commit_and_wait(self) -> Receipt:
-        async def run() -> Receipt:
+    def commit_and_wait(self) -> Promise:
+        async def run() -> Promise:
             return (await done([self.state.commit("test")]))[0]
 
         return self.loop.run_until_complete(run())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from babelbus.config import StagingLimits
 from babelbus.core.partition import TopicClosedError
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import EVERYTHING
 from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
@@ -34,7 +34,7 @@ from babelbus.records.format import InvalidRecordError, encode_batch
 from babelbus.records.record import Record, RecordBatch
 from babelbus.storage.errors import DiskError, DiskFullError
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import NOW, Bus, batch, done, in_loop, payloads, turns
+from tests.support.bus import NOW, Bus, batch, done, in_loop, payloads, publish_batch, turns
 
 FOLDER = "data/staging"
 
@@ -46,13 +46,14 @@ class Stage:
         self.files = files or FaultyFiles()
         self.bus = Bus(self.files)
         for name, partitions in (("news", 2), ("log", 1)):
-            if name not in self.bus.broker.topics:
+            if not self.bus.broker.has_topic(name):
                 self.bus.topic(name, partitions)
         self.settings = settings
         self.staging = Staging(
             self.files,
             FOLDER,
-            topics=self.bus.broker.topics,
+            topics=self.bus.broker._topics,
+            publish=self.bus.broker.publish,
             flusher=self.bus.broker._backend("disk").flusher,
             clock=self.bus.clock,
             loop=asyncio.get_running_loop(),
@@ -110,7 +111,7 @@ class Stage:
         """What readers see, by topic and partition."""
         return {
             f"{name}/{partition.number}": payloads(partition)
-            for name, topic in self.bus.broker.topics.items()
+            for name, topic in self.bus.broker._topics.items()
             for partition in topic.partitions
         }
 
@@ -842,8 +843,8 @@ def test_any_interleaving_of_staging_commits_aborts_and_crashes_is_what_the_mode
                     with pytest.raises(UnknownPartError):
                         stage.commit(*refs, batch_id=batch_id)
                     continue
-                receipt = await stage.committed(*refs, batch_id=batch_id)
-                assert receipt.again == (batch_id <= last)
+                committed = await stage.committed(*refs, batch_id=batch_id)
+                assert committed.again == (batch_id <= last)
                 if batch_id > last:
                     for name in chosen:
                         for place, value in parts[batch_id, name]:
@@ -862,8 +863,8 @@ def test_any_interleaving_of_staging_commits_aborts_and_crashes_is_what_the_mode
                 topic, number = PLACES[how[0]]
                 value = b"other %d" % serial
                 serial += 1
-                target = stage.bus.broker.topics[topic]
-                await done([target.publish_batch(batch(value), partition=number)])
+                target = stage.bus.broker.topic(topic)
+                await done([publish_batch(target, batch(value), partition=number)])
                 expected[how[0]].append(value)
             elif kind == "restart":
                 stage = await stage.restart()

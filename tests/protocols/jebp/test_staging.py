@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.client import BlockingClient, Client, ClientError, Identity, Record, RequestError
-from babelbus.clients.jebp.errors import UnsupportedByServerError
 from babelbus.clients.jebp.transactions import REQUESTS_ON_THE_WAY
 from babelbus.config import JebpSettings
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
@@ -45,7 +44,7 @@ from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
 from tests.support.bus import in_loop
 from tests.support.server import configure
-from tests.support.staging import StagingChild, StagingServer
+from tests.support.staging import StagingChild
 
 STORED = bytes.fromhex("00000000000000000000001ba97cdd57000000018bcfe56800ffffffff0000000568656c6c6f00")
 REQUESTS: list[tuple[StagingRequest, str]] = [
@@ -149,7 +148,7 @@ def test_the_answers_have_these_bytes_and_are_read_back() -> None:
 
 
 @asynccontextmanager
-async def serving(folder: Path, kind: type[Server] = StagingServer) -> AsyncIterator[Server]:
+async def serving(folder: Path, kind: type[Server] = Server) -> AsyncIterator[Server]:
     server = kind(configure(folder))
     await server.start()
     try:
@@ -242,16 +241,6 @@ async def test_transactions_of_another_identity_are_others(tmp_path: Path) -> No
             assert await other.transaction("etl").abort(0) == 0
             await client.transaction("etl").commit(0, [staged])
             assert (await other.transaction("etl").ask()).last_batch_id == -1
-
-
-@in_loop
-async def test_a_server_without_staged_batches_is_named_as_such(tmp_path: Path) -> None:
-    async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
-        if server.broker.staging is not None:
-            await server.broker.staging.close()
-            server.broker.staging = None
-        with pytest.raises(UnsupportedByServerError):
-            await client.transaction("etl").ask()
 
 
 @in_loop
@@ -351,7 +340,7 @@ def test_killed_at_random_moments_each_batch_is_there_once(tmp_path: Path, seed:
 
 @in_loop
 async def test_a_lost_connection_and_a_restarted_server_are_waited_for(tmp_path: Path) -> None:
-    server = StagingServer(configure(tmp_path))
+    server = Server(configure(tmp_path))
     await server.start()
     port = int(server.addresses["jebp"].rpartition(":")[2])
     async with client_of(server, tmp_path, reconnect_seconds_max=0.05) as client:
@@ -361,7 +350,7 @@ async def test_a_lost_connection_and_a_restarted_server_are_waited_for(tmp_path:
         await writer.stage("news", [b"a"])
         await server.stop()
         going_on = asyncio.create_task(writer.stage("news", [b"b"]))
-        again = StagingServer(configure(tmp_path, jebp=JebpSettings(port=port)))
+        again = Server(configure(tmp_path, jebp=JebpSettings(port=port)))
         await again.start()
         staged = await going_on
         assert await batches.commit(0, [staged]) == BatchCommitted(2, False)

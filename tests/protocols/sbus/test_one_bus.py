@@ -9,6 +9,7 @@ from babelbus.core.router import Route
 from babelbus.core.subject import EVERYTHING, exactly
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, Publish
 from tests.support.bus import in_loop
+from tests.support.bus import publish as publish_events
 from tests.support.sbus import configured, heard_before_barrier, join, payloads
 from tests.support.server import LiveServer
 
@@ -65,7 +66,7 @@ def test_sbus_subscribers_hear_a_recorded_message_once_and_in_order_with_the_oth
         for number in range(100):
             client.publish(b"t/x" if number % 2 else b"live", b"%d" % number)
         assert [one.payload for one in heard_before_barrier(client)] == [b"%d" % number for number in range(100)]
-        topic = live.server.broker.topics["t"]
+        topic = live.server.broker.topic("t")
         live.until(lambda: topic.partitions[0].high_watermark == 50)
         assert heard_before_barrier(client) == []  # not again once it is durable
         sample = live.server.metrics.registry.get_sample_value
@@ -80,7 +81,7 @@ def test_a_topic_that_comes_or_goes_later_counts_at_once(tmp_path: Path) -> None
             if step == "during":
                 live.call(lambda: live.server.broker.create_topic("t"))
             if step == "after":
-                topic = live.server.broker.topics["t"]
+                topic = live.server.broker.topic("t")
                 live.until(lambda: topic.partitions[0].high_watermark == 1)  # noqa: B023
                 live.call(lambda: live.server.broker.remove_topic("t"))
             client.publish(b"t/x", step.encode())
@@ -99,7 +100,7 @@ def test_secrets_and_the_servers_own_names_stay_on_the_bus(tmp_path: Path) -> No
         for key in (b"!/cred////x", b"!/cred/9/9/9/x", b"$state/x", b"open"):
             client.publish(key)
         assert [one.key for one in heard_before_barrier(client)] == [b"!/cred////x", b"$state/x", b"open"]
-        assert live.server.broker.topics["$state"].partitions[0].next_offset == 0
+        assert live.server.broker.topic("$state").partitions[0].next_offset == 0
         assert heard == ["open"]
 
 
@@ -107,7 +108,7 @@ def test_what_sbus_cannot_express_is_dropped_and_counted(tmp_path: Path) -> None
     with LiveServer(configured(tmp_path)) as live, join(live, b"") as client:
 
         def publish(subject: str, payload: bytes) -> None:
-            live.call(lambda: live.server.broker.publish([Event(subject, payload)]))
+            live.call(lambda: publish_events(live.server.broker, [Event(subject, payload)]))
 
         publish("a\0b", b"")
         publish("k", bytes(PACKET_BYTES_MAX - 5))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from babelbus.core.record import Event
 from babelbus.protocols.worterbuch.profiles import MAIN
-from tests.support.bus import in_loop
+from tests.support.bus import in_loop, publish
 from tests.support.worterbuch import (
     Talker,
     ack,
@@ -296,11 +296,11 @@ async def test_events_of_other_protocols_become_values_that_every_client_reads()
         (b"", json_type, ""),
     ]
     for payload, headers, expected in cases:
-        bus.broker.publish([Event("k", payload, None, headers)])
+        publish(bus.broker, [Event("k", payload, None, headers)])
         assert talker.heard() == [pstate(1, "?", {"k": expected})], payload
-    bus.broker.publish([Event("k", None)])
+    publish(bus.broker, [Event("k", None)])
     assert talker.heard() == [pstate(1, "?", {"k": None})]
-    bus.broker.publish([Event("\udcff", b"x")])
+    publish(bus.broker, [Event("\udcff", b"x")])
     assert talker.heard() == []
 
 

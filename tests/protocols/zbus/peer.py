@@ -62,6 +62,11 @@ class House:
             loop=asyncio.get_running_loop(),
         )
 
+    def flush(self) -> None:
+        """Append what was gathered, as the end of a turn of the event loop does."""
+        for topic in self.bus.broker.topics():
+            topic.flush()
+
     async def stop(self) -> None:
         """Stop in order."""
         self.hub.stop()
@@ -105,7 +110,7 @@ class Peer:
     def send(self, data: bytes) -> None:
         """What the connection does with one read, in a turn of its own."""
         self.send_in_turn(data)
-        self._house.hub.gatherer.commit()  # as the end of the turn does
+        self._house.flush()  # as the end of the turn does
 
     def send_in_turn(self, data: bytes) -> None:
         """What the connection does with one of several reads of a turn."""

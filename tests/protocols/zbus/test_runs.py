@@ -156,7 +156,7 @@ def test_publications_that_differ_in_id_and_body_alone_are_one_run() -> None:
 def stored(house: House) -> list[Any]:
     """What Q holds, without what the server chose."""
     found = []
-    for record in read(house.bus.broker.topics["Q"].partitions[0]):
+    for record in read(house.bus.broker.topic("Q").partitions[0]):
         headers = sorted(pair for pair in record.headers if pair[0] not in (b"ce_id", b"ce_source"))
         request_id = dict(record.headers)[b"ce_id"] or b""
         found.append((record.payload, record.key, headers, request_id if len(request_id) != 36 else b"chosen"))
@@ -303,7 +303,7 @@ async def test_the_answers_to_requests_that_wait_for_the_disk_keep_their_order()
     await turns()
     assert web.responses() == []
     gate.open()
-    while house.bus.broker.topics["Q"].partitions[0].high_watermark < 7 or web.outbox.waiting:
+    while house.bus.broker.topic("Q").partitions[0].high_watermark < 7 or web.outbox.waiting:
         await turns()
     assert [(one.status, one.headers["id"]) for one in web.responses()] == [
         (200, "0"),
@@ -358,8 +358,8 @@ def test_what_connections_ask_for_in_one_turn_is_answered_as_if_each_had_been_al
                         except RemoteProtocolError:
                             ended.add(number)
                         if not together:
-                            house.hub.gatherer.commit()
-                house.hub.gatherer.commit()
+                            house.flush()
+                house.flush()
             answers = [
                 [(one.status, len(one.headers["id"]) if "id" in one.headers else 0) for one in web.responses()]
                 for web in webs
@@ -421,10 +421,9 @@ async def test_a_fault_of_the_server_in_one_mq_leaves_nobody_without_an_answer(m
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(house.bus.broker.topics["Q"], "publish_batch", fail)
-    monkeypatch.setattr(house.hub.gatherer, "_on_appended", fail)
+    monkeypatch.setattr(house.bus.broker.topic("Q").partitions[0], "append", fail)
     for web, mq in zip(webs, "QR", strict=True):
         web.send_in_turn(request_of(cmd="pub", mq=mq, body=b"y"))
-    house.hub.gatherer.commit()
+    house.flush()
     assert [[one.status for one in web.responses()] for web in webs] == [[500], [200]]
-    assert payloads(house.bus.broker.topics["R"].partitions[0])[-1:] == [b"y"]
+    assert payloads(house.bus.broker.topic("R").partitions[0])[-1:] == [b"y"]

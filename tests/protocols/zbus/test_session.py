@@ -8,7 +8,7 @@ from babelbus.core.record import Event
 from babelbus.core.subject import exactly
 from tests.protocols.zbus.peer import Client, House, command
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Gate, in_loop, turns
+from tests.support.bus import Gate, in_loop, publish, turns
 
 
 def bodies(messages: list[dict[str, Any]]) -> list[Any]:
@@ -344,7 +344,7 @@ async def test_a_memory_mq_gives_the_memory_of_old_messages_back() -> None:
     filler = "x" * 4096
     for _ in range(60):
         client.say(*(command("pub", filler, mq="Q", ack=False) for _ in range(100)))
-    assert house.bus.broker.topics["Q"].partitions[0].log.size_bytes < 7 * 2**20
+    assert house.bus.broker.topic("Q").partitions[0].log.size_bytes < 7 * 2**20
 
 
 @in_loop
@@ -435,7 +435,7 @@ async def test_what_was_said_of_a_queue_does_not_hold_for_another_topic_of_its_n
     client.do("create", mq="Q", mqMask=2, channel="C")  # a ring
     broker.remove_topic("Q")  # not by zbus
     broker.create_topic("Q", 1, {"engine": "disk"})
-    broker.publish([Event("Q", b"%d" % number) for number in range(1500)])
+    publish(broker, [Event("Q", b"%d" % number) for number in range(1500)])
     told = client.do("query", mq="Q")["body"]
     assert (told["type"], told["mask"], told["creator"], told["size"]) == ("disk", 0, "", 1500)
     client.do("create", mq="Q", channel="C", mqMask=4)
@@ -605,7 +605,7 @@ async def test_what_another_protocol_published_is_a_message_and_what_zbus_publis
     heard: list[Event] = []
     broker.subscribe(exactly("Q"), heard.extend)
     json_type = (b"content-type", b"application/json")
-    broker.publish([Event("Q", b'{"a":1}', b"k", (json_type, (b"ce_id", b"i"))), Event("Q/below", b"\xff")])
+    publish(broker, [Event("Q", b'{"a":1}', b"k", (json_type, (b"ce_id", b"i"))), Event("Q/below", b"\xff")])
     client.do("pub", "text", mq="Q", tag="t", id="z")
     first, second, third = client.do("take", mq="Q", channel="C", window=9)["body"]
     assert (first["body"], first["headers"]["id"], first["headers"]["key"]) == ({"a": 1}, "i", "k")
@@ -623,7 +623,7 @@ async def test_a_message_that_came_without_an_id_has_the_same_one_for_every_chan
     for mq in ("Q", "wide"):
         for channel in ("C", "pushed"):
             client.do("create", mq=mq, channel=channel, mqType="disk")
-    broker.publish([Event("Q", b"0"), Event("Q", b"1"), *(Event("wide", b"", b"%d" % key) for key in range(9))])
+    publish(broker, [Event("Q", b"0"), Event("Q", b"1"), *(Event("wide", b"", b"%d" % key) for key in range(9))])
     taken = client.do("take", mq="Q", channel="C", window=9)["body"]
     ids = [one["headers"]["id"] for one in taken]
     assert len(set(ids)) == 2
@@ -637,7 +637,7 @@ async def test_a_message_that_came_without_an_id_has_the_same_one_for_every_chan
     assert len({one["headers"]["id"] for one in wide} | set(ids)) == 11
     broker.remove_topic("Q")  # not by zbus
     client.do("create", mq="Q", channel="C", mqType="disk")
-    broker.publish([Event("Q", b"0")])
+    publish(broker, [Event("Q", b"0")])
     [other] = client.do("take", mq="Q", channel="C")["body"]
     assert other["headers"]["offset"] == "0"
     assert other["headers"]["id"] not in ids
@@ -648,8 +648,8 @@ async def test_the_id_of_a_message_is_what_its_consumers_see_whatever_header_it_
     house = House()
     client = Client(house)
     client.do("create", mq="Q", channel="C")
-    house.bus.broker.publish(
-        [Event("Q", b"0", None, ((b"id", b"own"),)), Event("Q", b"1", None, ((b"ce_id", b"\xff"),))]
+    publish(
+        house.bus.broker, [Event("Q", b"0", None, ((b"id", b"own"),)), Event("Q", b"1", None, ((b"ce_id", b"\xff"),))]
     )
     ids = [one["headers"]["id"] for one in client.do("take", mq="Q", channel="C", window=2)["body"]]
     assert ids == ["own", "\\xff"]

@@ -18,7 +18,7 @@ from babelbus.storage.files import LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.sql.queue import QueuedLog, QueuedStore
 from tests.storage.helpers import NOW, append, number_of, numbered, read_all
-from tests.support.bus import done, events, in_loop, stored
+from tests.support.bus import done, events, in_loop, publish, stored
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'babelbus'"
@@ -116,7 +116,7 @@ async def test_a_broker_publishes_reads_and_starts_again_on_a_database(ack: str,
     url = f"sqlite:///{tmp_path}/db.sqlite"
     broker = broker_on(make(url))
     topic = broker.create_topic("news", 2, {"ack": ack})
-    receipts = await done(topic.publish(events(*(b"%d" % number for number in range(100)))))
+    receipts = await done(publish(topic, events(*(b"%d" % number for number in range(100)))))
     assert [receipt.error for receipt in receipts] == [None, None]
     for partition in topic.partitions:
         await partition.wait(partition.next_offset - 1)
@@ -138,7 +138,7 @@ async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start
     url = f"sqlite:///{tmp_path}/db.sqlite"
     catalog = MemoryFiles()
     broker = broker_on(make(url), catalog)
-    await done(broker.create_topic("news", 1, {"engine": "db"}).publish(events(b"x")))
+    await done(publish(broker.create_topic("news", 1, {"engine": "db"}), events(b"x")))
     await broker.close()
     (tmp_path / "elsewhere").mkdir()
     broker = broker_on(make(f"sqlite:///{tmp_path}/elsewhere/db.sqlite"), catalog)
@@ -155,11 +155,11 @@ async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start
 async def test_publishers_go_on_by_themselves_after_a_lost_connection(server: PostgresServer) -> None:
     broker = broker_on(QueuedStore(server.url(), LocalFiles(), ManualClock(NOW)))
     topic = broker.create_topic("news", 1, {"ack": "flushed"})
-    await done(topic.publish(events(b"before")))
+    await done(publish(topic, events(b"before")))
     server.sql(END_SESSIONS)
     refused = 0
     while True:  # a publisher that sends again until it is answered
-        (receipt,) = await done(topic.publish(events(b"after")))
+        (receipt,) = await done(publish(topic, events(b"after")))
         if receipt.error is None:
             break
         assert isinstance(receipt.error, DiskError)

@@ -10,14 +10,26 @@ from typing import Protocol
 
 import msgspec
 
-from babelbus.core.groups.dead_letters import PREFIX, DeadLetter, NoDeadLetterError, TopicDoor, origin, read, topic_name
+from babelbus.core.access import CLIENT
+from babelbus.core.groups.dead_letters import (
+    PREFIX,
+    PROTOCOL,
+    DeadLetter,
+    NoDeadLetterError,
+    TopicDoor,
+    origin,
+    read,
+    topic_name,
+)
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
 from babelbus.core.groups.info import StoredLane
 from babelbus.core.groups.registry import Groups
 from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from babelbus.core.partition import Partition
-from babelbus.core.record import Receipt, Record
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import Receipt, settled
+from babelbus.core.record import Record
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import decode_chunk, iterate
@@ -119,8 +131,8 @@ class DeadLetterTopics:
     def all(self) -> list[DeadLetterTopicInfo]:
         """Return all of them, by name."""
         named = {_target(group) for group in self._groups.all()}
-        names = [name for name in self._door.topics if name in named or name.startswith(PREFIX)]
-        return [self._describe(self._door.topics[name]) for name in sorted(names)]
+        topics = [topic for topic in self._door.topics() if topic.name in named or topic.name.startswith(PREFIX)]
+        return [self._describe(topic) for topic in topics]
 
     def info(self, name: str) -> DeadLetterTopicInfo:
         """Return one.
@@ -190,14 +202,16 @@ class DeadLetterTopics:
         return info
 
     def _find(self, name: str) -> Topic:
-        topics = self._door.topics
+        find = self._door.find_topic
         groups = self._groups.all()
-        if name in topics and (name.startswith(PREFIX) or any(_target(group) == name for group in groups)):
-            return topics[name]
+        topic = find(name)
+        if topic is not None and (name.startswith(PREFIX) or any(_target(group) == name for group in groups)):
+            return topic
         for target in (*(_target(group) for group in groups if group.name == name), topic_name(name)):
-            if target in topics:
-                return topics[target]
-        if name in topics:
+            found = find(target)
+            if found is not None:
+                return found
+        if topic is not None:
             raise NoDeadLetterTopicError(f"topic {name!r} is none of dead letters")
         raise NoDeadLetterTopicError(f"there are no dead letters of {name!r}")
 
@@ -241,15 +255,15 @@ class _Replay:
                 loading = self._group.loading
                 if loading is None:
                     return
-                await _settled([loading])
+                await settled([loading])
                 continue
             if self._left is not None and not self._chosen:
                 self._left -= len(taken)
             receipts = [receipt for delivery in taken if (receipt := self._publish(delivery)) is not None]
             try:
-                await _settled(receipts)
+                await settled(receipts)
             except asyncio.CancelledError:  # who asked has gone; what was published is noted before we end
-                await _settled(receipts)
+                await settled(receipts)
                 raise
 
     def _publish(self, delivery: Delivery) -> Receipt | None:
@@ -258,12 +272,11 @@ class _Replay:
             return None
         self.places.discard(place)
         try:
-            event = origin(delivery)
-            target = self._door.topic(read(delivery).topic)
-        except BabelbusError as error:
+            event, topic = origin(delivery), read(delivery).topic
+        except NoDeadLetterError as error:
             self.fail(*place, str(error))
             return None
-        receipt = target.publish([event])[0]
+        receipt = self._door.publish(Publication(CLIENT, PROTOCOL, [event], topic))
 
         def told(receipt: Receipt) -> None:
             if receipt.error is not None:
@@ -309,21 +322,3 @@ async def _records(partition: Partition, offset: int) -> AsyncIterator[Record]:
             yield record
         await asyncio.sleep(0)
         offset = chunk.next_offset
-
-
-async def _settled(receipts: Sequence[Receipt]) -> None:
-    """Return when all are done, with or without an error."""
-    left = sum(not receipt.done for receipt in receipts)
-    if not left:
-        return
-    waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def note(_: Receipt) -> None:
-        nonlocal left
-        left -= 1
-        if not left and not waiting.done():
-            waiting.set_result(None)
-
-    for receipt in [receipt for receipt in receipts if not receipt.done]:
-        receipt.when_done(note)
-    await waiting

@@ -6,18 +6,24 @@ makes it a second time: dead letters are at least once, as their records are.
 """
 
 import zlib
+from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.record import Event, Headers, Receipt, Record
+from babelbus.core.access import CLIENT
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import Receipt
+from babelbus.core.record import Event, Headers, Record
 from babelbus.core.subject import NAME_BYTES_MAX
-from babelbus.core.topic import Topic, Topics, event_of
-from babelbus.errors import BabelbusError
+from babelbus.core.topic import Topic, event_of
+from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import HEADERS_MAX
 
+PROTOCOL = "groups"
+"""What metrics call the publisher of dead letters."""
 PREFIX = "dead-letters/"
 REASON = b"dead-reason"
 ATTEMPTS = b"dead-attempts"
@@ -37,7 +43,21 @@ class NoDeadLetterError(BabelbusError):
 class TopicDoor(Protocol):
     """What groups need of the broker."""
 
-    topics: Topics
+    @property
+    def damaged_topics(self) -> Mapping[str, StorageError]:
+        """Why topics are not open whose names stay taken."""
+
+    def has_topic(self, name: str) -> bool:
+        """Return whether there is a topic of this name."""
+
+    def find_topic(self, name: str) -> Topic | None:
+        """Return a topic, `None` if there is none of this name."""
+
+    def topics(self) -> list[Topic]:
+        """Return all topics, by name."""
+
+    def publish(self, publication: Publication) -> Receipt:
+        """Publish; whatever prevents it is the error of the receipt."""
 
     def create_topic(self, name: str, partitions: int | None = None, settings: dict[str, Any] | None = None) -> Topic:
         """Create a topic, durably."""
@@ -133,10 +153,9 @@ class DeadLetters:
         Raises:
             BabelbusError: the topic could not be made.
         """
-        topic = self._door.topics.get(name)
-        if topic is None:
-            topic = self._door.create_topic(name)
-        return topic.publish([make(name, record, letter)])[0]
+        if not self._door.has_topic(name):
+            self._door.create_topic(name)
+        return self._door.publish(Publication(CLIENT, PROTOCOL, [make(name, record, letter)], name))
 
     def now_ms(self) -> int:
         """Return the time that a dead letter carries."""

@@ -14,7 +14,8 @@ from babelbus.core.groups.in_flight import DUE, Counts, Delivery, Entry, Flight,
 from babelbus.core.groups.member import Member, share
 from babelbus.core.groups.partition_cursor import Lane, NotLoadedError
 from babelbus.core.groups.settings import GroupClosedError, GroupSettings, RecordFilter
-from babelbus.core.record import Receipt, Record
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Record
 from babelbus.errors import StorageError
 from babelbus.records.headers import Numbers
 
@@ -96,7 +97,7 @@ class Dispatcher:
         return any(flight.due or member.pending for member in self._open_members(taker))
 
     @property
-    def loading(self) -> Receipt | None:
+    def loading(self) -> Promise | None:
         """What is being read for a cursor, if anything; done when the group has more to hand out."""
         return next((load for lane in self.lanes if (load := lane.loading) is not None), None)
 

@@ -41,7 +41,7 @@ from babelbus.core.groups.settings import (
     RecordFilter,
     at_offset,
 )
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise, Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 
@@ -205,7 +205,6 @@ class Group:
             UnknownPartitionError: the place names a partition that there is not.
         """
         self._require_open()
-        self.topic.commit()
         lanes = self._lanes if place.partition is None else [self._lane(place.partition)]
         for lane in lanes:
             if self._flight is not None:
@@ -283,7 +282,7 @@ class Group:
         return [*chain.from_iterable(self._take(count, member, runs=False))]
 
     @property
-    def loading(self) -> Receipt | None:
+    def loading(self) -> Promise | None:
         """What `take` would have to wait for to find more; `None` when nothing is on its way."""
         return self._dispatcher.loading
 
@@ -308,7 +307,6 @@ class Group:
         if self.paused or self._stalled:
             return []
         self._load_filter()
-        self.topic.commit()
         taken: list[Sequence[Delivery]] = []
         kept = member.deliver, member.credit, member.held, member.runs
         member.deliver, member.credit, member.held, member.runs = taken.append, count, False, runs

@@ -15,7 +15,8 @@ import numpy as np
 from babelbus.core.groups.delivery_rows import Rows
 from babelbus.core.groups.in_flight import Counts, LaneFlight
 from babelbus.core.partition import Partition
-from babelbus.core.record import Receipt, Record
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Record
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import find_positions
@@ -139,7 +140,7 @@ class Lane:
         """What the lane waits for before it has more, if anything."""
         return next((one for one in (self._load, self._reload) if one is not None and not one.done), None)
 
-    def _loaded(self, load: Receipt) -> None:
+    def _loaded(self, load: Promise) -> None:
         if load is self._load or load is self._reload:  # else the lane has left, or was set to another place
             self._wake()
 

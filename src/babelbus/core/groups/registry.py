@@ -34,9 +34,9 @@ from babelbus.core.groups.settings import (
     header_filter,
 )
 from babelbus.core.settings import InvalidSettingError, change_settings
-from babelbus.core.subject import InvalidTopicNameError, check_topic_name
+from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
-from babelbus.errors import StorageError
+from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class Groups:
         """Record topics that came, went, grew or were opened again: groups of those that went go too."""
         gone = []
         for (name, _), group in self._groups.items():
-            topic = self._door.topics.get(name)
+            topic = self._door.find_topic(name)
             if topic is None:
                 gone.append(group)
             elif topic is not group.topic or len(topic.partitions) != group.lane_count:
@@ -298,7 +298,7 @@ class Groups:
         """A group's topic went away under it; nothing is to be done if the server stops."""
         if self._closed or group.closed:
             return
-        topic = self._door.topics.get(group.topic.name)
+        topic = self._door.find_topic(group.topic.name)
         if topic is None:
             self.topics_changed()
         elif topic is not group.topic:
@@ -315,8 +315,8 @@ class Groups:
         """
         self._sequence, found = self._file.load()
         for stored in found:
-            topic = self._door.topics.get(stored.topic)
-            if stored.topic in self._door.topics.damaged:
+            topic = self._door.find_topic(stored.topic)
+            if stored.topic in self._door.damaged_topics:
                 self._waiting.append(encode_group(stored))
                 continue
             if topic is None:

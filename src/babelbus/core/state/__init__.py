@@ -1,5 +1,14 @@
 """State: the last value of each key as a tree, its log, locks and history (docs/state.md)."""
 
+from babelbus.core.state.editor import (
+    Entry,
+    InvalidPatternError,
+    InvalidValueError,
+    ReadOnlyKeyError,
+    StateChange,
+    StateEditor,
+    check_state_pattern,
+)
 from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, HistoryGoneError, Revision
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.state.locks import Granted, LockHeldError, NotLockedError
@@ -20,9 +29,11 @@ from babelbus.core.state.patterns import (
     subscription_pattern,
 )
 from babelbus.core.state.tree import (
+    NOTHING_PUBLISHED,
     Commit,
     InvalidKeyError,
     NoSuchKeyError,
+    Published,
     State,
     Testament,
     VersionedError,
@@ -33,16 +44,20 @@ __all__ = [
     "ELEMENTS_MAX",
     "KEY_BYTES_MAX",
     "MULTI_WILDCARD",
+    "NOTHING_PUBLISHED",
     "REVISIONS_MAX",
     "SEPARATOR",
     "WILDCARD",
     "AsOf",
     "Change",
     "Commit",
+    "Entry",
     "Granted",
     "History",
     "HistoryGoneError",
     "InvalidKeyError",
+    "InvalidPatternError",
+    "InvalidValueError",
     "Kept",
     "KeyPattern",
     "Kind",
@@ -50,8 +65,12 @@ __all__ = [
     "NoSuchKeyError",
     "NotLockedError",
     "PatternFault",
+    "Published",
+    "ReadOnlyKeyError",
     "Revision",
     "State",
+    "StateChange",
+    "StateEditor",
     "StateLog",
     "Testament",
     "VersionMismatchError",
@@ -59,6 +78,7 @@ __all__ = [
     "check_key",
     "check_parent_pattern",
     "check_pattern",
+    "check_state_pattern",
     "children_pattern",
     "covers",
     "size_fault",

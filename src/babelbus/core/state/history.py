@@ -13,11 +13,12 @@ from typing import TypeVar
 import msgspec
 
 from babelbus.core.state.key_index import KeyPattern
-from babelbus.core.state.log import READ_BYTES, SOURCE_HEADER, VERSION_HEADER, Kept, Loaded, replay
+from babelbus.core.state.log import READ_BYTES, VERSION_HEADER, Kept, Loaded, replay
 from babelbus.core.state.tree import NoSuchKeyError
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.records.fields import rows_of_key, timestamp_of
 from babelbus.records.format import TOMBSTONE, CorruptRecordError, decode_headers
 from babelbus.storage.contract import PartitionLog

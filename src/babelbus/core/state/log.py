@@ -16,10 +16,14 @@ from enum import IntEnum
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.access import SERVER
+from babelbus.core.publish import Publication, Publish
+from babelbus.core.receipt import Receipt, settled
+from babelbus.core.state.reunion import tail_of
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.records.format import TOMBSTONE, CorruptRecordError, decode_headers, encode_headers, encode_keyed
 from babelbus.records.format import encode_batch as encode_records
 from babelbus.records.record import Record, RecordBatch
@@ -28,7 +32,6 @@ from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
 
-SOURCE_HEADER = b"ce_source"
 VERSION_HEADER = b"version"
 TESTAMENT_MARK = b"\xff"
 """Begins the key of a testament's record: no key of a value does, for it is UTF-8."""
@@ -94,11 +97,19 @@ class StateLog:
     """Appends changes and loads them again. `transient` is the first element of keys that are not logged."""
 
     def __init__(
-        self, topic: Topic, files: FileSystem, folder: str, *, checkpoint_bytes: int, transient: str | None = None
+        self,
+        topic: Topic,
+        publish: Publish,
+        files: FileSystem,
+        folder: str,
+        *,
+        checkpoint_bytes: int,
+        transient: str | None = None,
     ) -> None:
         # What is logged is told from what is not by its first letter, as long as nothing else is to be looked at.
         assert transient is None or transient.startswith("$")
         self._topic = topic
+        self._publish = publish
         self._partition = topic.partition(0)
         self._files = files
         self._folder = folder
@@ -131,7 +142,11 @@ class StateLog:
         if batch is None:
             return None
         went_back = self._partition.next_offset < self._end
-        receipt = self._last = self._partition.append(batch)
+        protocol = source.partition(":")[0]
+        receipt = self._publish(Publication(SERVER, protocol, batch, self._topic.name, partition=0))
+        if receipt.error is not None:  # refused at once; a flush that fails says so later
+            raise receipt.error
+        self._last = receipt
         self.lost_some |= went_back
         self._end = self._partition.next_offset
         self._bytes_since += len(batch.data)
@@ -191,6 +206,12 @@ class StateLog:
         self.lost_some = False
         return loaded
 
+    def changed_last(self) -> Iterator[str]:
+        """Yield the keys of the last changes behind the checkpoint; after a stop in order there are no such changes."""
+        for record in tail_of(self._partition, self._known_offset):
+            if record.key is not None and not record.key.startswith(TESTAMENT_MARK):
+                yield record.key.decode()
+
     def _path(self) -> str:
         return f"{self._folder}/{CHECKPOINT_NAME}"
 
@@ -242,7 +263,7 @@ class StateLog:
         loop = asyncio.get_running_loop()
         try:
             # What a failed flush loses must not come back with a checkpoint, although its offsets are given again.
-            error = None if last is None else await _outcome(last)
+            error = None if last is None else await settled((last,))
             if error is not None:
                 raise error
             # What is not durable may be lost and its offset given again: no checkpoint may know more than the disk.
@@ -294,13 +315,6 @@ class StateLog:
             file.flush()
         finally:
             file.close()
-
-
-async def _outcome(receipt: Receipt) -> BabelbusError | None:
-    """Return the error of a receipt when it is done."""
-    done: asyncio.Future[BabelbusError | None] = asyncio.get_running_loop().create_future()
-    receipt.when_done(lambda one: None if done.done() else done.set_result(one.error))
-    return await done
 
 
 def _bodies(items: list[tuple[str, Entry]], count: int, loaded: Loaded) -> Iterator[bytes]:

@@ -6,16 +6,18 @@ refuses, the changes are taken back.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import DONE, Promise
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
 from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog
 from babelbus.core.state.patterns import KEY_BYTES_MAX
+from babelbus.core.state.reunion import missing_keys
+from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 
 log = logging.getLogger(__name__)
@@ -55,9 +57,16 @@ class Commit(msgspec.Struct, frozen=True):
     number: int
     source: str
 
+    @property
+    def protocol(self) -> str:
+        """The protocol that the changes came through: the source up to its first colon."""
+        return self.source.partition(":")[0]
+
 
 Listener = Callable[[Sequence[Change], Commit], None]
-Publish = Callable[[Sequence[Change], Commit], Sequence[Receipt]]
+Published = tuple[Promise, Callable[[], None]]
+"""What the topics that record the changes promise, and what shows the other changes to live subscriptions."""
+Publish = Callable[[Sequence[Change], Commit], Published]
 
 
 class Testament(msgspec.Struct, frozen=True):
@@ -74,13 +83,13 @@ class State:
     """The tree. All calls come from the event loop; `commit` writes to the log and nothing else blocks.
 
     `listeners` hear of changes in the order in which they took effect, once the log has them; `publish` makes events
-    of them for topics and for live subscriptions of others, and gives the receipts of what was recorded.
+    of them for topics, in the turn of the event loop in which the log gets them, and for live subscriptions of others.
     """
 
     def __init__(
         self,
         state_log: StateLog,
-        publish: Publish = lambda changes, commit: (),
+        publish: Publish = lambda changes, commit: NOTHING_PUBLISHED,
         *,
         key_bytes_max: int = KEY_BYTES_MAX,
     ) -> None:
@@ -101,13 +110,19 @@ class State:
         self.watches_children = False
         """Whether anybody wants `Kind.CHILDREN`, which costs a little for each new key."""
 
-    def open(self) -> None:
+    def open(self, topic_of: Callable[[str], Topic | None] = lambda key: None) -> None:
         """Load what the log has, and execute the testaments of the clients that went with the last server.
+
+        Topics that record a key, as `topic_of` tells, get the changes that a crash has kept from them.
 
         Raises:
             StorageError: the log cannot be read.
         """
         self._load()
+        missing = missing_keys(self._log.changed_last(), self.find, topic_of)
+        if missing:
+            log.info("state: publishing %d values that a crash has kept from their topics", len(missing))
+            self._correct_topics(missing)
         left = dict(self._testaments)
         for owner in left:
             self.execute(owner)
@@ -132,6 +147,10 @@ class State:
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def is_transient(self, key: str) -> bool:
+        """Return whether a key, or a pattern, is one of those that are not logged."""
+        return self._log.is_transient(key)
 
     @property
     def commit_number(self) -> int:
@@ -332,7 +351,7 @@ class State:
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
-    def commit(self, source: str) -> Receipt:
+    def commit(self, source: str) -> Promise:
         """Log all changes made since the last commit, in one append; `source` is who made them (`ce_source`).
 
         The receipt is done when the log has them at its ack level, and so have the topics that record their keys. When
@@ -345,13 +364,13 @@ class State:
         self._pending = []
         self._number += 1
         try:
-            receipt = self._log.append(changes, source)
+            receipt: Promise | None = self._log.append(changes, source)
         except StorageError as error:
             self._take_back(changes)
-            return Receipt.refused(error)
+            return Promise.refused(error)
         except UnicodeEncodeError as error:  # a subject that came as other bytes: no key of the state
             self._take_back(changes)
-            return Receipt.refused(InvalidKeyError(f"a key is no valid Unicode: {error}"))
+            return Promise.refused(InvalidKeyError(f"a key is no valid Unicode: {error}"))
         if self._log.lost_some:
             receipt = self._write_again() or receipt
         commit = Commit(self._number, source)
@@ -360,14 +379,29 @@ class State:
         self._last = receipt
         if self._log.wants_checkpoint:
             self._log.begin_checkpoint(self._values, self._testaments)
+        recorded, show = self._publish(changes, commit)  # now: one flush of the disk for the log and the topics
         if receipt.done:
-            return _all_of(self._tell(changes, commit))
-        whole = Receipt(-1, -1, 0)
+            self._tell(changes, commit)
+            show()
+            return recorded
+        whole = Promise()
         self._open[commit.number] = changes
-        receipt.when_done(lambda done: self._logged(done, changes, commit, whole))
+
+        def logged(done: Promise) -> None:
+            if done.error is None:
+                self._open.pop(commit.number, None)
+                self._tell(changes, commit)
+                show()
+                recorded.when_done(lambda topics: whole.resolve(topics.error))
+                return
+            if commit.number in self._open:  # all that waited for the flush fails together: the log is read once
+                self._load_again(commit, done.error)
+            whole.resolve(done.error)
+
+        receipt.when_done(logged)
         return whole
 
-    def _write_again(self) -> Receipt | None:
+    def _write_again(self) -> Promise | None:
         """Append what the log has lost of what clients were told is stored: memory still has it."""
         try:
             loaded = self._log.load()
@@ -394,18 +428,9 @@ class State:
             return None
 
     @property
-    def _before(self) -> Receipt:
+    def _before(self) -> Promise:
         """Return the receipt of what was logged last, while it is open: what failed once is nobody else's matter."""
         return DONE if self._last.done else self._last
-
-    def _logged(self, done: Receipt, changes: Sequence[Change], commit: Commit, whole: Receipt) -> None:
-        if done.error is None:
-            self._open.pop(commit.number, None)
-            _all_of(self._tell(changes, commit)).when_done(lambda told: whole.resolve(told.error))
-            return
-        if commit.number in self._open:  # all that waited for the flush fails together: the log is read once
-            self._load_again(commit, done.error)
-        whole.resolve(done.error)
 
     def _load_again(self, commit: Commit, error: BabelbusError) -> None:
         """Take what the log still has for the truth, and tell the listeners what of it they have not heard."""
@@ -422,6 +447,7 @@ class State:
             log.error("state: the log cannot be read: %s", failure)
             return
         unheard: list[Change] = []
+        self._correct_topics(told)
         for key, before in told.items():
             now = self._values.get(key)
             if now == before:
@@ -435,13 +461,21 @@ class State:
         if unheard:
             self._tell(unheard, commit)
 
-    def _tell(self, changes: Sequence[Change], commit: Commit) -> Sequence[Receipt]:
+    def _correct_topics(self, keys: Iterable[str]) -> None:
+        """Publish the values that keys have to the topics that record them, which may have other ones by now."""
+        changes: list[Change] = []
+        for key in keys:
+            value = self.find(key)
+            changes.append((Kind.SET if value is not None else Kind.DELETED, key, value or b"", None, 0))
+        receipt, _ = self._publish(changes, Commit(self._number, "recovered"))
+        receipt.when_done(_note_not_corrected)
+
+    def _tell(self, changes: Sequence[Change], commit: Commit) -> None:
         for listener in self.listeners:
             try:
                 listener(changes, commit)
             except Exception:  # a listener's bug must not cost the client its answer
                 log.exception("a listener of the state failed")
-        return self._publish(changes, commit)
 
     def _take_back(self, changes: Sequence[Change]) -> None:
         values = self._values
@@ -469,39 +503,20 @@ class State:
 
 
 NO_TESTAMENT = Testament()
-DONE = Receipt(-1, -1, 0)
-DONE.resolve()
+NOTHING_PUBLISHED: Published = (DONE, lambda: None)
 _SET = Kind.SET
 
 
-def _note_not_executed(receipt: Receipt) -> None:
+def _note_not_executed(receipt: Promise) -> None:
     if receipt.error is not None:
         log.warning("state: testaments wait for the next start: %s", receipt.error)
+
+
+def _note_not_corrected(receipt: Promise) -> None:
+    if receipt.error is not None:
+        log.error("state: topics may have changes that the log has lost: %s", receipt.error)
 
 
 def _parent(key: str, depth: int) -> str | None:
     """Return the first `depth` elements of a key; `None` is the root."""
     return SEPARATOR.join(key.split(SEPARATOR, depth)[:depth]) if depth else None
-
-
-def _all_of(receipts: Sequence[Receipt]) -> Receipt:
-    """Return a receipt that is done when all of these are, with the first error."""
-    if not receipts:
-        return DONE
-    if len(receipts) == 1:
-        return receipts[0]
-    whole = Receipt(-1, -1, 0)
-    left = len(receipts)
-    failed: list[BabelbusError] = []
-
-    def arrive(done: Receipt) -> None:
-        nonlocal left
-        left -= 1
-        if done.error is not None:
-            failed.append(done.error)
-        if not left:
-            whole.resolve(failed[0] if failed else None)
-
-    for receipt in receipts:
-        receipt.when_done(arrive)
-    return whole

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from babelbus.core.access import CLIENT
 from babelbus.core.partition import Partition
-from babelbus.core.topic import Topic, Topics
+from babelbus.core.publish import Publication, Publish
+from babelbus.core.topic import Topics
 from babelbus.core.transactions.part_file import Entry, PartReader, Place, StagedPart
 from babelbus.core.transactions.transaction_file import Pending, producer_of
 from babelbus.errors import StorageError
@@ -21,6 +23,8 @@ from babelbus.storage.files import FileSystem, disk_error
 
 log = logging.getLogger(__name__)
 
+PROTOCOL = "transactions"
+"""What metrics call the publisher of staged records."""
 WINDOW_ENTRIES = 32
 """Batches that a commit appends before it waits for the disk: fewer than the 64 that a log remembers of a producer, so
 that the log can say of each whether a failed flush has lost it."""
@@ -43,19 +47,21 @@ class Commit:
         self,
         files: FileSystem,
         topics: Topics,
+        publish: Publish,
         transaction_id: str,
         parts: Sequence[StagedPart],
     ) -> None:
         self._files = files
         self._topics = topics
+        self._publish = publish
         self._producer_id = producer_of(transaction_id)
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._window: list[_Appended] = []
         self._gone: set[Place] = set()
 
-    def _target(self, place: Place) -> tuple[Topic, Partition] | None:
-        """Return topic and partition of a place, `None` when the topic was removed since the commit began.
+    def _target(self, place: Place) -> Partition | None:
+        """Return the partition of a place, `None` when the topic was removed since the commit began.
 
         Raises:
             StorageError: the topic is damaged; the commit waits until the topic is there again.
@@ -65,7 +71,7 @@ class Commit:
             raise self._topics.damaged[name]
         topic = self._topics.get(name)
         if topic is not None and number < len(topic.partitions):
-            return topic, topic.partitions[number]
+            return topic.partitions[number]
         if place not in self._gone:
             self._gone.add(place)
             log.warning("topic %r was removed while records were committed to it: they go with it", name)
@@ -84,7 +90,7 @@ class Commit:
         for place in self._places():
             target = self._target(place)
             if target is not None:  # what is behind the durable offset may be gone after a loss of power
-                starts.setdefault(place[0], {})[place[1]] = await target[1].flush()
+                starts.setdefault(place[0], {})[place[1]] = await target.flush()
         return starts
 
     async def append_all(self, pending: Pending, *, look: bool, begun: Callable[[], None]) -> None:
@@ -126,7 +132,7 @@ class Commit:
         target = self._target((entry.topic, entry.partition))
         if target is None:
             return
-        topic, partition = target
+        partition = target
         batch = entry.records
         while batch.count and sequence in known:
             base_offset, left = known[sequence], batch
@@ -135,8 +141,20 @@ class Commit:
             batch = _tail(batch, same)
         if not batch.count:
             return
-        topic.commit()
-        receipt = topic.append_batch(batch, entry.partition, self._producer_id, sequence)
+        receipt = self._publish(
+            Publication(
+                CLIENT,
+                PROTOCOL,
+                batch,
+                entry.topic,
+                entry.partition,
+                producer_id=self._producer_id,
+                first_sequence=sequence,
+                fresh=True,
+            )
+        )
+        if receipt.error is not None:
+            raise receipt.error
         self._window.append(_Appended(partition, sequence, receipt.base_offset, batch.count))
         if len(self._window) >= WINDOW_ENTRIES:
             await self._settle_window()
@@ -146,7 +164,6 @@ class Commit:
         window, self._window = self._window, []
         if not window:
             return
-        await asyncio.sleep(0)  # topics with `ack = "accepted"` write at the end of a turn
         for partition in {id(one.partition): one.partition for one in window}.values():
             durable = await partition.flush()
             known = {
@@ -166,10 +183,9 @@ class Commit:
         """Return by place where batches of this commit stand in the log: first sequence -> offset."""
         found: dict[Place, dict[int, int]] = {}
         for place in self._places():
-            target = self._target(place)
-            if target is None:
+            partition = self._target(place)
+            if partition is None:
                 continue
-            partition = target[1]
             await partition.flush()
             if partition.next_offset != partition.log.next_offset:
                 raise partition.failing or StorageError("accepted records wait to be written")
@@ -184,7 +200,7 @@ def _tail(batch: RecordBatch, start: int) -> RecordBatch:
     """Return the records of a batch from number `start` on."""
     positions = np.asarray(batch.positions)[start:]
     at = int(positions[0]) if len(positions) else len(batch.data)
-    return RecordBatch(memoryview(batch.data)[at:], positions - at, batch.timestamps[start:], 0)
+    return RecordBatch(memoryview(batch.data)[at:], positions - at, batch.timestamps[start:], -1)
 
 
 def find_batches(partition_log: PartitionLog, producer_id: int, first_sequence: int, start: int) -> dict[int, int]:

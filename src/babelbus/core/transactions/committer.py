@@ -14,6 +14,8 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
+from babelbus.core.publish import Publish
+from babelbus.core.receipt import settled
 from babelbus.core.topic import Topics
 from babelbus.core.transactions.commit import Commit
 from babelbus.core.transactions.model import CommitReceipt, UnknownPartError
@@ -61,6 +63,7 @@ class Committer:
         files: FileSystem,
         *,
         topics: Topics,
+        publish: Publish,
         parts: Parts,
         flusher: Flusher,
         clock: Clock,
@@ -68,6 +71,7 @@ class Committer:
     ) -> None:
         self._files = files
         self._topics = topics
+        self._publish = publish
         self._parts = parts
         self._flusher = flusher
         self._clock = clock
@@ -113,10 +117,7 @@ class Committer:
     async def _wait_durable(self, parts: Sequence[StagedPart]) -> StorageError | None:
         """Return when all of the parts survive a loss of power, with the error of one that does not."""
         for part in parts:
-            future: asyncio.Future[None] = self._loop.create_future()
-            receipt = part.receipt(-1, 0, 0)
-            receipt.when_done(lambda _, future=future: future.done() or future.set_result(None))  # type: ignore[misc]
-            await future
+            await settled((part.receipt(-1, 0, 0),))
             if part.failed is not None:
                 return part.failed
         return None
@@ -150,7 +151,7 @@ class Committer:
         assert pending is not None
         by_number = {part.number: part for part in self._parts.of(one.state.transaction_id)}
         parts = [by_number[number] for number in pending.parts if number in by_number]
-        commit = Commit(self._files, self._topics, one.state.transaction_id, parts)
+        commit = Commit(self._files, self._topics, self._publish, one.state.transaction_id, parts)
         try:
             if not one.marked:
                 broken = await self._wait_durable(parts) or await self._check_parts(parts)

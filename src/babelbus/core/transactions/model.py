@@ -2,7 +2,7 @@
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.errors import StorageError
 
 ID_BYTES_MAX = 1024
@@ -74,15 +74,16 @@ class TransactionInfo(msgspec.Struct, frozen=True):
     staged_bytes: int
 
 
-class CommitReceipt(Receipt):
-    """What becomes of a commit. `count` is how many records it has, -1 when a later batch has taken its place.
+class CommitReceipt(Promise):
+    """The outcome of a commit. `count` is how many records it has, -1 when a later batch has taken its place.
 
     `again` says that the batch had been committed before.
     """
 
-    __slots__ = ("again", "batch_id")
+    __slots__ = ("again", "batch_id", "count")
 
     def __init__(self, batch_id: int, count: int = NOT_REMEMBERED, *, again: bool = False) -> None:
-        super().__init__(-1, -1, count)
+        super().__init__()
+        self.count = count
         self.batch_id = batch_id
         self.again = again

@@ -12,7 +12,7 @@ from collections import deque
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
 from babelbus.records.fields import timestamps_at
@@ -121,7 +121,7 @@ class PartReader:
             raise DiskError(f"{self.path}: {len(positions)} records in front of byte {self.position}, not {count}")
         timestamps = timestamps_at(data, positions)
         topic = body[ENTRY.size : start].decode()
-        return Entry(topic, partition, first_record, RecordBatch(data, positions, timestamps, 0))
+        return Entry(topic, partition, first_record, RecordBatch(data, positions, timestamps, -1))
 
     def close(self) -> None:
         """Give the file back."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from babelbus.clock import Clock
 from babelbus.config import StagingLimits
 from babelbus.core.flusher import Flusher
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Receipt
 from babelbus.core.transactions.model import ID_BYTES_MAX, StagingFullError
 from babelbus.core.transactions.part_file import PartHead, PartReader, StagedPart
 from babelbus.core.transactions.transaction_file import token_of

@@ -26,8 +26,9 @@ from babelbus.clock import Clock
 from babelbus.config import StagingLimits
 from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
-from babelbus.core.record import Receipt
-from babelbus.core.topic import SERVER_CHOOSES, ReservedTopicError, Topic, Topics
+from babelbus.core.publish import SERVER_CHOOSES, Publish
+from babelbus.core.receipt import Receipt
+from babelbus.core.topic import ReservedTopicError, Topic, Topics
 from babelbus.core.transactions.committer import Committer, Transaction
 from babelbus.core.transactions.model import (
     ID_BYTES_MAX,
@@ -71,6 +72,7 @@ class Staging:
     Args:
         files, folder: where staged records lie; the folder is this object's own.
         topics: the broker's topics by name, as they come and go.
+        publish: `Broker.publish`.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Staging:
         folder: str,
         *,
         topics: Topics,
+        publish: Publish,
         flusher: Flusher,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
@@ -93,7 +96,9 @@ class Staging:
         self._damaged: dict[str, str] = {}
         """Token -> path of transactions whose state cannot be read."""
         self._parts = Parts(files, folder, flusher=flusher, clock=clock, loop=loop, settings=self.settings)
-        self._committer = Committer(files, topics=topics, parts=self._parts, flusher=flusher, clock=clock, loop=loop)
+        self._committer = Committer(
+            files, topics=topics, publish=publish, parts=self._parts, flusher=flusher, clock=clock, loop=loop
+        )
         self._closed = False
 
     @property

@@ -1,10 +1,10 @@
 """What the commands that name partitions mean (docs/protocols/jebp.md, extension: partitions by number)."""
 
 import logging
-from collections.abc import Mapping
 
 from babelbus.core.access import Action, Identity
-from babelbus.core.groups import GroupClosedError, Groups, GroupSettings, InvalidGroupNameError, at_offset
+from babelbus.core.broker import Broker
+from babelbus.core.groups import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
 from babelbus.core.partition import Partition
 from babelbus.core.topic import Topic, UnknownPartitionError
 from babelbus.errors import StorageError
@@ -41,31 +41,31 @@ PARTITIONS_AT_ONCE = 1024
 FILE_PARTS = 4
 """Of a segment's path, what stands below the data folder: `topics/news/0/00000000000000000000.log`."""
 
-Topics = Mapping[str, Topic]
 Said = tuple[Outcome, list[Data]]
 
 
-def _may_read(client: Identity, topics: Topics, name: str) -> bool:
-    return name in topics and client.may(Action.SUBSCRIBE, name)
+def _may_read(client: Identity, broker: Broker, name: str) -> bool:
+    return broker.has_topic(name) and broker.may(client, Action.SUBSCRIBE, name)
 
 
-async def tell_positions(request: TellPositions, topics: Topics, client: Identity, bytes_max: int) -> Said:
+async def tell_positions(request: TellPositions, broker: Broker, client: Identity, bytes_max: int) -> Said:
     """Return where the partitions of topics begin and end, in the order of their names, in `bytes_max` at the most."""
-    missing = [name for name in request.topics if not _may_read(client, topics, name)]
+    missing = [name for name in request.topics if not _may_read(client, broker, name)]
     if missing:
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics(missing)]
-    names = sorted(name for name in request.topics or topics if name > request.after)
+    names = sorted(name for name in request.topics or broker.topic_names() if name > request.after)
     told: list[Data] = []
     left, partitions = bytes_max - len(positions_head(more=False)), 0
     for name in names:
-        if name not in topics:  # removed while another one was read
+        topic = broker.find_topic(name)
+        if topic is None:  # removed while another one was read
             continue
-        if not request.topics and not _may_read(client, topics, name):
+        if not request.topics and not _may_read(client, broker, name):
             continue
         if partitions >= PARTITIONS_AT_ONCE:
             return Outcome.POSITIONS_TOLD, [positions_head(more=True), *told]
         try:
-            content = encode_topic_positions(await _positions_of(topics[name], request.timestamp))
+            content = encode_topic_positions(await _positions_of(topic, request.timestamp))
         except StorageError as error:
             log.error("jebp: positions of topic %r: %s", name, error)
             return Outcome.PARTITION_DISK, [b"the server could not read the topic"]
@@ -75,12 +75,11 @@ async def tell_positions(request: TellPositions, topics: Topics, client: Identit
             return Outcome.POSITIONS_TOLD, [positions_head(more=True), *told]
         told.append(content)
         left -= len(content)
-        partitions += len(topics[name].partitions) if name in topics else 0
+        partitions += len(topic.partitions)
     return Outcome.POSITIONS_TOLD, [positions_head(more=False), *told]
 
 
 async def _positions_of(topic: Topic, timestamp: int) -> TopicPositions:
-    topic.commit()
     rows = []
     for partition in list(topic.partitions):
         first, high_watermark = _bounds(partition)
@@ -98,12 +97,11 @@ def _bounds(partition: Partition) -> tuple[int, int]:
     return first, max(partition.high_watermark, first)
 
 
-async def awaited(request: FetchPartition, topics: Topics, client: Identity) -> tuple[Partition, int] | None:
+async def awaited(request: FetchPartition, broker: Broker, client: Identity) -> tuple[Partition, int] | None:
     """Return the partition and the offset that a fetch has to wait for; `None` when it can be answered now."""
-    if not request.wait_ms or not _may_read(client, topics, request.topic):
+    if not request.wait_ms or not _may_read(client, broker, request.topic):
         return None
-    topic = topics[request.topic]
-    topic.commit()
+    topic = broker.topic(request.topic)
     if request.partition >= len(topic.partitions):
         return None
     partition = topic.partitions[request.partition]
@@ -119,13 +117,12 @@ async def awaited(request: FetchPartition, topics: Topics, client: Identity) -> 
 
 
 async def fetch_partition(
-    request: FetchPartition, topics: Topics, client: Identity, metrics: Metrics, bytes_max: int
+    request: FetchPartition, broker: Broker, client: Identity, metrics: Metrics, bytes_max: int
 ) -> Said:
     """Read one partition; the answer's content has `bytes_max` bytes at the most."""
-    if not _may_read(client, topics, request.topic):
+    if not _may_read(client, broker, request.topic):
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
-    topic = topics[request.topic]
-    topic.commit()
+    topic = broker.topic(request.topic)
     try:
         partition = topic.partition(request.partition)
     except UnknownPartitionError as error:
@@ -176,18 +173,16 @@ _OF_READERS = {"reader": PROTOCOL}
 """A label of groups that a reader moves: those that share records among members are not for others to move."""
 
 
-def move_group(request: MoveGroup, groups: Groups | None, topics: Topics, client: Identity) -> Said:
+def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Said:
     """Set a group to where its reader says that it is; its cursor is saved with the next ones, within a second."""
-    if not _may_read(client, topics, request.topic):
+    if not _may_read(client, broker, request.topic):
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
-    topic = topics[request.topic]
+    topic = broker.topic(request.topic)
     try:
         for partition, _ in request.offsets:
             topic.partition(partition)
-        if groups is None:
-            raise GroupClosedError("there are no groups here")
         settings = GroupSettings(ack="explicit", labels=_OF_READERS)
-        group = groups.ensure(request.topic, request.group, settings)
+        group = broker.groups.ensure(request.topic, request.group, settings)
         if group.members or group.settings.labels != _OF_READERS:
             raise GroupClosedError(f"group {request.group!r} is one for members to share: choose another name")
         for partition, offset in request.offsets:

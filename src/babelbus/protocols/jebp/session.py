@@ -6,15 +6,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from babelbus.config import JebpSettings
-from babelbus.core.access import Action
+from babelbus.core.access import NOBODY, Action
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker, TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.core.settings import InvalidSettingError
-from babelbus.core.subject import InvalidTopicNameError
 from babelbus.core.work import Work, settled
-from babelbus.errors import StorageError
+from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
@@ -48,7 +47,6 @@ from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, answers
 from babelbus.protocols.jebp.subscription import Subscription
-from babelbus.storage.errors import InvalidFolderError
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +88,9 @@ class Session(contract.Session):
         self._decoder: ServerDecoder | None = None
         self._client: Client | None = None
         self._fingerprint = ""
-        self._subscription = Subscription(broker.topics, metrics)
+        self._subscription = Subscription(broker, metrics)
         self._backlog: deque[Request] = deque()
-        self._waits: set[Receipt] = set()
+        self._waits: set[Promise] = set()
         hello = self._handshake.begin()
         outbox.answer(lambda: hello)
 
@@ -135,14 +133,14 @@ class Session(contract.Session):
         self._client, self._fingerprint = client, established.fingerprint
         self._sealer = established.sealer
         self._publisher = Publisher(
-            self._broker.topics,
+            self._broker,
             self._outbox,
             established.sealer,
             opened_by=client,
             answers=self._answers,
             metrics=self._metrics,
         )
-        bare = self._broker.topics.__contains__ if self._settings.bare_records else None
+        bare = self._broker.has_topic if self._settings.bare_records else None
         self._decoder = ServerDecoder(
             established.opener, frame_bytes_max=self._settings.frame_bytes_max, topic_exists=bare
         )
@@ -199,17 +197,17 @@ class Session(contract.Session):
                 while after < count and type(requests[after]) is CreateRecord:
                     after += 1
                 run = requests[at:after]
-                self._publisher.create_run(run, self._client)  # type: ignore[arg-type]  # the loop looked at each
+                self._publisher.create_run(run, self._client or NOBODY)  # type: ignore[arg-type]  # the loop looked at each
                 at = after
                 continue
             at += 1
             match request:
                 case CreateRecords():
-                    self._publisher.create_records(request, self._client)
+                    self._publisher.create_records(request, self._client or NOBODY)
                 case Fetch():
                     self._fetch(request)
                 case Subscribe():
-                    self._say(*self._subscription.subscribe(request, self._client))
+                    self._say(*self._subscription.subscribe(request, self._client or NOBODY))
                 case CreateTopic():
                     self._say(self._create_topic(request))
                 case RemoveTopic():
@@ -222,7 +220,7 @@ class Session(contract.Session):
                     self._say(self._refuse(request))
 
     def _may(self, action: Action, topic: str) -> bool:
-        return self._client is not None and self._client.may(action, topic)
+        return self._broker.may(self._client or NOBODY, action, topic)
 
     def _content(self, outcome: Outcome) -> bytes:
         return self._answers[outcome].content
@@ -242,11 +240,10 @@ class Session(contract.Session):
     # -- 14, 15, 16 and 23: staged batches ---------------------------------------------------------------------------
 
     def _carry_out_staging(self, request: StagingRequest) -> None:
-        staging, client = self._broker.staging, self._client
-        if staging is None or client is None:
+        if self._client is None:  # it has lost its rights while the connection closes
             self._say(Outcome.UNKNOWN_COMMAND)
             return
-        receipts, tell = carry_out(request, staging, client, self._metrics)
+        receipts, tell = carry_out(request, self._broker, self._client, self._metrics)
 
         def answer() -> bytes | bytearray:
             outcome, content = tell()
@@ -275,34 +272,34 @@ class Session(contract.Session):
     # -- 24 to 26: partitions by number -----------------------------------------------------------------------------
 
     def _read_partitions(self, request: PartitionRequest) -> None:
-        client, topics = self._client, self._broker.topics
+        client, broker = self._client, self._broker
         assert client is not None  # nobody else's requests are read
         bytes_max = self._content_bytes_max
         if isinstance(request, MoveGroup):
-            outcome, parts = move_group(request, self._broker.groups, topics, client)
+            outcome, parts = move_group(request, broker, client)
             self._say(outcome, b"".join(parts))
         elif isinstance(request, TellPositions):
-            self._answer_read(Work(tell_positions(request, topics, client, bytes_max)), bytes_max)
+            self._answer_read(Work(tell_positions(request, broker, client, bytes_max)), bytes_max)
         else:
             self._answer_read(Work(self._fetch_partition(request, client)), min(request.bytes_max, bytes_max))
 
     async def _fetch_partition(self, request: FetchPartition, client: Client) -> Said:
-        topics = self._broker.topics
-        waiting = await awaited(request, topics, client)
+        broker = self._broker
+        waiting = await awaited(request, broker, client)
         if waiting is not None:
             await settled(self._wait(*waiting, request.wait_ms / 1000))
-        return await fetch_partition(request, topics, client, self._metrics, self._content_bytes_max)
+        return await fetch_partition(request, broker, client, self._metrics, self._content_bytes_max)
 
-    def _wait(self, partition: Partition, offset: int, seconds: float) -> Receipt:
+    def _wait(self, partition: Partition, offset: int, seconds: float) -> Promise:
         """Return what is done when a record can be read, its topic goes away, the time is over or the client is
         gone.
         """
-        receipt = Receipt(partition.number, offset, 0)
+        receipt = Promise()
         self._waits.add(receipt)
         cancel = partition.watch(offset, receipt.resolve)
         timer = asyncio.get_running_loop().call_later(seconds, receipt.resolve)
 
-        def forget(_: Receipt) -> None:
+        def forget(_: Promise) -> None:
             cancel()
             timer.cancel()
             self._waits.discard(receipt)
@@ -324,7 +321,7 @@ class Session(contract.Session):
             self._broker.create_topic(request.topic)
         except TopicExistsError:
             return Outcome.CREATE_TOPIC_EXISTS
-        except (InvalidTopicNameError, InvalidFolderError, InvalidSettingError) as error:
+        except (InvalidTopicNameError, InvalidSettingError) as error:
             log.info("jebp: create topic: %s", error)
             return Outcome.CREATE_TOPIC_BAD_NAME
         except StorageError as error:

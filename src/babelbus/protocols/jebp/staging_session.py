@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from babelbus.core.access import Action, Identity
-from babelbus.core.record import Receipt
+from babelbus.core.broker import Broker
+from babelbus.core.receipt import Promise
 from babelbus.core.transactions import (
     PartRef,
     Staging,
@@ -27,19 +28,20 @@ from babelbus.records.ingest import parse_records
 from babelbus.storage.errors import DiskError, DiskFullError
 
 Said = tuple[Outcome, bytes]
-Reply = tuple[Sequence[Receipt], Callable[[], Said]]
+Reply = tuple[Sequence[Promise], Callable[[], Said]]
 """What an answer waits for, and what gives it then."""
 
 
-def carry_out(request: StagingRequest, staging: Staging, client: Identity, metrics: Metrics) -> Reply:
+def carry_out(request: StagingRequest, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
     """Do what a request asks for. A transaction id is its client's own: another's of the same name is another one."""
+    staging = broker.staging
     transaction_id = f"{client.name}/{request.transaction}"
     try:
         match request:
             case StageRecords():
-                return _stage(request, transaction_id, staging, client, metrics)
+                return _stage(request, transaction_id, broker, client, metrics)
             case CommitBatch():
-                return _commit(request, transaction_id, staging, client, metrics)
+                return _commit(request, transaction_id, broker, client, metrics)
             case AbortBatch():
                 dropped = staging.abort(transaction_id, request.batch_id, request.part or None)
                 return _at_once(Outcome.BATCH_ABORTED, encode_dropped(dropped))
@@ -57,11 +59,11 @@ def _refuse(reason: str) -> Reply:
     return _at_once(Outcome.STAGING_REFUSED, reason.encode())
 
 
-def _stage(request: StageRecords, transaction_id: str, staging: Staging, client: Identity, metrics: Metrics) -> Reply:
-    if not client.may(Action.PUBLISH, request.topic):
+def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
+    if not broker.may(client, Action.PUBLISH, request.topic):
         return _refuse(f"no right to publish to {request.topic!r}")
     batch = parse_records(request.records)
-    receipt = staging.stage(
+    receipt = broker.staging.stage(
         transaction_id,
         request.batch_id,
         request.part,
@@ -81,12 +83,12 @@ def _stage(request: StageRecords, transaction_id: str, staging: Staging, client:
     return (receipt,), tell
 
 
-def _commit(request: CommitBatch, transaction_id: str, staging: Staging, client: Identity, metrics: Metrics) -> Reply:
-    for topic, _ in staging.places(transaction_id, request.batch_id):
-        if not client.may(Action.PUBLISH, topic):  # any more
+def _commit(request: CommitBatch, transaction_id: str, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
+    for topic, _ in broker.staging.places(transaction_id, request.batch_id):
+        if not broker.may(client, Action.PUBLISH, topic):  # any more
             return _refuse(f"no right to publish to {topic!r}")
     parts = [PartRef(one.part, one.records) for one in request.parts]
-    receipt = staging.commit(transaction_id, request.batch_id, parts, owner=request.owner)
+    receipt = broker.staging.commit(transaction_id, request.batch_id, parts, owner=request.owner)
 
     def tell() -> Said:
         if receipt.error is not None:

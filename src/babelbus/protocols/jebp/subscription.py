@@ -1,10 +1,10 @@
 """What the commands of reading mean (21 and 22): the topics that a connection subscribed to, and fetching from them."""
 
 import logging
-from collections.abc import Mapping
 
 from babelbus.core.access import Action
 from babelbus.core.access import Identity as Client
+from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
@@ -19,24 +19,24 @@ log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """What one connection subscribed to. `topics` are the broker's by name, as they come and go."""
+    """What one connection subscribed to."""
 
-    def __init__(self, topics: Mapping[str, Topic], metrics: Metrics) -> None:
-        self._topics = topics
+    def __init__(self, broker: Broker, metrics: Metrics) -> None:
+        self._broker = broker
         self._metrics = metrics
         self._subscribed: dict[str, Topic] = {}
 
-    def subscribe(self, request: Subscribe, client: Client | None) -> tuple[Outcome, bytes]:
+    def subscribe(self, request: Subscribe, client: Client) -> tuple[Outcome, bytes]:
         """Replace the topics that fetch reads (DECISION 23)."""
-        topics = self._topics
+        broker = self._broker
         missing = [
             name
             for name in request.topics
-            if name not in topics or client is None or not client.may(Action.SUBSCRIBE, name)
+            if not broker.has_topic(name) or not broker.may(client, Action.SUBSCRIBE, name)
         ]
         if missing:
             return Outcome.SUBSCRIBE_MISSING, encode_missing_topics(missing)
-        self._subscribed = {name: topics[name] for name in request.topics}
+        self._subscribed = {name: broker.topic(name) for name in request.topics}
         return Outcome.SUBSCRIBED, b""
 
     def end(self) -> None:
@@ -46,7 +46,8 @@ class Subscription:
     async def fetch(self, request: Fetch, bytes_max: int) -> tuple[Outcome, list[Data]]:
         """Read the subscribed topics, partitions ascending (DECISION 26 to 29), `bytes_max` together at the most."""
         # A topic that was removed, or made again under its name, is not subscribed any more.
-        self._subscribed = {name: topic for name, topic in self._subscribed.items() if self._topics.get(name) is topic}
+        find = self._broker.find_topic
+        self._subscribed = {name: topic for name, topic in self._subscribed.items() if find(name) is topic}
         try:
             return Outcome.FETCHED, await self._collect(request, min(request.bytes_max, bytes_max))
         except _NoOffsetError:
@@ -67,7 +68,6 @@ class Subscription:
         known = False
         subscribed = dict(self._subscribed)  # a read may wait, and the client subscribe to others meanwhile
         for name, topic in subscribed.items():
-            topic.commit()
             for partition in list(topic.partitions):
                 try:
                     offset = await _start_of(partition, request)

@@ -9,8 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from babelbus.config import SbusSettings
+from babelbus.core.access import Identity
 from babelbus.core.fanout import Fan, Fanout
-from babelbus.core.record import Event, Receipt
+from babelbus.core.publish import Publication, Publish
+from babelbus.core.receipt import Receipt
+from babelbus.core.record import Event
 from babelbus.core.router import Route, Router
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.sbus.codec import MSG
@@ -39,12 +42,11 @@ Sessions = tuple[Client, ...]
 class HeadFan(Fan[Client]):
     """Where the packets of one head go: to the sessions, in the order in which they connected, and to the core."""
 
-    __slots__ = ("outward", "subject", "topic")
+    __slots__ = ("outward", "subject")
 
-    def __init__(self, route: Route, sessions: Sessions, subject: str, topic: str | None, outward: bool) -> None:
+    def __init__(self, route: Route, sessions: Sessions, subject: str, outward: bool) -> None:
         super().__init__(route, sessions)
         self.subject = subject
-        self.topic = topic
         self.outward = outward
 
 
@@ -61,7 +63,7 @@ class Hub:
         metrics: Metrics,
         settings: SbusSettings,
         *,
-        publish: Callable[[Sequence[Event]], list[Receipt]] = lambda events: [],
+        publish: Publish | None = None,
         topic_of: Callable[[str], str | None] = lambda subject: None,
     ) -> None:
         self.router = router
@@ -100,17 +102,14 @@ class Hub:
         if secret is not None and not self.settings.open_cred:
             members = {one for one in members if one.credentials.fit(secret)}
         ordered = tuple(sorted(members, key=lambda one: one.number))
-        topic = None if _is_internal(key) else self._topic_of(subject)
         others = any(one.receiver is not self.receiver for one in route.subscriptions)
-        outward = topic is not None or (others and not _is_internal(key))
-        return HeadFan(route, ordered, subject, topic, outward)
+        outward = not _is_internal(key) and (others or self._topic_of(subject) is not None)
+        return HeadFan(route, ordered, subject, outward)
 
-    def publish(self, events: list[Event], topics: dict[str, tuple[int, int]]) -> None:
-        """Take events to the core. `topics` is how many of them each topic records, and their bytes."""
-        for topic, (count, size_bytes) in topics.items():
-            self._metrics.topic_published(PROTOCOL, topic).inc(count, size_bytes)
-        for receipt in self._publish(events):
-            receipt.when_done(self._note_receipt)
+    def publish(self, principal: Identity, events: list[Event]) -> None:
+        """Publish the events of a client to the core."""
+        if self._publish is not None:
+            self._publish(Publication(principal, PROTOCOL, events)).when_done(self._note_receipt)
 
     def _note_receipt(self, receipt: Receipt) -> None:
         # sbus has no answer that could tell its publisher: the operator is told.

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from babelbus.core.access import Identity
 from babelbus.core.flow_policy import Flow
 from babelbus.core.record import Event
 from babelbus.core.router import Subscription
@@ -12,6 +13,7 @@ from babelbus.protocols.sbus.credentials import Credentials, patterns_of
 from babelbus.protocols.sbus.hub import Hub, Sessions
 from babelbus.protocols.sbus.patterns import SbusPattern
 from babelbus.protocols.sbus.ports import Port
+from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.wire.packets import Packets
 
 
@@ -34,8 +36,9 @@ class Session:
         self._stored = 0
         self._pattern_bytes = 0
         self._echo = True
-        source = b"sbus:uid=%d,gid=%d,pid=%d" % (credentials.uid, credentials.gid, credentials.pid)
-        self._headers = ((b"ce_source", source),)
+        source = f"sbus:uid={credentials.uid},gid={credentials.gid},pid={credentials.pid}"
+        self._headers = ((SOURCE_HEADER, source.encode()),)
+        self._principal = Identity(source, f"uid={credentials.uid}", None)
 
     def receive(self, packets: Packets, first: int, last: int) -> None:
         """Do what packets `first` to `last` ask for, in their order.
@@ -51,7 +54,6 @@ class Session:
         data, starts, sizes = packets.data, packets.starts, packets.sizes
         find = data.find
         events: list[Event] = []
-        topics: dict[str, tuple[int, int]] = {}
         sessions: Sessions = ()
         try:
             for number in range(first, last):
@@ -65,8 +67,8 @@ class Session:
                         self._send(packets, first, number, sessions)
                         first = number + 1
                         if events:
-                            hub.publish(events, topics)
-                            events, topics = [], {}
+                            hub.publish(self._principal, events)
+                            events = []
                         self._command(head)
                         continue
                     fan = hub.fanout.find(head)
@@ -77,13 +79,10 @@ class Session:
                 if fan.outward:
                     payload = b"" if nul < 0 else data[nul + 1 : end]
                     events.append(Event(fan.subject, payload, None, self._headers, 0, hub.receiver))
-                    if fan.topic is not None:
-                        count, size_bytes = topics.get(fan.topic, (0, 0))
-                        topics[fan.topic] = (count + 1, size_bytes + len(payload))
             self._send(packets, first, last, sessions)
         finally:
             if events:
-                hub.publish(events, topics)
+                hub.publish(self._principal, events)
 
     def _send(self, packets: Packets, first: int, last: int, sessions: Sessions) -> None:
         """Send one run to its receivers; wait for those who cannot take it."""

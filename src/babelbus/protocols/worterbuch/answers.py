@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch import subscriber
@@ -62,7 +62,7 @@ class Answers:
         if len(reply) > HEAVY_BYTES:
             self.heavy_bytes += len(reply)
 
-    def finish(self) -> Receipt:
+    def finish(self) -> Promise:
         """Log what was changed, and answer everything that was asked up to here; return when it is stored."""
         receipt = self._state.commit(self._client.source)
         requests, replies = self.requests, self.replies
@@ -82,7 +82,7 @@ class Answers:
             )
         return receipt
 
-    def _settle(self, requests: list[m.ClientMessage], replies: list[bytes], receipt: Receipt) -> list[bytes]:
+    def _settle(self, requests: list[m.ClientMessage], replies: list[bytes], receipt: Promise) -> list[bytes]:
         """Return the answers once it is known whether the changes are stored; if not, none of them was."""
         if receipt.error is None:
             return replies
@@ -129,7 +129,7 @@ class Answers:
         data = self._framing.encode_acks(transaction_ids)
         self._outbox.answer(lambda: data, len(data))
 
-    def send_snapshot(self, receipt: Receipt, encode: Callable[[], bytes]) -> None:
+    def send_snapshot(self, receipt: Promise, encode: Callable[[], bytes]) -> None:
         """Send what a subscription begins with; when changes that it shows are not stored after all, what is."""
         text = encode()
         if receipt.done:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Encode, Outbox, Session
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.privileges import Privileges
@@ -249,7 +249,7 @@ class WebSession(HttpSession, Session):
 
     def _begin_job(self, request: Request, work: Callable[[], Awaitable[Reply]]) -> None:
         """Answer when some work is done; until then the outbox is full, and nothing else is done here."""
-        done = Receipt(-1, -1, 0)
+        done = Promise()
         replies: list[Reply] = []
 
         async def run() -> None:
@@ -274,7 +274,7 @@ class WebSession(HttpSession, Session):
     def _reply(self, request: Request, reply: Reply) -> None:
         self._send(request, [], lambda: self._encode(request, reply), len(reply.body))
 
-    def _send(self, request: Request, receipts: Sequence[Receipt], encode: Encode, weight: int) -> None:
+    def _send(self, request: Request, receipts: Sequence[Promise], encode: Encode, weight: int) -> None:
         self.settle()
         self._outbox.answer_when(receipts, encode, weight)
 

@@ -19,7 +19,8 @@ from babelbus.config import WorterbuchSettings
 from babelbus.core.broker import Broker
 from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.json_text import is_json, json_text
-from babelbus.core.record import Event, Receipt
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Event
 from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
@@ -268,7 +269,7 @@ class Hub:
 
     def _is_retained(self, key: str) -> bool:
         """Return whether events under a subject change the state."""
-        topic = self.broker.topics.get(self.broker.topic_of(key) or "")
+        topic = self.broker.find_topic(self.broker.topic_of(key) or "")
         return topic is not None and topic.settings.retain == "last"
 
     def _tell(self, run: list[Change], subscribers: Subscribers, number: int | None) -> None:
@@ -333,6 +334,6 @@ def timestamp_text(now_ms: int) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%S}.{now_ms % 1000:03d}000000+00:00"
 
 
-def _note_failure(receipt: Receipt) -> None:
+def _note_failure(receipt: Promise) -> None:
     if receipt.error is not None:
         log.warning("worterbuch: a change was not stored: %s", receipt.error)

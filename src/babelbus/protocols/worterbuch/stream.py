@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.core.state import Change, store_pattern, subscription_pattern
 from babelbus.core.subject import PathPattern, exactly
 from babelbus.protocols.contract import Outbox
@@ -89,7 +89,7 @@ class EventStream(Peer):
 
     def _begin(self, head: bytes, first: Callable[[], list[bytes]]) -> None:
         """Send head and first event once everything that this shows is stored; if it is not, show what is."""
-        receipt: Receipt = self._state.commit(self.source)
+        receipt: Promise = self._state.commit(self.source)
         data = head + self.framing.encode(first())
         self._outbox.answer_when(
             [receipt], lambda: data if receipt.error is None else head + self.framing.encode(first()), len(data)

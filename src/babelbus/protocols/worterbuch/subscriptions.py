@@ -4,7 +4,7 @@ Everything up to a subscription is answered and told before it begins, so that w
 snapshot, or has not.
 """
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.core.state import children_pattern, subscription_pattern
 from babelbus.core.subject import exactly
 from babelbus.protocols.worterbuch import messages as m
@@ -77,7 +77,7 @@ class SubscriptionRequests:
         is_pattern: bool,
         unique: bool,
         aggregate_ms: int | None = None,
-    ) -> tuple[Receipt, Subscriber]:
+    ) -> tuple[Promise, Subscriber]:
         """Answer everything up to a subscription; return also when that is stored."""
         transaction_id = message.transaction_id
         self._check_room(self._client.subscribers, transaction_id)

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import binascii
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise, settled
 from babelbus.core.state import KeyPattern, size_fault
 from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
 from babelbus.protocols.worterbuch.hub import Hub
@@ -91,18 +91,15 @@ async def read_file(files: Files, path: str) -> Reply:
     return Reply(found.data, headers=(("content-type", found.content_type),))
 
 
-async def _stored(receipt: Receipt) -> None:
-    """Wait until what was changed is stored.
+async def _stored(promise: Promise) -> None:
+    """Wait until the changes are stored.
 
     Raises:
-        RequestRefusedError: it is not.
+        RequestRefusedError: the changes are not stored.
     """
-    if not receipt.done:
-        done = asyncio.Event()
-        receipt.when_done(lambda _: done.set())
-        await done.wait()
-    if receipt.error is not None:
-        raise RequestRefusedError(500, str(receipt.error))
+    error = await settled((promise,))
+    if error is not None:
+        raise RequestRefusedError(500, str(error))
 
 
 def _decode_base64(text: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.protocols.contract import Encode, Outbox
 from babelbus.protocols.worterbuch.codec import decode_messages, decode_sets, encode_ack
@@ -84,9 +84,9 @@ class DeflatingSender:
         """Send what `encode` returns, compressed, behind all answers that were promised before."""
         self._outbox.answer(lambda: self._deflate(encode()), weight)
 
-    def answer_when(self, receipts: Sequence[Receipt], encode: Encode, weight: int = 0) -> None:
-        """Send what `encode` returns, compressed, once all receipts are done."""
-        self._outbox.answer_when(receipts, lambda: self._deflate(encode()), weight)
+    def answer_when(self, promises: Sequence[Promise], encode: Encode, weight: int = 0) -> None:
+        """Send what `encode` returns, compressed, once all promises are done."""
+        self._outbox.answer_when(promises, lambda: self._deflate(encode()), weight)
 
     def _deflate(self, data: bytes | bytearray) -> bytes:
         texts = []

@@ -5,14 +5,18 @@ Specification: docs/specifications/zbus.md, 6.3.
 
 from typing import Generic
 
-from babelbus.core.record import Receipt
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import Receipt
+from babelbus.core.request import Request, RequestAbandonedError, RequestTimeoutError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
-from babelbus.protocols.zbus.calls import Call
 from babelbus.protocols.zbus.errors import UnsendableMessageError
-from babelbus.protocols.zbus.hub import Hub
+from babelbus.protocols.zbus.hub import PROTOCOL, Hub
 from babelbus.protocols.zbus.messages import Message, text_reply
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
+
+NO_ANSWER = "no service has answered in time"
+UNANSWERED = (RequestTimeoutError, RequestAbandonedError)
 
 
 class Caller(Generic[Asked]):
@@ -26,7 +30,7 @@ class Caller(Generic[Asked]):
         self._framing = framing
         self._publisher = publisher
         self._source = source
-        self._calls: dict[str, list[Call]] = {}
+        self._calls: dict[Request[Message], None] = {}
 
     def call(self, message: Message, mq: str, request_id: str, asked: Asked) -> None:
         """Publish a request, and answer it when a service does: behind the answers to those before it.
@@ -34,48 +38,45 @@ class Caller(Generic[Asked]):
         Raises:
             NotFoundError: there is no such MQ.
         """
-        topic = self._hub.topic(mq)
+        hub = self._hub
+        topic = hub.topic(mq)
         event = self._publisher.event(mq, message)
         self._publisher.settle()
-        call = self._hub.calls.begin(mq, self._source, request_id)
-        self._calls.setdefault(request_id, []).append(call)
-
-        def encode() -> bytes:
-            assert call.reply is not None
-            waiting = self._calls.get(request_id, [])
-            if call in waiting:
-                waiting.remove(call)
-                if not waiting:
-                    del self._calls[request_id]
-            try:
-                return self._framing.reply(call.reply, asked)
-            except UnsendableMessageError as error:
-                return self._framing.reply(text_reply(request_id, error.status, error.text), asked)
-
-        self._outbox.answer_when([call.done], encode)
+        deadline = hub.clock.monotonic() + hub.settings.rpc_timeout_seconds
+        call = hub.calls.begin(mq, (self._source, request_id), deadline)
+        self._calls[call] = None
+        call.when_done(self._forget)
+        self._outbox.answer_when([call], lambda: self._encode(call, request_id, asked))
+        if call.done:
+            return
 
         def stored(receipt: Receipt) -> None:
             if receipt.error is not None:
-                call.answer(text_reply(request_id, m.FAILED, str(receipt.error)))
+                hub.calls.fail(call, receipt.error)
 
-        self._hub.gatherer.commit()  # what was published before it comes first
-        for receipt in topic.publish([event]):
-            receipt.when_done(stored)
-        self._hub.published(topic, 1, len(event.payload or b""))
+        publication = Publication(self._publisher.principal, PROTOCOL, [event], topic.name)
+        hub.broker.publish(publication).when_done(stored)
+        hub.published(topic)
+
+    def _forget(self, call: Request[Message]) -> None:
+        self._calls.pop(call, None)
+
+    def _encode(self, call: Request[Message], request_id: str, asked: Asked) -> bytes:
+        reply = call.reply
+        if reply is None:
+            status = m.GATEWAY_TIMEOUT if isinstance(call.error, UNANSWERED) else m.FAILED
+            text = NO_ANSWER if isinstance(call.error, RequestTimeoutError) else str(call.error)
+            reply = text_reply(request_id, status, text)
+        try:
+            return self._framing.reply(reply, asked)
+        except UnsendableMessageError as error:
+            return self._framing.reply(text_reply(request_id, error.status, error.text), asked)
 
     def take_reply(self, message: Message) -> bool:
-        """Return a call the answer of a service; `False`: nobody waits for it."""
-        for call in self._calls.get(message.headers.get("id", ""), ()):
-            if call.reply is None:
-                call.answer(message)
-                return True
-        return False
+        """Give a call the answer of a service; `False`: nobody waits for it."""
+        return self._hub.calls.respond((self._source, message.headers.get("id", "")), message)
 
     def close(self) -> None:
         """The connection is gone: nobody waits for its calls."""
-        for calls in self._calls.values():
-            for call in calls:
-                if call.reply is None:
-                    self._hub.calls.give_up(call)
-                    call.answer(text_reply(call.id, m.GATEWAY_TIMEOUT, "the caller is gone"))
-        self._calls.clear()
+        for call in list(self._calls):
+            self._hub.calls.abandon(call)

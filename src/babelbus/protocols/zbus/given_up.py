@@ -7,11 +7,10 @@ from collections.abc import Collection, Sequence
 
 from babelbus.core.groups import Delivery, Rows, Run
 from babelbus.core.record import Headers
+from babelbus.records.envelope import ID_HEADER, SOURCE_HEADER
 from babelbus.records.headers import read_headers
 
 SourceAndId = tuple[str, str]
-
-_ID = b"ce_id"
 
 
 def without(messages: Sequence[Delivery], given_up: Collection[SourceAndId]) -> Sequence[Delivery]:
@@ -25,11 +24,11 @@ def without(messages: Sequence[Delivery], given_up: Collection[SourceAndId]) -> 
 
 def _callers(rows: Rows) -> list[SourceAndId]:
     """Return source and id of each message of a chunk; headers behind the id are read once for all that share them."""
-    found = rows.leading(_ID)
+    found = rows.leading(ID_HEADER)
     rests = found.rests()
     known = {rest: read_headers(rest) for rest in set(rests)}
     callers = {
-        number: _caller(((_ID, value), *known[rest]))
+        number: _caller(((ID_HEADER, value), *known[rest]))
         for number, value, rest in zip(found.numbers, found.values(), rests, strict=True)
     }
     return [
@@ -40,8 +39,8 @@ def _callers(rows: Rows) -> list[SourceAndId]:
 def _caller(headers: Headers) -> SourceAndId:
     source = request_id = b""
     for name, value in headers:
-        if name == b"ce_source":
+        if name == SOURCE_HEADER:
             source = value or b""
-        elif name == _ID:
+        elif name == ID_HEADER:
             request_id = value or b""
     return source.rpartition(b"#")[2].decode("utf-8", "replace"), request_id.decode("utf-8", "replace")

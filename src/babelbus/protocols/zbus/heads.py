@@ -18,6 +18,7 @@ from babelbus.core.record import Record
 from babelbus.protocols.zbus.codec import delivery_head
 from babelbus.protocols.zbus.ids import stored_id
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record
+from babelbus.records.envelope import ID_HEADER, SOURCE_HEADER
 from babelbus.records.headers import read_headers
 
 SHAPES_MAX: Final = 1024
@@ -26,8 +27,6 @@ SHAPE_BYTES_MAX: Final = 1024
 LEARNED_ONCE_MAX: Final = 8
 """So many shapes of a chunk are learned although one record has them: with more, they do not seem to come again."""
 
-_ID: Final = b"ce_id"
-_SOURCE: Final = b"ce_source"
 _OWN: Final = ORIGIN_PREFIX.encode()
 _MARK: Final = 7355608
 """Stands for a body, an id and an offset in a shape."""
@@ -82,7 +81,7 @@ class Heads:
     def _encode(self, rows: Rows) -> list[bytes | None]:
         """Return the heads of a chunk, `None` for those that take the long way: made when somebody asks for them."""
         heads: list[bytes | None] = [None] * rows.count
-        found = rows.leading(_ID)
+        found = rows.leading(ID_HEADER)
         if not len(found.numbers):
             return heads
         rests = found.rests()
@@ -123,9 +122,9 @@ class Heads:
         A message with marks is written the long way, and cut at the marks.
         """
         headers = read_headers(rest)
-        if not any(name == _SOURCE and (value or b"").startswith(_OWN) for name, value in headers):
+        if not any(name == SOURCE_HEADER and (value or b"").startswith(_OWN) for name, value in headers):
             return None
-        message = from_record(b"[%d]" % _MARK, None, ((_ID, _TEXT_MARK), *headers), self._mq)
+        message = from_record(b"[%d]" % _MARK, None, ((ID_HEADER, _TEXT_MARK), *headers), self._mq)
         if message.body_kind not in ("json", "text"):
             return None
         text = message.body_kind == "text"

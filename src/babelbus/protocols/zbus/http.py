@@ -23,6 +23,7 @@ from babelbus.protocols.zbus.repeat import Repeat
 from babelbus.protocols.zbus.runs import RequestReader
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_request
+from babelbus.protocols.zbus.singles import Singles
 from babelbus.protocols.zbus.static import METHODS, StaticFiles
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.protocols.zbus.websocket import SocketSession
@@ -147,8 +148,8 @@ class WebSession(HttpSession, contract.Session):
         self._repeat: Repeat | None = None
         self._ready = False
         """Whether the next chunk may be for `receive_again`: nothing is put off, and no request has begun."""
-        self._turn = -1
-        """The turn of the gatherer in which it was asked last to publish something."""
+        self._singles: Singles | None = None
+        """Where the last publication of `receive_again` is, which waits for the end of its turn while they are open."""
         self._put_off: Message | None = None
         """What the first of `_waiting` says, if it was looked at and could not be done yet."""
         self._socket: SocketSession | None = None
@@ -170,8 +171,8 @@ class WebSession(HttpSession, contract.Session):
         """
         self._active = True
         self._ready = False
-        if self._turn == self._hub.gatherer.turn:
-            self._hub.gatherer.commit()  # what this connection published before is answered first
+        if self._singles is not None and self._singles.open:
+            self._singles.topic.flush()  # what this connection published before is answered first
         super().receive_data(data)
 
     def resume(self) -> None:
@@ -185,9 +186,9 @@ class WebSession(HttpSession, contract.Session):
 
     def receive_again(self, data: bytes) -> bool:
         """Publish what one request says that is like the last one; `False`: the chunk is for `receive_data`."""
-        repeat, gatherer = self._repeat, self._hub.gatherer
+        repeat = self._repeat
         # One a turn: behind the answer to the first, a connection that has ended may be closed.
-        if repeat is None or not self._ready or self._turn == gatherer.turn or not self._outbox.idle:
+        if repeat is None or not self._ready or self._single_waits or not self._outbox.idle:
             return False
         request_id: bytes | None = None
         if len(data) == repeat.size and data.startswith(repeat.head):
@@ -206,10 +207,8 @@ class WebSession(HttpSession, contract.Session):
         if not repeat.takes(body):
             return False
         self._active = True
-        if not gatherer.append_single((repeat, request_id, body, self._outbox)):
-            return False
-        self._turn = gatherer.turn
-        return True
+        self._singles = self._hub.publish_single((repeat, request_id, body, self._outbox))
+        return self._singles is not None
 
     def _learn(self, request: Request, message: Message) -> None:
         """Remember the publication that came by itself: the next one may be like it."""
@@ -400,7 +399,11 @@ class WebSession(HttpSession, contract.Session):
     @property
     def busy(self) -> bool:
         """Whether requests are put off or not answered yet, or the end waits for the last answer."""
-        return super().busy or (self._socket is None and self._turn == self._hub.gatherer.turn)
+        return super().busy or (self._socket is None and self._single_waits)
+
+    @property
+    def _single_waits(self) -> bool:
+        return self._singles is not None and self._singles.open
 
     def close(self) -> None:
         """The connection is gone."""

@@ -12,23 +12,25 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
+from babelbus.core.access import CLIENT
 from babelbus.core.broker import Broker
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
+from babelbus.core.publish import Publication
+from babelbus.core.request import Requests
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.book import UNKNOWN, Book, Entry
-from babelbus.protocols.zbus.calls import Calls
 from babelbus.protocols.zbus.errors import NotFoundError, RequestError
-from babelbus.protocols.zbus.gather import Gatherer
 from babelbus.protocols.zbus.heads import Heads
 from babelbus.protocols.zbus.ids import IdMaker, stored_id
 from babelbus.protocols.zbus.messages import Mask, Message
 from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.signature import ReplayGuard
+from babelbus.protocols.zbus.singles import Single, Singles
 from babelbus.protocols.zbus.tags import record_filter
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError
@@ -105,14 +107,15 @@ class Hub:
         settings: ZbusSettings,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        assert broker.groups is not None
         self.broker = broker
         self.groups = broker.groups
         self.settings = settings
         self.clock = clock
         self.metrics = metrics
         self.bindings = BindTable()
-        self.calls = Calls(clock, loop, seconds=settings.rpc_timeout_seconds, keep=settings.rpc_keep_expired)
+        self.calls: Requests[Message] = Requests(clock, loop, metrics)
+        """What callers over plain HTTP wait for: the answer of a service behind an MQ (6.3)."""
+        self.calls.keep_expired = settings.rpc_keep_expired
         self._guard = ReplayGuard(settings.replay_window_seconds or 0.0, REPLAYS_MAX)
         self.peers: dict[str, Peer] = {}
         self.subscribers: dict[tuple[str, str], dict[Subscriber, None]] = {}
@@ -124,7 +127,7 @@ class Hub:
         ids = IdMaker()
         self.new_id = ids.make
         self.fill_ids = ids.fill
-        self.gatherer = Gatherer(loop, self.find_topic, ids.fill, self.published)
+        self._singles: dict[str, Singles] = {}
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self._current)
 
@@ -145,7 +148,7 @@ class Hub:
 
     def find_topic(self, mq: str) -> Topic | None:
         """Return the topic that an MQ is, `None` if there is none."""
-        topic = self.broker.topics.get(mq)
+        topic = self.broker.find_topic(mq)
         return None if topic is None or topic.reserved else topic
 
     def topic(self, mq: str) -> Topic:
@@ -167,7 +170,7 @@ class Hub:
             InvalidTopicNameError: no topic can have this name.
             StorageError: the disk refused.
         """
-        topic = None if mq not in self.broker.topics else self.topic(mq)
+        topic = None if not self.broker.has_topic(mq) else self.topic(mq)
         if topic is None:
             engine = mq_type or m.MEMORY
             if engine not in ENGINES:
@@ -196,7 +199,7 @@ class Hub:
         """Return what holds of an entry of the last run; topics in memory have another id in each."""
         topic = self.find_topic(mq)
         if topic is None:
-            return entry if mq in self.broker.topics.damaged else None
+            return entry if mq in self.broker.damaged_topics else None
         if topic.settings.engine == m.MEMORY:
             if entry.ring and topic.settings.retention_records is None:  # made before there was the setting
                 self.broker.alter_topic(mq, RING)
@@ -204,7 +207,7 @@ class Hub:
         return entry if entry.topic_id in ("", topic.id) else None
 
     def _check_not_damaged(self, mq: str) -> None:
-        damage = self.broker.topics.damaged.get(mq)
+        damage = self.broker.damaged_topics.get(mq)
         if damage is not None:
             raise damage
 
@@ -220,6 +223,7 @@ class Hub:
         self._book.forget(mq)
         self._activity.pop(mq, None)
         self._heads.pop(mq, None)
+        self._singles.pop(mq, None)
         self.calls.forget(mq)
 
     def mask_of(self, mq: str) -> int:
@@ -227,10 +231,9 @@ class Hub:
         topic = self.find_topic(mq)
         return 0 if topic is None else self._entry(topic).mask
 
-    def published(self, topic: Topic, count: int, size_bytes: int) -> None:
-        """Record messages that were appended."""
+    def published(self, topic: Topic) -> None:
+        """Record that messages were published, and give back the memory of those that they replace."""
         mq = topic.name
-        self.metrics.topic_published(PROTOCOL, mq).inc(count, size_bytes)
         self._activity_of(mq).published_ms = self.clock.now_ms()
         self._trim(topic)
 
@@ -251,9 +254,27 @@ class Hub:
                 keep_from = min([keep_from, *(group.stored()[partition.number].committed for group in waiting)])
             partition.log.trim(keep_from)
 
+    def publish_single(self, single: Single) -> Singles | None:
+        """Publish one more message like the last one of its connection; `None` if its MQ is not what it was.
+
+        It waits for the end of the turn, or for `flush` of its topic. The connection has published the same through
+        `Publisher` before, so that its right was asked.
+        """
+        mq = single[0].mq
+        singles = self._singles.get(mq)
+        if singles is None or not singles.open:
+            topic = self.find_topic(mq)
+            if topic is None or len(topic.partitions) != 1:
+                return None
+            singles = self._singles[mq] = Singles(topic, self.fill_ids, self.published)
+            if self.broker.publish(Publication(CLIENT, PROTOCOL, singles, mq)).done:
+                return None  # refused
+        singles.add(single)
+        return singles
+
     def heads(self, mq: str) -> Heads:
         """Return what writes the messages of an MQ for those who get them."""
-        topic = self.broker.topics.get(mq)
+        topic = self.broker.find_topic(mq)
         topic_id = "" if topic is None else topic.id
         found = self._heads.get(mq)
         if found is None or found.topic_id != topic_id:  # others may have removed and made it again
@@ -384,7 +405,7 @@ class Hub:
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Return what `query` tells of all MQs."""
-        return [self.describe(topic) for name, topic in sorted(self.broker.topics.items()) if not topic.reserved]
+        return [self.describe(topic) for topic in self.broker.topics() if not topic.reserved]
 
     def describe(self, topic: Topic) -> dict[str, Any]:
         """Return what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
@@ -445,7 +466,7 @@ class Hub:
             peer.tick(now)
         for mq, entry in self._book.entries():
             topic = self.find_topic(mq)
-            if mq in self.broker.topics.damaged:
+            if mq in self.broker.damaged_topics:
                 continue
             if topic is None or entry.topic_id not in ("", topic.id):
                 self._book.forget(mq)  # others have removed it

@@ -9,13 +9,16 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from babelbus.core.record import Event, Receipt
+from babelbus.core.access import Identity
+from babelbus.core.publish import Bodies, Content, Publication
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Event
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.errors import UnsendableMessageError
-from babelbus.protocols.zbus.hub import Hub
+from babelbus.protocols.zbus.hub import PROTOCOL, Hub
 from babelbus.protocols.zbus.messages import Message, flag, text_reply
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, to_record
 from babelbus.protocols.zbus.runs import Run
@@ -53,7 +56,7 @@ class _Publication:
         self.bodies: list[bytes] = []
         self.events: list[Event] = []
         """Where keys choose among several partitions."""
-        self.receipts: list[Receipt] = []
+        self.receipts: list[Promise] = []
         self.size_bytes = 0
 
     @property
@@ -81,8 +84,9 @@ class Publisher(Generic[Asked]):
         self._stamp = stamp
         self._silent = silent
         self._recorder = Recorder(stamp)
+        self._principal = Identity(f"{ORIGIN_PREFIX}#{stamp['source']}", stamp["source"], None)
         self._publications: dict[str, _Publication] = {}
-        self._receipts: list[Receipt] = []
+        self._receipts: list[Promise] = []
         self._replies: list[_Reply[Asked]] = []
         self._replies_bytes = 0
         self._known: Message | None = None
@@ -133,6 +137,11 @@ class Publisher(Generic[Asked]):
         return True
 
     @property
+    def principal(self) -> Identity:
+        """Who publishes."""
+        return self._principal
+
+    @property
     def mould(self) -> tuple[str, Mould] | None:
         """The MQ and the mould of the run that was published last, if such ones are acknowledged."""
         return (self._mq, self._mould) if self._known is not None and self._acked else None
@@ -179,15 +188,17 @@ class Publisher(Generic[Asked]):
             self.settle()
         if self._outbox.full:
             return False
+        topics = [publication.topic for publication in self._publications.values()]
         self._append()
-        self._hub.gatherer.commit()
+        for topic in topics:
+            topic.flush()
         receipts = [receipt for receipt in self._receipts if not receipt.done]
         if not receipts:
             return True
         self.wait(*receipts)
         return False
 
-    def wait(self, *receipts: Receipt) -> None:
+    def wait(self, *receipts: Promise) -> None:
         """Fill the outbox until the receipts are done: what the connection asks for behind them is put off."""
         self.settle()
         self._outbox.answer_when(receipts, bytes, self._outbox.bytes_max)
@@ -199,14 +210,18 @@ class Publisher(Generic[Asked]):
         for publication in publications.values():
             topic, events, bodies = publication.topic, publication.events, publication.bodies
             if bodies:
-                size_bytes, timestamp = publication.size_bytes, publication.timestamp
-                publication.receipts.append(self._hub.gatherer.append(topic, bodies, timestamp, size_bytes))
+                timestamps = [publication.timestamp] * len(bodies)
+                self._publish(publication, Bodies(bodies, timestamps, publication.size_bytes))
             if events:
-                publication.receipts += topic.publish(events)
-                self._hub.published(topic, len(events), publication.size_bytes)
-            self._receipts += publication.receipts
+                self._publish(publication, events)
+            self._hub.published(topic)
             publication.bodies = []
             publication.events = []
+
+    def _publish(self, publication: _Publication, content: Content) -> None:
+        receipt = self._hub.broker.publish(Publication(self._principal, PROTOCOL, content, publication.topic.name))
+        publication.receipts.append(receipt)
+        self._receipts.append(receipt)
 
     def _encode(self, replies: list[_Reply[Asked]]) -> bytes:
         encoded = []

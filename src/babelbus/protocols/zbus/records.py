@@ -24,6 +24,7 @@ from typing import Final
 from babelbus.protocols.zbus.content import body_kind_of, is_json, is_utf8, parse_json
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import HEADER_NAMES, SECRETS, BodyKind, Message, canonical_name
+from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, JSON_TYPE, SOURCE_HEADER, TEXT_TYPE
 
 Headers = tuple[tuple[bytes, bytes | None], ...]
 Stored = tuple[bytes, bytes | None, Headers]
@@ -36,8 +37,8 @@ NAME_LENGTH_MAX: Final = 64
 DELIVERY: Final = frozenset({"cmd", "mq", "channel", "offset", "window", "target"}) | SECRETS
 """Headers that a foreign event cannot have in zbus: here they would mean something else."""
 
-JSON: Final = (b"content-type", b"application/json")
-TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
+JSON: Final = (CONTENT_TYPE, JSON_TYPE)
+TEXT: Final = (CONTENT_TYPE, TEXT_TYPE)
 BODY: Final = b"zbus.body"
 NO_BODY: Final = (BODY, b"none")
 KINDS: Final[dict[BodyKind, tuple[bytes, bytes]]] = {
@@ -61,11 +62,12 @@ def record_name(name: str) -> bytes:
 
 
 def _make_record_name(name: str) -> bytes:
-    taken = name in _NAMES or name.startswith(OWN) or name in ("ce_id", "ce_source")
+    taken = name in _NAMES or name.startswith(OWN) or name in _ENVELOPE
     return (f"{OWN}_{name}" if taken else name).encode()
 
 
 _NAMES: Final = frozenset(HEADER_NAMES)
+_ENVELOPE: Final = frozenset({ID_HEADER.decode(), SOURCE_HEADER.decode()})
 _short_record_name: Final = lru_cache(maxsize=4096)(_make_record_name)
 
 
@@ -84,7 +86,7 @@ def to_record(message: Message, sender: str = ORIGIN_PREFIX) -> Stored:
     try:
         for name, value in message.headers.items():
             if name == "id":
-                append((b"ce_id", value.encode()))
+                append((ID_HEADER, value.encode()))
             elif name == "source":
                 source = f"{sender}#{value}"
             elif name in LEFT_OUT:
@@ -97,7 +99,7 @@ def to_record(message: Message, sender: str = ORIGIN_PREFIX) -> Stored:
                 elif name == "key":
                     key = value
                 append((record_name(name), value.encode()))
-        append((b"ce_source", source.encode()))
+        append((SOURCE_HEADER, source.encode()))
         if key is None:
             key = tag
         if message.url is not None:
@@ -121,15 +123,15 @@ def _typed(content_type: str, body: bytes | None, kind: BodyKind) -> list[tuple[
     """Return the record headers for the content type that a message has."""
     sent = content_type.encode()
     if body is None:
-        return [(b"content-type", sent), NO_BODY]
+        return [(CONTENT_TYPE, sent), NO_BODY]
     described, natural = body_kind_of(content_type)
     if kind == "json" and described != "json":  # a form, or a value with the type of a page
         return [JSON, (b"zbus_content-type", sent), RETYPED["json"]]
     if kind == "text" and natural != content_type:  # the payload is UTF-8, whatever it came as
-        return [(b"content-type", natural.encode()), (b"zbus_content-type", sent), RETYPED["text"]]
+        return [(CONTENT_TYPE, natural.encode()), (b"zbus_content-type", sent), RETYPED["text"]]
     if kind == described:
-        return [(b"content-type", sent)]
-    return [(b"content-type", sent), KINDS[kind]]
+        return [(CONTENT_TYPE, sent)]
+    return [(CONTENT_TYPE, sent), KINDS[kind]]
 
 
 def from_record(payload: bytes | None, key: bytes | None, headers: Headers, mq: str | None = None) -> Message:
@@ -157,9 +159,9 @@ def _from_record(
         if data is None:
             continue
         value = decode(data)
-        if record_name == b"ce_id":
+        if record_name == ID_HEADER:
             names["id"] = value
-        elif record_name == b"ce_source":
+        elif record_name == SOURCE_HEADER:
             if value.startswith(ORIGIN_PREFIX):
                 own = True
                 _, found, source = value.partition("#")
@@ -167,7 +169,7 @@ def _from_record(
                     names["source"] = source
             else:
                 names["source"] = value
-        elif record_name == b"content-type":
+        elif record_name == CONTENT_TYPE:
             content_type = value
         elif record_name.startswith(b"zbus"):
             if record_name == BODY:

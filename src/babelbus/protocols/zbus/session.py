@@ -1,7 +1,7 @@
 """What the messages of one zbus connection mean (docs/specifications/zbus.md, sections 3 to 7).
 
 Messages are handled in order: a command that has to see what was published before it waits until that is stored, and
-one that needs a message from the disk until it is read. A command that waits is a `Receipt`, and is put off: it is done
+one that needs a message from the disk until it is read. A command that waits is a `Promise`, and is put off: it is done
 again from its beginning.
 """
 
@@ -13,11 +13,10 @@ import msgspec
 
 from babelbus import __version__
 from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError, check_group_name
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.core.settings import InvalidSettingError
-from babelbus.core.subject import InvalidTopicNameError
 from babelbus.core.work import Work
-from babelbus.errors import BabelbusError
+from babelbus.errors import BabelbusError, InvalidTopicNameError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
@@ -75,7 +74,7 @@ class Session(Generic[Asked]):
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._look: Work[str | None] | None = None
         """What the message at an offset is, on its way for the command that is put off."""
-        self._commands: dict[str, Callable[[Message], Message | Receipt | None]] = {
+        self._commands: dict[str, Callable[[Message], Message | Promise | None]] = {
             "create": self._create,
             "sub": self._sub,
             "take": self._take,
@@ -113,7 +112,7 @@ class Session(Generic[Asked]):
             if not self._publisher.store():
                 return False
             reply = act(message)
-            if isinstance(reply, Receipt):
+            if isinstance(reply, Promise):
                 self._publisher.wait(reply)
                 return False
             if reply is not None:
@@ -197,7 +196,7 @@ class Session(Generic[Asked]):
             return None
         return Message({"content-type": m.TEXT_TYPE, "id": message.headers["id"]}, status=m.OK)
 
-    def _create(self, message: Message) -> Message | Receipt:
+    def _create(self, message: Message) -> Message | Promise:
         headers = message.headers
         mq, channel = _mq_of(message, "create"), headers.get("channel")
         mq_mask, mask, offset = (integer(message, name) for name in ("mqMask", "channelMask", "offset"))
@@ -259,12 +258,12 @@ class Session(Generic[Asked]):
             raise NotFoundError(m.target_not_found(target))
         return text_reply(headers["id"], m.OK, m.ROUTED)
 
-    def _take(self, message: Message) -> Message | Receipt:
+    def _take(self, message: Message) -> Message | Promise:
         headers, hub = message.headers, self._hub
         mq, channel = _mq_and_channel(message)
         count = max(integer(message, "window") or 1, 1)
         group = hub.channel(mq, channel)
-        given_up = hub.calls.given_up(mq)
+        given_up = hub.calls.abandoned(mq)
         heads: list[bytes] = []
         explicit = group.settings.ack == "explicit"
         member = group.join(lambda _: None, credit=0) if explicit else None

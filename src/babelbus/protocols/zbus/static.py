@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from babelbus.core.record import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.http_mapping import Response
 from babelbus.wire.http import FileRefusedError, Files, HttpError, Request, percent_decode
@@ -51,7 +51,7 @@ class Reading:
     """A file that is being read. `done` resolves when `response` is there, `None` for none."""
 
     def __init__(self, files: StaticFiles, request: Request) -> None:
-        self.done = Receipt(-1, -1, 0)
+        self.done = Promise()
         self.response: Response | None = None
         future = asyncio.get_running_loop().run_in_executor(None, files.read, request)
         future.add_done_callback(self._end)

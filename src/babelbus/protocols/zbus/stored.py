@@ -14,6 +14,7 @@ import msgspec
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import BodyKind, Message
 from babelbus.protocols.zbus.records import LEFT_OUT, ORIGIN_PREFIX, record_name, to_record
+from babelbus.records.envelope import ID_HEADER, SOURCE_HEADER
 from babelbus.records.format import LENGTHS, RESERVED_HEADER_PREFIX
 from babelbus.records.record import Headers
 
@@ -23,7 +24,7 @@ KNOWN_LENGTH_MAX: Final = 128
 _pack_length = struct.Struct(">i").pack
 _pack_front = struct.Struct(">bq").pack
 _NO_KEY: Final = _pack_length(-1)
-_ID_NAME: Final = _pack_length(5) + b"ce_id"
+_ID_NAME: Final = _pack_length(len(ID_HEADER)) + ID_HEADER
 _URL_NAME: Final = _pack_length(8) + b"zbus.url"
 _METHOD_NAME: Final = _pack_length(11) + b"zbus.method"
 _ELSEWHERE: Final = LEFT_OUT | {"id", "source", "content-type"}
@@ -161,5 +162,5 @@ def _typed(content_type: str | None, has_body: bool, kind: BodyKind) -> tuple[by
     """Return the record headers that describe the body, and how many they are."""
     headers = {} if content_type is None else {"content-type": content_type}
     body = b"" if has_body else None
-    stored = tuple(one for one in to_record(Message(headers, body=body, body_kind=kind))[2] if one[0] != b"ce_source")
+    stored = tuple(one for one in to_record(Message(headers, body=body, body_kind=kind))[2] if one[0] != SOURCE_HEADER)
     return _encode_headers(stored), len(stored)

@@ -107,7 +107,7 @@ class Subscription:
         member = self.member
         assert member is not None
         credit = member.credit
-        given_up = self._hub.calls.given_up(self.mq)
+        given_up = self._hub.calls.abandoned(self.mq)
         if given_up:
             wanted = without(deliveries, given_up)
             if len(wanted) != len(deliveries):

@@ -5,6 +5,7 @@ from babelbus.core.record import Headers, Record
 from babelbus.core.settings import InvalidSettingError
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.filters import Matches, compile_filter
+from babelbus.records.envelope import ID_HEADER
 from babelbus.records.headers import read_headers
 
 
@@ -47,7 +48,7 @@ def _tag_of(headers: Headers) -> str | None:
 
 def _tags_of(rows: Rows) -> list[str | None]:
     """Return the tag of each message of a chunk; headers behind the id are read once for all that share them."""
-    found = rows.leading(b"ce_id")
+    found = rows.leading(ID_HEADER)
     rests = found.rests()
     known = {rest: _tag_of(read_headers(rest)) for rest in set(rests)}
     tags = dict(zip(found.numbers, map(known.__getitem__, rests), strict=True))

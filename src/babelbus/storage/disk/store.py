@@ -4,9 +4,9 @@ import secrets
 from urllib.parse import quote, unquote
 
 from babelbus.clock import Clock
+from babelbus.errors import InvalidTopicNameError
 from babelbus.storage.contract import Fit, LogSettings
 from babelbus.storage.disk.log import Log
-from babelbus.storage.errors import InvalidFolderError
 from babelbus.storage.files import FileSystem
 
 LOCK_NAME = "lock"
@@ -21,13 +21,13 @@ def folder_name(topic: str) -> str:
     """Return the folder of a topic: its name, percent-encoded but for letters, digits, `.`, `_` and `-`.
 
     Raises:
-        InvalidFolderError: the folder's name would be too long for a file system.
+        InvalidTopicNameError: the folder's name would be too long for a file system.
     """
     name = quote(topic, safe="")
     if topic.startswith("."):  # neither hidden nor "." nor ".." nor taken for a removed topic
         name = "%2E" + name[1:]
     if not 1 <= len(name) <= FOLDER_BYTES_MAX:
-        raise InvalidFolderError(
+        raise InvalidTopicNameError(
             f"the folder of topic {topic!r} would have a name of {len(name)} bytes, the limit is {FOLDER_BYTES_MAX}"
         )
     return name

@@ -1,51 +1,72 @@
-"""The state as an administrator reads and changes it: keys and patterns in Wörterbuch's language, with its rules."""
+"""The state as an operator reads and changes it by hand: keys and patterns are checked, values are read as JSON.
 
-import asyncio
+A change returns when it is as durable as `state.ack` says.
+"""
+
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.broker import STATE_TOPIC, Broker
-from babelbus.core.record import Receipt
-from babelbus.core.state import (
-    AsOf,
-    Change,
-    Commit,
-    History,
-    InvalidKeyError,
-    KeyPattern,
-    Kind,
-    Revision,
-    check_key,
-    check_pattern,
-    size_fault,
-    store_pattern,
-)
-from babelbus.protocols.worterbuch.names import is_below_sys
-from babelbus.protocols.worterbuch.values import parse_value
-from babelbus.web.contract import (
-    Entry,
-    InvalidPatternError,
-    InvalidValueError,
-    ReadOnlyKeyError,
-    StateChange,
-    Stop,
-)
+from babelbus.core.state.history import AsOf, History, Revision
+from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state.log import Change, Kind
+from babelbus.core.state.patterns import check_key, check_pattern, size_fault, store_pattern
+from babelbus.core.state.tree import Commit, InvalidKeyError, State
+from babelbus.errors import BabelbusError
 
-SOURCE = "admin"
-"""Who changed it, in `ce_source`."""
 EVERYTHING = KeyPattern((), rest=True)
 _TOLD_KINDS = frozenset((Kind.SET, Kind.DELETED, Kind.RETAINED))
 
+Entry = tuple[str, bytes, int]
+"""Key, value (JSON text) and version (0: a plain value)."""
 
-class StateAdministrator:
-    """Implements `web.contract.StateAccess`."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
-        self._state = broker.state
+Stop = Callable[[], None]
+
+
+class InvalidPatternError(BabelbusError):
+    """A pattern over keys or subjects is none; the message says why."""
+
+
+class InvalidValueError(BabelbusError):
+    """A value of the state is no JSON text, or one that not every client could read."""
+
+
+class ReadOnlyKeyError(BabelbusError):
+    """The key or pattern is the server's own, which tells of itself there."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key!r} is the server's own and read-only")
+        self.key = key
+
+
+class StateChange(msgspec.Struct, frozen=True, gc=False):
+    """One change of the state; `value` is `None` when it was deleted. `source` is who made it."""
+
+    key: str
+    value: bytes | None
+    version: int
+    source: str
+    timestamp: int
+
+
+class StateEditor:
+    """The state for one kind of operator, who is the `source` of changes.
+
+    `read_value` returns a text as a value that every client can read, or raises `ValueError`. Transient keys are the
+    server's own and read-only. Methods raise `InvalidKeyError`, `InvalidPatternError`, `ReadOnlyKeyError` or
+    `StorageError`, and with a moment also `HistoryGoneError` and `OffsetOutOfRangeError`.
+    """
+
+    def __init__(
+        self, state: State, history: History, clock: Clock, source: str, read_value: Callable[[bytes], bytes]
+    ) -> None:
+        self._state = state
+        self._history = history
         self._clock = clock
-        self._history = History(broker.topic(STATE_TOPIC))
+        self._source = source
+        self._parse = read_value
 
     async def get(self, key: str, moment: AsOf | None) -> Entry:
         """Return a value, or raise `NoSuchKeyError`."""
@@ -62,19 +83,19 @@ class StateAdministrator:
         """Return everything but what the server tells of itself."""
         if moment is not None:
             return await self._history.tree(moment)
-        return [entry for entry in self._state.entries(EVERYTHING) if not is_below_sys(entry[0])]
+        return [entry for entry in self._state.entries(EVERYTHING) if not self._state.is_transient(entry[0])]
 
     async def set(self, key: str, value: bytes) -> None:
         """Store a plain value, or raise `InvalidValueError` or `VersionedError`."""
         self._check_writable(key)
-        self._state.set(key, _read_value(key, value))
-        await done(self._state.commit(SOURCE))
+        self._state.set(key, self._read_value(key, value))
+        await self._state.commit(self._source).wait()
 
     async def compare_and_set(self, key: str, value: bytes, version: int) -> int:
         """Store a value if the key has `version`, and return the next one; or raise `VersionMismatchError`."""
         self._check_writable(key)
-        made = self._state.compare_and_set(key, _read_value(key, value), version)
-        await done(self._state.commit(SOURCE))
+        made = self._state.compare_and_set(key, self._read_value(key, value), version)
+        await self._state.commit(self._source).wait()
         return made
 
     async def put_all(self, entries: Sequence[Entry]) -> None:
@@ -84,24 +105,24 @@ class StateAdministrator:
             self._check_writable(key)
             if not 0 <= version < 2**63:
                 raise InvalidValueError(f"{key!r}: a version is a whole number from 0 on, not {version}")
-            checked.append((key, _read_value(key, value), version))
+            checked.append((key, self._read_value(key, value), version))
         for key, value, version in checked:
             self._state.put(key, value, version)
-        await done(self._state.commit(SOURCE))
+        await self._state.commit(self._source).wait()
 
     async def delete(self, key: str) -> Entry:
         """Take a value away and return it with version 0, or raise `NoSuchKeyError`."""
         self._check_writable(key)
         value = self._state.delete(key)
-        await done(self._state.commit(SOURCE))
+        await self._state.commit(self._source).wait()
         return key, value, 0
 
     async def delete_matching(self, pattern: str) -> list[Entry]:
         """Take away what a pattern means and return it."""
-        if is_below_sys(pattern):
+        if self._state.is_transient(pattern):
             raise ReadOnlyKeyError(pattern)
         found = self._state.delete_matching(self._read_pattern(pattern))
-        await done(self._state.commit(SOURCE))
+        await self._state.commit(self._source).wait()
         return [(key, value, 0) for key, value in found]
 
     async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
@@ -136,12 +157,18 @@ class StateAdministrator:
 
     def _check_writable(self, key: str) -> None:
         self._check_key(key)
-        if is_below_sys(key):
+        if self._state.is_transient(key):
             raise ReadOnlyKeyError(key)
 
     def _read_pattern(self, pattern: str) -> KeyPattern:
         check_state_pattern(pattern, self._state.key_bytes_max)
         return store_pattern(pattern)
+
+    def _read_value(self, key: str, text: bytes) -> bytes:
+        try:
+            return self._parse(text)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise InvalidValueError(f"the value of {key!r} is no JSON: {error}") from error
 
 
 def check_state_pattern(pattern: str, bytes_max: int) -> None:
@@ -155,27 +182,6 @@ def check_state_pattern(pattern: str, bytes_max: int) -> None:
         raise InvalidPatternError(f"the pattern '{pattern[:80]}...' {fault}")
     if check_pattern(pattern) is not None:
         raise InvalidPatternError(f"{pattern!r} is no pattern: '#' stands only at the end")
-
-
-async def done(receipt: Receipt) -> None:
-    """Return when it is.
-
-    Raises:
-        BabelbusError: it failed.
-    """
-    if not receipt.done:
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        receipt.when_done(lambda _: None if waiting.done() else waiting.set_result(None))
-        await waiting
-    if receipt.error is not None:
-        raise receipt.error
-
-
-def _read_value(key: str, text: bytes) -> bytes:
-    try:
-        return parse_value(text)
-    except (ValueError, msgspec.DecodeError) as error:
-        raise InvalidValueError(f"the value of {key!r} is no JSON: {error}") from error
 
 
 def _matcher(pattern: KeyPattern) -> Callable[[str | None], bool]:

@@ -1,0 +1,244 @@
+"""Requests that wait for one reply: absolute deadlines, no responders told at once, late replies counted.
+
+A request is known by its source and the id that the source gave it; equal ones of a source are answered in their order.
+The deadline is absolute (`Clock.monotonic`), so that a request that is passed on keeps it.
+"""
+
+import asyncio
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.access import AccessRefusedError, Action, Identity, may
+from babelbus.core.receipt import Promise
+from babelbus.core.router import Router, Subscription
+from babelbus.core.subject import Pattern
+from babelbus.errors import BabelbusError
+from babelbus.metrics import Metrics
+from babelbus.records.record import Headers
+
+IN_FLIGHT_MAX = 100_000
+ABANDONED_MAX = 10_000
+"""So many requests to a subject that nobody waits for any more are remembered, so that no responder works in vain."""
+
+R = TypeVar("R")
+Key = tuple[str, str]
+"""Source and id of a request."""
+
+
+class NoRespondersError(BabelbusError):
+    """Nobody answers requests to this subject now."""
+
+
+class RequestTimeoutError(BabelbusError):
+    """The deadline of a request has passed without a reply."""
+
+
+class RequestAbandonedError(BabelbusError):
+    """The requester is gone, or the server stops."""
+
+
+class TooManyRequestsError(BabelbusError):
+    """So many requests wait for a reply that no more are taken."""
+
+
+class Request(Promise, Generic[R]):
+    """A request; it is done when `reply` is there, or with the error that says why there is no reply."""
+
+    __slots__ = ("deadline", "key", "reply", "subject")
+
+    def __init__(self, key: Key = ("", ""), subject: str = "", deadline: float = 0.0) -> None:
+        super().__init__()
+        self.key = key
+        self.subject = subject
+        self.deadline = deadline
+        self.reply: R | None = None
+
+
+class Requests(Generic[R]):
+    """The requests that wait for replies of one kind. All calls come from the event loop; one timer serves all."""
+
+    def __init__(
+        self, clock: Clock, loop: asyncio.AbstractEventLoop, metrics: Metrics, in_flight_max: int = IN_FLIGHT_MAX
+    ) -> None:
+        self._clock = clock
+        self._loop = loop
+        self._metrics = metrics
+        self._in_flight_max = in_flight_max
+        metrics.requests_in_flight_max.set(in_flight_max)
+        self._waiting: dict[Key, deque[Request[R]]] = {}
+        self._deadlines: list[tuple[float, int, Request[R]]] = []
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._abandoned: dict[str, OrderedDict[Key, None]] = {}
+        self.in_flight = 0
+        self.keep_expired = False
+        """Whether a request is passed on to a responder although its requester has stopped waiting."""
+
+    def begin(self, subject: str, key: Key, deadline: float) -> Request[R]:
+        """Return a request that waits for its reply; it fails at once if too many wait already."""
+        request: Request[R] = Request(key, subject, deadline)
+        if self.in_flight >= self._in_flight_max:
+            request.resolve(TooManyRequestsError(f"{self.in_flight} requests wait for a reply, the limit"))
+            return request
+        self.in_flight += 1
+        self._metrics.requests_in_flight.inc()
+        self._waiting.setdefault(key, deque()).append(request)
+        heappush(self._deadlines, (deadline, next(self._numbers), request))
+        self._arm()
+        return request
+
+    def respond(self, key: Key, reply: R) -> bool:
+        """Give a request its reply, the first that comes; `False`: nobody waits for it, which is counted."""
+        waiting = self._waiting.get(key)
+        if not waiting:
+            self._metrics.requests_late_replies_total.inc()
+            return False
+        request = waiting[0]
+        request.reply = reply
+        self._end(request, None)
+        return True
+
+    def fail(self, request: Request[R], error: BabelbusError) -> None:
+        """End a request that could not be passed on."""
+        if not request.done:
+            self._end(request, error)
+
+    def abandon(self, request: Request[R], error: BabelbusError | None = None) -> None:
+        """End a request for whose reply nobody waits any more; `abandoned` names it."""
+        if request.done:
+            return
+        if not self.keep_expired:
+            abandoned = self._abandoned.setdefault(request.subject, OrderedDict())
+            abandoned[request.key] = None
+            if len(abandoned) > ABANDONED_MAX:
+                abandoned.popitem(last=False)
+        self._end(request, error or RequestAbandonedError("the requester is gone"))
+
+    def abandoned(self, subject: str) -> OrderedDict[Key, None] | None:
+        """Return the keys of requests to a subject that nobody waits for, `None` if there are none."""
+        return self._abandoned.get(subject)
+
+    def forget(self, subject: str) -> None:
+        """Forget the abandoned requests to a subject: their messages are gone."""
+        self._abandoned.pop(subject, None)
+
+    def tick(self) -> None:
+        """End the requests whose deadline has passed; the timer calls it."""
+        now = self._clock.monotonic()
+        while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
+            self.abandon(heappop(self._deadlines)[2], RequestTimeoutError("no reply has come in time"))
+        self._arm()
+
+    def close(self) -> None:
+        """End all requests: the server stops."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for _, _, request in self._deadlines:
+            self.fail(request, RequestAbandonedError("the server stops"))
+        self._deadlines.clear()
+
+    def _end(self, request: Request[R], error: BabelbusError | None) -> None:
+        waiting = self._waiting[request.key]
+        waiting.remove(request)
+        if not waiting:
+            del self._waiting[request.key]
+        self.in_flight -= 1
+        self._metrics.requests_in_flight.dec()
+        if len(self._deadlines) > 64 + 2 * self.in_flight:  # those that are done must not wait for their deadline
+            self._deadlines = [one for one in self._deadlines if not one[2].done and one[2] is not request]
+            heapify(self._deadlines)
+        request.resolve(error)
+
+    def _arm(self) -> None:
+        if not self._deadlines:
+            return
+        deadline = self._deadlines[0][0]
+        if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(deadline - self._clock.monotonic(), 0.001), self._time_has_come)
+
+    def _time_has_come(self) -> None:
+        self._timer = None
+        self.tick()
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """What a responder says."""
+
+    payload: bytes | None
+    headers: Headers = ()
+
+
+class Question(msgspec.Struct, frozen=True, gc=False):
+    """A request as a responder gets it; `key` is what `Broker.respond` asks for."""
+
+    key: Key
+    subject: str
+    payload: bytes | None
+    headers: Headers
+    deadline: float
+    principal: Identity
+
+
+Answerer = Callable[[Question], None]
+"""Takes a question; it must not block, and answers whenever it likes."""
+
+
+class _Responder(msgspec.Struct, frozen=True):
+    group: str
+    answerer: Answerer
+
+
+class Responders:
+    """Requests of every protocol to every other: subjects that somebody answers.
+
+    Responders of one group share the questions, each of which goes to one of them in turn; several groups are all
+    asked, and the first reply counts.
+    """
+
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
+        self.requests: Requests[Reply] = Requests(clock, loop, metrics)
+        self._router = Router()
+        self._numbers = itertools.count()
+
+    def add(self, pattern: Pattern, answerer: Answerer, group: str = "") -> Subscription:
+        """Let somebody answer requests to the subjects of a pattern."""
+        return self._router.add(pattern, lambda _: None, owner=_Responder(group, answerer))
+
+    def remove(self, responder: Subscription) -> None:
+        """End what `add` began."""
+        self._router.remove(responder)
+
+    def request(
+        self, subject: str, payload: bytes | None, headers: Headers, deadline: float, principal: Identity
+    ) -> Request[Reply]:
+        """Ask whoever answers requests to a subject; every failure is the error of the request.
+
+        A request is a publication: it needs that right.
+        """
+        if not may(principal, Action.PUBLISH, subject):
+            return Request.refused(AccessRefusedError(Action.PUBLISH, subject))
+        groups: dict[str, list[Answerer]] = {}
+        for subscription in self._router.find(subject):
+            responder = cast("_Responder", subscription.owner)
+            groups.setdefault(responder.group, []).append(responder.answerer)
+        if not groups:
+            return Request.refused(NoRespondersError(f"nobody answers requests to {subject!r}"))
+        number = next(self._numbers)
+        key = (principal.source, str(number))
+        request = self.requests.begin(subject, key, deadline)
+        if not request.done:
+            question = Question(key, subject, payload, headers, deadline, principal)
+            for answerers in groups.values():
+                answerers[number % len(answerers)](question)
+        return request

@@ -1,0 +1,297 @@
+"""The one door: what asks for the right, where it is counted, what a turn gathers, and who sees which end."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from babelbus.core.access import CLIENT, SERVER, AccessRefusedError, Action, Grant, Identity
+from babelbus.core.broker import UnknownTopicError
+from babelbus.core.publish import GATHER_RECORDS_MAX, Bodies, Content, LateBodies, Payloads, Publication
+from babelbus.core.receipt import Receipt
+from babelbus.core.record import Event
+from babelbus.core.settings import TopicSettings
+from babelbus.core.subject import EVERYTHING, below
+from babelbus.core.topic import ReservedTopicError
+from babelbus.records.format import encode_batch
+from babelbus.records.record import Record
+from babelbus.storage.errors import DiskFullError
+from tests.storage.faults import FaultyFiles
+from tests.support.bus import NOW, Bus, batch, done, events, in_loop, payloads, turns
+
+ONLY_PLANT = Identity("jebp:a", "a", (Grant(Action.PUBLISH, below("plant")),))
+
+
+def plain(*values: bytes, topic: str = "news", protocol: str = "test") -> Publication:
+    return Publication(CLIENT, protocol, Payloads(values, [NOW] * len(values)), topic)
+
+
+def body(value: bytes) -> bytes:
+    """What the CRC of a record with this payload covers."""
+    return bytes(encode_batch([Record(value, timestamp=NOW)]).data)[16:]
+
+
+def counted(bus: Bus, protocol: str, topic: str) -> tuple[float, float]:
+    labels = {"protocol": protocol, "topic": topic}
+    of = bus.metrics.registry.get_sample_value
+    return (
+        of("babelbus_records_published_total", labels) or 0,
+        of("babelbus_bytes_published_total", labels) or 0,
+    )
+
+
+CONTENTS: dict[str, Content] = {
+    "payloads": Payloads([b"x"], [NOW]),
+    "bodies": Bodies([body(b"x")], [NOW], 1),
+    "batch": batch(b"x"),
+    "events": [Event("news", b"x")],
+}
+
+
+# -- access ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+@in_loop
+async def test_every_kind_of_content_needs_the_right_the_topic_and_an_open_one(kind: str) -> None:
+    bus = Bus()
+    bus.topic()
+    bus.broker.open_reserved("$own", TopicSettings())
+    content = CONTENTS[kind]
+    for principal, topic, error in (
+        (ONLY_PLANT, "news", AccessRefusedError),
+        (CLIENT, "olds", UnknownTopicError),
+        (CLIENT, "$own", ReservedTopicError),
+    ):
+        receipt = bus.broker.publish(Publication(principal, "test", content, topic))
+        assert receipt.done
+        assert isinstance(receipt.error, error)
+        assert counted(bus, "test", topic) == (0, 0)
+    for principal, topic in ((CLIENT, "news"), (SERVER, "$own")):
+        receipt = await bus.broker.publish(Publication(principal, "test", content, topic)).wait()
+        assert (receipt.partition, receipt.base_offset, receipt.count) == (0, 0, 1)
+        assert payloads(bus.broker.topic(topic).partitions[0]) == [b"x"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_rights_are_asked_of_the_topic_that_records_and_of_each_subject_that_is_live_only() -> None:
+    bus = Bus()
+    bus.topic("plant/line1")
+    heard: list[str] = []
+    bus.broker.subscribe(EVERYTHING, lambda found: heard.extend(event.subject for event in found))
+    for subject, allowed in (("plant/line1/a", True), ("plant/line2/a", True), ("office", False)):
+        receipt = bus.broker.publish(Publication(ONLY_PLANT, "test", events(b"x", subject=subject)))
+        await done([receipt])
+        assert isinstance(receipt.error, AccessRefusedError) is not allowed
+    assert heard == ["plant/line1/a", "plant/line2/a"]
+    await bus.broker.close()
+
+
+# -- metrics ---------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_each_record_is_counted_once_under_the_protocol_that_it_came_through() -> None:
+    bus = Bus()
+    bus.topic()
+    for content in CONTENTS.values():
+        await bus.broker.publish(Publication(CLIENT, "one", content, "news")).wait()
+    stored = len(batch(b"x").data)
+    assert counted(bus, "one", "news") == (4, 3 + stored)
+    first, other = bus.broker.publish(plain(b"abc", protocol="two")), bus.broker.publish(plain(b"d", protocol="three"))
+    await done([first, other])
+    assert (counted(bus, "two", "news"), counted(bus, "three", "news")) == ((1, 3), (1, 1))
+    await bus.broker.publish(Publication(CLIENT, "four", [*events(b"1", b"22"), Event("nowhere", b"x")])).wait()
+    assert counted(bus, "four", "news") == (2, 3)
+    await bus.broker.close()
+
+
+@in_loop
+async def test_what_the_disk_refuses_is_not_counted_and_not_shown() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    bus.topic()
+    heard: list[Event] = []
+    bus.broker.subscribe(EVERYTHING, heard.extend)
+    files.bytes_max = files.bytes_used
+    for content in CONTENTS.values():
+        receipt = bus.broker.publish(Publication(CLIENT, "test", content, "news"))
+        await done([receipt])
+        assert isinstance(receipt.error, DiskFullError)
+    assert counted(bus, "test", "news") == (0, 0)
+    assert heard == []
+    files.bytes_max = 2**62
+    await bus.broker.close()
+
+
+# -- gathering -------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_what_a_turn_brings_is_one_write_whose_receipt_says_where_it_is() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    topic = bus.topic(ack="written")
+    writes: Counter[str] = Counter()
+    files.before_call = lambda operation, path: writes.update([operation] if path.endswith(".log") else [])
+    receipts = [bus.broker.publish(plain(b"%d" % number)) for number in range(50)]
+    assert len(set(receipts)) == 1
+    assert not receipts[0].done
+    await done(receipts)
+    assert writes["pwrite"] == 1
+    assert (receipts[0].partition, receipts[0].base_offset, receipts[0].count) == (0, 0, 50)
+    assert payloads(topic.partitions[0]) == [b"%d" % number for number in range(50)]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_no_publication_overtakes_another_whatever_is_gathered() -> None:
+    bus = Bus()
+    topic = bus.topic(ack="written")
+    many = [b"m"] * GATHER_RECORDS_MAX
+    sent: list[Publication] = [
+        plain(b"1"),
+        Publication(CLIENT, "test", Bodies([body(b"2")], [NOW], 1), "news"),
+        plain(b"3"),
+        plain(b"4", protocol="other"),
+        plain(*many),
+        plain(b"5"),
+        Publication(CLIENT, "test", batch(b"6"), "news"),
+        plain(b"7"),
+        Publication(CLIENT, "test", events(b"8"), "news"),
+        plain(b"9"),
+    ]
+    await done([bus.broker.publish(one) for one in sent])
+    assert payloads(topic.partitions[0]) == [b"1", b"2", b"3", b"4", *many, b"5", b"6", b"7", b"8", b"9"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_whoever_looks_at_a_partition_sees_what_was_published_before() -> None:
+    bus = Bus()
+    topic = bus.topic(ack="written")
+    partition = topic.partitions[0]
+    woken: list[int] = []
+    bus.broker.publish(plain(b"0"))
+    assert partition.high_watermark == 1
+    bus.broker.publish(plain(b"1"))
+    assert partition.next_offset == 2
+    bus.broker.publish(plain(b"2"))
+    assert (await partition.read(2, 2**20)).next_offset == 3
+    bus.broker.publish(plain(b"3"))
+    assert await partition.find_time(NOW) == 0
+    bus.broker.publish(plain(b"4"))
+    partition.watch(4, lambda: woken.append(4))
+    assert woken == [4]
+    receipt = bus.broker.publish(plain(b"5"))
+    bus.broker.alter_topic("news", {"ack": "flushed", "partitions": 2})
+    assert receipt.done  # at the level of when it was published
+    await bus.broker.close()
+
+
+@in_loop
+async def test_what_was_gathered_shares_the_fate_of_its_topic_alone() -> None:
+    bus = Bus()
+    for name in ("news", "olds"):
+        bus.topic(name, ack="written")
+    lost, kept = bus.broker.publish(plain(b"x")), bus.broker.publish(plain(b"x", topic="olds"))
+    bus.broker.remove_topic("news")
+    await done([kept])
+    assert lost.done
+    assert (kept.done, kept.error) == (True, None)
+    await bus.broker.close()
+
+
+class Late(LateBodies):
+    """Records that are made when the turn ends."""
+
+    def __init__(self, *values: bytes, fails: bool = False) -> None:
+        self.values = [*values]
+        self.fails = fails
+        self.receipts: list[Receipt] = []
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def make(self, timestamp: int) -> Bodies:
+        if self.fails:
+            raise ZeroDivisionError
+        return Bodies([body(value) for value in self.values], [NOW] * len(self.values), 1)
+
+    def appended(self, receipt: Receipt) -> None:
+        self.receipts.append(receipt)
+
+
+@in_loop
+async def test_late_records_grow_until_the_turn_ends_and_are_told_where_they_are() -> None:
+    bus = Bus()
+    topic = bus.topic()
+    late = Late()
+    bus.broker.publish(Publication(CLIENT, "test", late, "news"))
+    bus.broker.publish(Publication(CLIENT, "test", Bodies([body(b"b")], [NOW], 1), "news"))
+    late.values.append(b"a")
+    await turns()
+    (receipt,) = late.receipts
+    await done([receipt])
+    assert (receipt.base_offset, receipt.count) == (0, 2)
+    assert payloads(topic.partitions[0]) == [b"a", b"b"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_fault_of_the_server_leaves_nobody_of_the_turn_without_an_answer() -> None:
+    bus = Bus()
+    bus.topic()
+    late = Late(fails=True)
+    receipts = [
+        bus.broker.publish(Publication(CLIENT, "test", content, "news")) for content in (late, CONTENTS["bodies"])
+    ]
+    await done(receipts)
+    assert all("its log says why" in str(receipt.error) for receipt in (*receipts, *late.receipts))
+    await bus.broker.publish(plain(b"fine")).wait()
+    await bus.broker.close()
+
+
+# -- receipts and live receivers -------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_what_goes_to_several_partitions_or_topics_has_a_receipt_of_parts() -> None:
+    bus = Bus()
+    bus.topic("news", 3)
+    bus.topic("olds")
+    receipt = await bus.broker.publish(plain(b"0", b"1", b"2", b"3")).wait()
+    assert [(part.partition, part.count) for part in receipt.parts] == [(0, 2), (1, 1), (2, 1)]
+    assert (receipt.partition, receipt.count) == (-1, 4)
+    both = [*events(b"a"), *events(b"b", subject="olds/x"), *events(b"c", subject="nowhere")]
+    assert len((await bus.broker.publish(Publication(CLIENT, "test", both)).wait()).parts) == 2
+    alone = bus.broker.publish(Publication(CLIENT, "test", events(b"x", subject="nowhere")))
+    assert (alone.done, alone.error, [*alone.parts]) == (True, None, [])
+    await bus.broker.close()
+
+
+@in_loop
+async def test_live_receivers_see_all_kinds_in_order_with_the_publisher_s_name() -> None:
+    bus = Bus()
+    bus.topic()
+    heard: list[tuple[bytes | None, Sequence[tuple[bytes, bytes | None]]]] = []
+    bus.broker.subscribe(EVERYTHING, lambda found: heard.extend((event.payload, event.headers) for event in found))
+    source = ((b"ce_source", b"jebp:a"),)
+    contents: list[Content] = [Payloads([b"1"], [NOW]), batch(b"2"), events(b"3")]
+    await done([bus.broker.publish(Publication(CLIENT, "test", one, "news", source=source)) for one in contents])
+    assert heard == [(b"1", source), (b"2", source), (b"3", ())]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_the_server_s_own_topics_are_not_shown_to_live_receivers() -> None:
+    bus = Bus()
+    heard: list[Event] = []
+    state = bus.open_state()
+    bus.broker.subscribe(EVERYTHING, heard.extend)
+    state.set("a", b"1")
+    await state.commit("test").wait()
+    assert [event.subject for event in heard] == ["a"]
+    assert counted(bus, "test", "$state")[0] == 1
+    await bus.broker.close()

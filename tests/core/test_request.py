@@ -1,0 +1,140 @@
+"""Requests: one reply each, until a deadline; who is asked, and what becomes of replies that are late."""
+
+import pytest
+
+from babelbus.core import request as requests
+from babelbus.core.access import CLIENT, NOBODY, AccessRefusedError
+from babelbus.core.request import (
+    NoRespondersError,
+    Question,
+    Reply,
+    Request,
+    RequestAbandonedError,
+    Requests,
+    RequestTimeoutError,
+    TooManyRequestsError,
+)
+from babelbus.core.subject import below, exactly
+from tests.support.bus import Bus, in_loop
+
+
+def ask(bus: Bus, subject: str = "svc/a", seconds: float = 10.0) -> Request[Reply]:
+    return bus.broker.request(subject, b"?", (), bus.clock.monotonic() + seconds, CLIENT)
+
+
+def late_replies(bus: Bus) -> float | None:
+    return bus.metrics.registry.get_sample_value("babelbus_requests_late_replies_total")
+
+
+def in_flight(bus: Bus) -> float | None:
+    return bus.metrics.registry.get_sample_value("babelbus_requests_in_flight")
+
+
+@in_loop
+async def test_a_question_reaches_a_responder_whose_reply_resolves_the_request() -> None:
+    bus = Bus()
+    asked: list[Question] = []
+    bus.broker.responders.add(below("svc"), asked.append)
+    request = ask(bus)
+    assert not request.done
+    assert [(one.subject, one.payload, one.principal) for one in asked] == [("svc/a", b"?", CLIENT)]
+    assert in_flight(bus) == 1
+    assert bus.broker.respond(asked[0].key, Reply(b"!"))
+    assert (await request.wait()).reply == Reply(b"!")
+    assert in_flight(bus) == 0
+    assert not bus.broker.respond(asked[0].key, Reply(b"again"))
+    assert (request.reply, late_replies(bus)) == (Reply(b"!"), 1)
+    await bus.broker.close()
+
+
+@in_loop
+async def test_where_nobody_answers_the_requester_is_told_at_once() -> None:
+    bus = Bus()
+    responder = bus.broker.responders.add(exactly("svc/a"), lambda _: None)
+    assert isinstance(ask(bus, "svc/b").error, NoRespondersError)
+    bus.broker.responders.remove(responder)
+    assert isinstance(ask(bus).error, NoRespondersError)
+    refused = bus.broker.request("svc/a", b"?", (), 10.0, NOBODY)
+    assert isinstance(refused.error, AccessRefusedError)
+    await bus.broker.close()
+
+
+@in_loop
+async def test_responders_of_a_group_share_the_work_and_of_several_groups_the_first_reply_counts() -> None:
+    bus = Bus()
+    asked: dict[str, list[Question]] = {name: [] for name in ("a1", "a2", "b")}
+    for name, questions in asked.items():
+        bus.broker.responders.add(below("svc"), questions.append, group=name[0])
+    made = [ask(bus) for _ in range(4)]
+    assert [len(questions) for questions in asked.values()] == [2, 2, 4]
+    assert bus.broker.respond(asked["b"][0].key, Reply(b"b"))
+    assert not bus.broker.respond(asked["a1"][0].key, Reply(b"a"))
+    assert made[0].reply == Reply(b"b")
+    await bus.broker.close()
+    assert all(isinstance(request.error, RequestAbandonedError) for request in made[1:])
+
+
+@in_loop
+async def test_a_deadline_is_absolute_and_each_request_has_its_own() -> None:
+    bus = Bus()
+    asked: list[Question] = []
+    bus.broker.responders.add(below("svc"), asked.append)
+    long, short = ask(bus, seconds=10), ask(bus, seconds=1)
+    bus.clock.advance(1)
+    bus.broker.responders.requests.tick()
+    assert isinstance(short.error, RequestTimeoutError)
+    assert not long.done
+    assert not bus.broker.respond(asked[1].key, Reply(b"late"))
+    assert bus.broker.respond(asked[0].key, Reply(b"!"))
+    assert (long.reply, late_replies(bus)) == (Reply(b"!"), 1)
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_request_whose_time_is_over_ends_without_anybody_s_asking() -> None:
+    bus = Bus()
+    bus.broker.responders.add(below("svc"), lambda _: None)
+    with pytest.raises(RequestTimeoutError):
+        await ask(bus, seconds=0).wait()
+    await bus.broker.close()
+
+
+@in_loop
+async def test_requests_of_one_source_and_id_are_answered_in_their_order() -> None:
+    bus = Bus()
+    made: Requests[str] = Requests(bus.clock, bus.broker._loop, bus.metrics)
+    first, second = (made.begin("svc", ("me", "1"), 10.0) for _ in range(2))
+    assert [made.respond(("me", "1"), text) for text in ("one", "two", "three")] == [True, True, False]
+    assert (first.reply, second.reply) == ("one", "two")
+    made.close()
+
+
+@in_loop
+async def test_what_waits_is_bounded_and_what_was_given_up_is_remembered_up_to_a_bound() -> None:
+    bus = Bus()
+    made: Requests[str] = Requests(bus.clock, bus.broker._loop, bus.metrics, in_flight_max=2)
+    first, _ = (made.begin("svc", ("me", str(number)), 10.0) for number in range(2))
+    assert isinstance(made.begin("svc", ("me", "3"), 10.0).error, TooManyRequestsError)
+    made.abandon(first)
+    assert list(made.abandoned("svc") or ()) == [("me", "0")]
+    for number in range(requests.ABANDONED_MAX):
+        made.abandon(made.begin("svc", ("you", str(number)), 10.0))
+    found = made.abandoned("svc")
+    assert found is not None
+    assert (len(found), ("me", "0") in found) == (requests.ABANDONED_MAX, False)
+    made.forget("svc")
+    assert made.abandoned("svc") is None
+    assert made.in_flight == 1
+    made.close()
+    assert made.in_flight == 0
+
+
+@in_loop
+async def test_requests_that_are_answered_leave_nothing_behind_before_their_deadline() -> None:
+    bus = Bus()
+    made: Requests[str] = Requests(bus.clock, bus.broker._loop, bus.metrics)
+    for number in range(1000):
+        made.begin("svc", ("me", str(number)), 10.0)
+        made.respond(("me", str(number)), "x")
+    assert len(made._deadlines) <= 66
+    made.close()
