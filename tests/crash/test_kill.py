@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.config import TopicDefaults
+from babelbus.config import StorageSettings, TopicDefaults
 from babelbus.protocols.jebp.codec import decode_batches, decode_records_created
 from babelbus.protocols.jebp.messages import Response
 from babelbus.records.columns import decode_chunk, iterate
@@ -59,9 +59,11 @@ def numbers_of(caller: Caller) -> list[int]:
                 found.append(number)
 
 
-def settings(folder: Path, ack: str = "flushed", segment_bytes: int = 2**20) -> Child:
+def settings(
+    folder: Path, ack: str = "flushed", segment_bytes: int = 2**20, storage: StorageSettings | None = None
+) -> Child:
     topics = TopicDefaults(ack=ack, segment_bytes=segment_bytes)  # type: ignore[arg-type]  # one of the three
-    return Child(configure(folder, topics=topics))
+    return Child(configure(folder, topics=topics, storage=storage))
 
 
 class Publisher(threading.Thread):
@@ -371,7 +373,8 @@ def test_a_byte_that_flipped_while_the_server_was_down(tmp_path: Path, number: i
 @pytest.mark.parametrize("number", [0, 777])
 def test_a_byte_that_flips_while_the_server_is_up(tmp_path: Path, number: int) -> None:
     count = 3000
-    with settings(tmp_path, segment_bytes=2**16) as child, store(child, count) as caller:
+    on_disk = StorageSettings(tail_cache_bytes=0)  # so that what is served comes from the file
+    with settings(tmp_path, segment_bytes=2**16, storage=on_disk) as child, store(child, count) as caller:
         path = damaged(tmp_path, number)
         assert_all_but_one_are_served(child, caller, number, count, path)
         assert said(caller.ask(create(TOPIC, record(count)))[0]) == "a130"

@@ -17,6 +17,7 @@ from babelbus.config import (
     DbSettings,
     JebpSettings,
     ServerSettings,
+    StorageSettings,
     TopicDefaults,
     WorterbuchSettings,
     ZbusSettings,
@@ -41,6 +42,7 @@ def configure(
     worterbuch: WorterbuchSettings | None = None,
     zbus: ZbusSettings | None = None,
     db: DbSettings | None = None,
+    storage: StorageSettings | None = None,
     admin: bool = False,
 ) -> Config:
     """A configuration whose ports the system chooses."""
@@ -53,6 +55,7 @@ def configure(
         server=server or ServerSettings(),
         topics=topics or TopicDefaults(),
         db=db or DbSettings(),
+        storage=storage or StorageSettings(),
     )
 
 
