@@ -57,7 +57,7 @@ class Portal:
         self._loop = self._started.result()
 
     def close(self) -> None:
-        """End the thread: calls that wait in other threads are refused, and nothing can be called any more."""
+        """Stop the thread: waiting calls of other threads are refused, and all later ones."""
         with self._lock:
             loop, self._loop = self._loop, None
             if loop is None:

@@ -205,7 +205,7 @@ class BlockingPartWriter(Twin[PartWriter]):
 
     @property
     def staged(self) -> PartRecords:
-        """What the commit has to be told of this part; picklable."""
+        """The description of this part for the commit; picklable."""
         return self._twin.staged
 
     stage = blocking(PartWriter.stage)

@@ -1,4 +1,4 @@
-"""Requests that do no harm when they are sent twice, answered whatever becomes of the connection meanwhile."""
+"""Requests that do no harm when they are sent twice, answered even if the connection is lost meanwhile."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

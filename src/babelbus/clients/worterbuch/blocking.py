@@ -97,7 +97,7 @@ class BlockingClient(Twin[Client]):
 
     @contextlib.contextmanager
     def locked(self, key: str) -> Iterator[None]:
-        """Hold a lock, as soon as it is free, for the body of a `with`."""
+        """Lock a key, as soon as it is free, for the body of a `with`."""
         self.acquire_lock(key)
         try:
             yield

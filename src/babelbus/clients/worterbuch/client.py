@@ -64,12 +64,12 @@ async def connect(
 
     Args:
         url: `tcp://host:port`, `ws://host:port/path` or `unix:///path`.
-        token: the JWT that says what we may do.
-        timeout_seconds: how long the greeting may take, all together.
+        token: the JWT with our privileges.
+        timeout_seconds: most seconds for the whole greeting.
 
     Raises:
-        LocalProtocolError: no such address.
-        ConnectionLostError: nobody listens there, or it was no Wörterbuch server.
+        LocalProtocolError: the address is invalid.
+        ConnectionLostError: nothing listens there, or it is no Wörterbuch server.
         UnauthorizedError: the token was refused.
     """
     client = Client()
@@ -244,15 +244,15 @@ class Client:
         return _expect(PState, await self._ask(m.PGet, pattern)).content
 
     async def set(self, key: str, value: Any) -> None:
-        """Store a value.
+        """Set a value.
 
         Raises:
-            VersionedError: the key holds one with a version.
+            VersionedError: the key has a value with a version.
         """
         await self._ask(m.Set, key, _write(value))
 
     async def cset(self, key: str, value: Any, version: int) -> None:
-        """Store a value with the next version if the key has `version`, 0 for none.
+        """Set a value with the next version if the key has `version`, 0 for none.
 
         Raises:
             VersionedError: the key has another version.
@@ -394,12 +394,12 @@ class Client:
         await self._ask(m.AcquireLock, key)
 
     async def release_lock(self, key: str) -> None:
-        """Unlock a key."""
+        """Release the lock of a key."""
         await self._ask(m.ReleaseLock, key)
 
     @contextlib.asynccontextmanager
     async def locked(self, key: str) -> AsyncIterator[None]:
-        """Hold a lock, as soon as it is free, for the body of an `async with`."""
+        """Lock a key, as soon as it is free, for the body of an `async with`."""
         await self.acquire_lock(key)
         try:
             yield
@@ -408,12 +408,12 @@ class Client:
                 await self.release_lock(key)
 
     async def set_last_will(self, will: dict[str, Any]) -> None:
-        """Let the server set these when we are gone."""
+        """Register values that the server sets when this client is gone."""
         entries = [{"key": key, "value": value} for key, value in will.items()]
         await self.set(f"$SYS/clients/{self.client_id}/lastWill", entries)
 
     async def set_grave_goods(self, patterns: Iterable[str]) -> None:
-        """Let the server delete these when we are gone, before the last will."""
+        """Register patterns that the server deletes when this client is gone, before the last will."""
         await self.set(f"$SYS/clients/{self.client_id}/graveGoods", list(patterns))
 
     async def set_name(self, name: str) -> None:

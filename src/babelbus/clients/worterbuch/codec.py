@@ -156,7 +156,7 @@ def decode_reply(text: bytes) -> Reply | None:
     """Read the one message of a WebSocket text or of a line; `None` is a keepalive.
 
     Raises:
-        RemoteProtocolError: it is no message of a server.
+        RemoteProtocolError: the text is no message of a server.
     """
     if text == KEEPALIVE:
         return None

@@ -1,4 +1,4 @@
-"""What can go wrong for a client of Wörterbuch: every error that `client.Client` raises because of its server."""
+"""The errors of a client of Wörterbuch: all that `client.Client` raises because of its server."""
 
 from babelbus.clients.worterbuch.codec import Err, decode_metadata
 from babelbus.errors import BabelbusError
@@ -14,7 +14,7 @@ class ConnectionLostError(ClientError):
 
 
 class RequestError(ClientError):
-    """The server refused a request; `code` is one of `ErrorCode` as a rule."""
+    """The server refused a request; `code` is usually one of `ErrorCode`."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{text} (error {code})")
@@ -30,7 +30,7 @@ class KeyLockedError(RequestError):
 
 
 class VersionedError(RequestError):
-    """Compare-and-set found another version than it was told, or a plain `set` found any (codes 17, 18)."""
+    """Compare-and-set met another version than its own, or a plain `set` met any version (codes 17, 18)."""
 
 
 class UnauthorizedError(RequestError):

@@ -12,7 +12,7 @@ from babelbus.clients.worterbuch.errors import ClientError
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What a subscription tells: values by key, or the values of keys that were deleted."""
+    """An event of a subscription: values by key, or the values of keys that were deleted."""
 
     values: dict[str, Any] = {}
     deleted: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class Subscription:
         return self._events.popleft()
 
     async def close(self) -> None:
-        """End the subscription; events under way are dropped.
+        """Close the subscription; events under way are dropped.
 
         Raises:
             ClientError: the server refused, or is gone.
