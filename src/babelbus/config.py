@@ -122,7 +122,7 @@ class TopicLayout(LogLayout, frozen=True, kw_only=True):
 
 
 class TopicDefaults(TopicLayout, frozen=True, kw_only=True):
-    """What a topic is made with, unless its creator says otherwise; each topic keeps its own copy."""
+    """Settings of a new topic, unless its creator chooses others; each topic keeps its own copy."""
 
     partitions: Annotated[
         int,
@@ -210,7 +210,7 @@ class JebpSettings(msgspec.Struct, frozen=True):
         bool, of("also take create-record requests whose topic name has no length in front, found by checksum")
     ] = False
     bare_certificates: Annotated[
-        bool, of("also take certificates without proof of their key; they can be replayed by whoever saw them once")
+        bool, of("also take certificates without proof of their key; they can be replayed by an eavesdropper")
     ] = False
     frame_bytes_max: Annotated[
         int,
@@ -225,7 +225,7 @@ class JebpSettings(msgspec.Struct, frozen=True):
 
     @property
     def exposure(self) -> str | None:
-        """How strangers get in: a bare certificate can be shown by whoever saw it once."""
+        """How strangers get in: an eavesdropper can replay a bare certificate."""
         return "with bare certificates" if self.bare_certificates else None
 
 

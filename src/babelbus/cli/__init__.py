@@ -67,7 +67,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(babelbus.__version__, "-V", "--version", prog_name="babelbus", message="%(prog)s %(version)s")
 def program() -> None:
-    """Babelbus: one event bus that speaks five protocols over one durable log.
+    """Run Babelbus: one event bus that speaks five protocols over one durable log.
 
     On the machine of the server no options are needed:
 

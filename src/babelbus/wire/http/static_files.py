@@ -36,7 +36,7 @@ _UNKNOWN = "application/octet-stream"
 
 
 class FileRefusedError(BabelbusError):
-    """A file exists and is not served: it is too large, or cannot be read."""
+    """A file exists and is not served: too large, or unreadable."""
 
 
 class File(msgspec.Struct, frozen=True):
