@@ -1,1 +1,1 @@
-"""Clients of our own for the protocols: for the command line, Spark and Python programs."""
+"""Clients of our own for the command line, Spark and Python programs."""

@@ -31,7 +31,7 @@ def connect(address: str) -> socket.socket:
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        if address.startswith(ABSTRACT):  # bound with the whole length, so asked for with it (section 13)
+        if address.startswith(ABSTRACT):  # bound with the whole length, so connected with it (section 13)
             connection.connect(bytes.fromhex(address.removeprefix(ABSTRACT)).ljust(_NAME_BYTES, b"\0"))
         elif len(os.fsencode(address)) < _NAME_BYTES:
             connection.connect(address)

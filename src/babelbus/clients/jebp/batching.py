@@ -113,14 +113,14 @@ class Batcher:
             self._error = self._error or error
 
     async def flush(self) -> Flushed:
-        """Send what is collected and return when everything sent so far is answered.
+        """Send the open batches and return when every batch so far is answered.
 
         Raises:
             BabelbusError: the first error of a batch since the last flush; other batches may be stored.
         """
         self.close_all()
         if self._outstanding:
-            await asyncio.wait(self._outstanding)  # which hears of a batch behind `_note`
+            await asyncio.wait(self._outstanding)  # which ends behind `_note`
         flushed = Flushed(self._records, self._batches)
         self._records = self._batches = 0
         error, self._error = self._error, None
@@ -166,7 +166,7 @@ async def publish_batches(
             done = producer.submit(topic, partition, batch.data, batch.count)
             done.add_done_callback(note)
             submitted.append(done)
-            # The loop sends what is written and reads answers while the next batch is still to be made.
+            # The loop sends written bytes and reads answers before the next batch is encoded.
             await asyncio.sleep(0)
     except BabelbusError as error:  # of a record that cannot be stored, or of a client that was closed
         errors.append(error)

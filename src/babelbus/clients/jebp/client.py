@@ -1,4 +1,4 @@
-"""The client of jebp: publish, fetch and follow over one encrypted connection that is made anew when it is lost.
+"""The client of jebp: publish, fetch and follow over one encrypted connection that is opened again when it is lost.
 
     async with Client("127.0.0.1:5320", identity=Identity.load("admin_key")) as client:
         await client.create_topic("plant")
@@ -123,7 +123,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Flush what was sent, unless an error is on its way already, and disconnect."""
+        """Flush the sent records, unless an error is being raised, and disconnect."""
         try:
             if error is None:
                 await self.flush()
@@ -161,7 +161,7 @@ class Client:
         Raises:
             TopicExistsError: there is one of this name.
             NoRightsError: we may not.
-            RequestError: the server refused for another reason; its `repeat` tells whether to try again.
+            RequestError: the server refused for another reason; `repeat` is true if a retry may help.
             OutcomeUnknownError: the connection was lost before the answer.
             LocalProtocolError: jebp has no such name.
         """
@@ -235,7 +235,7 @@ class Client:
             ClientError: there is no connection any more.
         """
         record = Record(payload, key, headers, timestamp)
-        self._batcher.close_batch(topic, partition)  # what was sent before goes before
+        self._batcher.close_batch(topic, partition)  # earlier records are sent first
         published = await publish_one(self._producer, topic, partition, record, self._clock.now_ms())
         return Position(published.partition, published.base_offset)
 
@@ -311,7 +311,7 @@ class Client:
         await self._producer.room()
 
     async def flush(self) -> Flushed:
-        """Send what `send` has collected, and return when everything sent so far is acknowledged.
+        """Send the records that `send` has collected, and return when every record so far is acknowledged.
 
         Raises:
             BabelbusError: the first error of a batch since the last flush; the others may be stored all the same.
@@ -381,7 +381,7 @@ class Client:
         request timeout; meanwhile it answers nothing else of this client, for answers keep the order of requests.
 
         Raises:
-            OffsetOutOfRangeError: the partition does not have the offset; the error says which ones it has.
+            OffsetOutOfRangeError: the partition does not have the offset; the error has the offsets that exist.
             RecordTooLargeError: the first record alone is over `bytes_max` bytes.
             UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
             RequestError, ClientError: as `fetch`; a damaged record is a `RequestError`.

@@ -1,6 +1,6 @@
 """One connection of a client: handshake, then requests that are answered in order, any number on the way at once.
 
-No task, future or await per message: what one read brings is decoded together and handed out in runs.
+No task, future or await per message: the bytes of one read are decoded together and delivered in runs.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from babelbus.protocols.jebp.messages import Data, Response, Subscribe
 
 GREETING_SECONDS = 3.0
 """How long a server may be silent behind `connect`: one of jebp speaks first, at once; one of HTTP waits for us."""
-WRONG_PORT = "this may be the port of another protocol; that of jebp is 5320 unless the server was told otherwise"
+WRONG_PORT = "this may be the port of another protocol; that of jebp is 5320 unless jebp.port is set"
 
 _PROBE = encode_request(Subscribe(()))
 
@@ -46,7 +46,7 @@ class Call:
 
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[list[Response]] = loop.create_future()
-        # Who asked may have gone away meanwhile; the loop must not complain then.
+        # The caller may be gone by then; the loop must not complain.
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._count = count
         self._responses: list[Response] = []
@@ -73,7 +73,7 @@ class Link(asyncio.Protocol):
         fingerprint: the server's, from the handshake on.
         lost_error: why it ended; `None` while it lives.
         outstanding: answers that are still to come.
-        stalled_since: when (loop time, seconds) the server was last heard of, or was first asked after that.
+        stalled_since: when (loop time, seconds) the server last sent data, or got the first request after that.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Link(asyncio.Protocol):
         self.outstanding -= count
         while at < count:
             if not pending:
-                raise RemoteProtocolError("the server answered more than it was asked")
+                raise RemoteProtocolError("the server sent more answers than there were requests")
             first = pending[0]
             take = min(first[0], count - at)
             first[0] -= take

@@ -82,7 +82,7 @@ class PartitionReader:
         patient: bool = False,
     ) -> PartitionFetched:
         """Fetch once; see `Client.fetch_partition`."""
-        # Longer and a server that waits could not be told from one that is gone.
+        # A longer wait would look like a lost server.
         wait_ms = min(int(min(wait_seconds, self._requests.timeout_seconds / 2) * 1000), WAIT_MS_MAX)
         until = NO_OFFSET if end is None else end
         what = f"fetch partition {partition} of {topic!r}"

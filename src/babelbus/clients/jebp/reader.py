@@ -1,8 +1,8 @@
 """Reading: one fetch, following a topic from an offset or a time, and finding where it ends.
 
-jebp has no push (DECISION 24) and its fetch names no topic: it reads what the connection is subscribed to. So each
-fetch goes out behind its own subscribe, both in one write. That costs the server some microseconds, and no caller can
-ever read what another one subscribed to, or be left without a topic that was made again under the same name.
+jebp has no push (DECISION 24) and its fetch names no topic: it reads the topics of the connection's subscriptions. So
+each fetch goes out behind its own subscribe, both in one write. That costs the server some microseconds, and no caller
+can ever read what another one subscribed to, or be left without a topic that was created again under the same name.
 
 Following reads its partition by number (`partition_reader`).
 """
@@ -37,7 +37,7 @@ POLL_SECONDS_MIN = 0.005
 
 
 class FetchedBatch:
-    """Stored records of one partition, whole and in order. `data` is what the server sent, not checked yet."""
+    """Stored records of one partition, whole and in order. `data` is as the server sent it, not checked yet."""
 
     __slots__ = ("_end", "_positions", "data", "partition", "topic")
 
@@ -73,7 +73,7 @@ class FetchedBatch:
         return offset_of(self.data, int(self._find()[-1])) + 1
 
     def verify(self) -> None:
-        """Check the CRC of every record and decode none: for those who pass the bytes on.
+        """Check the CRC of every record and decode none: for callers that forward the bytes.
 
         Raises:
             CorruptRecordError: a record is not the one that was written.

@@ -68,7 +68,7 @@ class Keeper:
         self._watch()
 
     async def close(self) -> None:
-        """Disconnect; who waits for something gets a `ClientClosedError`."""
+        """Disconnect; waiting requests raise `ClientClosedError`."""
         self._die(ClientClosedError("the client was closed"))
         if self._reconnecting is not None:
             self._reconnecting.cancel()
@@ -101,7 +101,7 @@ class Keeper:
         return link
 
     def _link_now(self) -> Link | None:
-        """Return the connection, if there is one by now (a type checker does not see what awaiting changed)."""
+        """Return the connection, if there is one by now (a type checker does not see changes during an await)."""
         return self.link
 
     async def _connect(self) -> Link:

@@ -23,7 +23,7 @@ GetLink = Callable[[float | None], Awaitable[Link]]
 
 
 class Requests:
-    """Sends requests, and sends them again on a new connection if `resend` says so."""
+    """Sends requests, and sends them again on a new connection if `resend` is true."""
 
     def __init__(self, get_link: GetLink, *, timeout_seconds: float, resend: bool) -> None:
         self.timeout_seconds = timeout_seconds

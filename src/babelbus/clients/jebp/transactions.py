@@ -63,7 +63,7 @@ class PartWriter:
 
         Args:
             topic, payloads, timestamps, partition, batch_records: as `Client.publish_many` has them. With `partition`
-                -1 the server gives each batch one.
+                -1 the server chooses one for each batch.
 
         Raises:
             BabelbusError: as `Requests.do`; discard the writer then, and leave its part out of the commit.
@@ -83,7 +83,7 @@ class PartWriter:
     ) -> PartRecords:
         """Add batches in the stored form, a request for each, several under way at once; see `stage`.
 
-        An iterator is asked for the next batch while the server works on the last ones. Offsets do not matter.
+        The next batch is read from the iterator while the server works on the previous ones. Offsets are ignored.
         """
         await self.put(topic, batches, partition=partition)
         return await self.drain()
@@ -93,11 +93,11 @@ class PartWriter:
     ) -> None:
         """Send batches as `stage_batches` does, but leave the last few on the way: `drain` waits for them.
 
-        For a writer who has more to encode meanwhile. `staged` says what the server has answered. `to_state` as in
+        For a writer with more to encode meanwhile. `staged` is the last answer of the server. `to_state` as in
         `stage_stored`.
 
         Raises:
-            BabelbusError: as `stage`, for what was put now or before.
+            BabelbusError: as `stage`, for this call or an earlier one.
         """
         try:
             for batch in batches:
@@ -112,7 +112,7 @@ class PartWriter:
             raise
 
     async def drain(self) -> PartRecords:
-        """Wait for what was put; return what the part has now, once it survives a loss of power on the server.
+        """Wait for the answers to `put`; return the state of the part, once it survives a loss of power on the server.
 
         Raises:
             BabelbusError: as `put`.
@@ -195,5 +195,5 @@ class Transaction:
         )
 
     async def ask(self) -> TransactionTold:
-        """Return the last batch that was committed, and who did."""
+        """Return the last committed batch and its owner."""
         return decode_told((await self._requests.do(AskTransaction(self.id), "ask for a transaction")).content)

@@ -53,7 +53,7 @@ class BlockingClient(Twin[Client]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the answers to what was sent, unless an error is on its way already, and disconnect."""
+        """Wait for all answers, unless an error is being raised, and disconnect."""
         try:
             if error is None and self._twin.connected:
                 self.flush()

@@ -5,7 +5,7 @@
         async for event in await client.psubscribe("plant/#"):
             print(event.values, event.deleted)
 
-Values are what `json` makes of them. Requests of several tasks, and `send`, are on their way together. `blocking` has
+Values are those of `json`. Requests of several tasks, and `send`, are on their way together. `blocking` has
 the same for threads.
 """
 
@@ -119,7 +119,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the answers to what was sent, unless an error is on its way already, and disconnect."""
+        """Wait for all answers, unless an error is being raised, and disconnect."""
         try:
             if error is None and self._gone is None:
                 await self.flush()
@@ -150,7 +150,7 @@ class Client:
         for answer in lost:
             if not answer.done():
                 answer.set_exception(self._gone)
-                answer.exception()  # nobody may wait for it any more
+                answer.exception()  # its waiter may be gone
         self._waiting.clear()
         for subscription in self._subscriptions.values():
             subscription.end(None if closed else self._gone)
@@ -276,7 +276,7 @@ class Client:
         return _expect(PState, await self._ask(m.PDelete, pattern, quiet)).content
 
     async def ls(self, parent: str | None = None) -> list[str]:
-        """List the names below a key, without one those of the root.
+        """List the names below a key, or those of the root.
 
         Raises:
             NoSuchValueError: there is no such node.
@@ -292,7 +292,7 @@ class Client:
     async def send(self, key: str, value: Any, *, store: bool = True, in_flight_max: int = 10_000) -> None:
         """Set, or without `store` publish, and wait for no answer but while `in_flight_max` are outstanding.
 
-        `flush` waits for the answers, and raises what was refused.
+        `flush` waits for the answers, and raises the first refusal.
         """
         number = self._take_id()
         text = _write(value)
@@ -310,7 +310,7 @@ class Client:
             await self.send(key, value, store=store, in_flight_max=in_flight_max)
 
     async def flush(self) -> None:
-        """Wait for the answers to what was sent.
+        """Wait for all answers.
 
         Raises:
             RequestError: the first that was refused since the last `flush`.
@@ -379,7 +379,7 @@ class Client:
             subscription.end(None)
             await self._ask_as(number, m.Unsubscribe(number))
 
-    # -- locks, and what is left behind ------------------------------------------------------------------------------
+    # -- locks, last will and grave goods ----------------------------------------------------------------------------
 
     async def lock(self, key: str) -> None:
         """Lock a key.
@@ -390,7 +390,7 @@ class Client:
         await self._ask(m.Lock, key)
 
     async def acquire_lock(self, key: str) -> None:
-        """Lock a key as soon as it is free: who waits longest is next."""
+        """Lock a key as soon as it is free: the longest waiter is next."""
         await self._ask(m.AcquireLock, key)
 
     async def release_lock(self, key: str) -> None:
@@ -417,7 +417,7 @@ class Client:
         await self.set(f"$SYS/clients/{self.client_id}/graveGoods", list(patterns))
 
     async def set_name(self, name: str) -> None:
-        """Show a name to who looks at the clients."""
+        """Set the name that lists of clients show."""
         await self.set(f"$SYS/clients/{self.client_id}/clientName", name)
 
 

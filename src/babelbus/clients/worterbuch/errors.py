@@ -6,7 +6,7 @@ from babelbus.protocols.worterbuch.errors import ErrorCode
 
 
 class ClientError(BabelbusError):
-    """The root of what a client raises because of its server or its connection."""
+    """The root of the errors that a client raises because of its server or its connection."""
 
 
 class ConnectionLostError(ClientError):
@@ -34,7 +34,7 @@ class VersionedError(RequestError):
 
 
 class UnauthorizedError(RequestError):
-    """The token does not prove what was claimed, or does not allow what was asked."""
+    """The token is invalid, or does not allow the request."""
 
 
 ERRORS: dict[int, type[RequestError]] = {
@@ -49,6 +49,6 @@ ERRORS: dict[int, type[RequestError]] = {
 
 
 def error_of(message: Err) -> RequestError:
-    """Return what a refused request raises."""
+    """Return the error of a refused request."""
     kind = ERRORS.get(message.error_code, RequestError)
     return kind(message.error_code, decode_metadata(message.metadata))

@@ -21,7 +21,7 @@ class Event(msgspec.Struct, frozen=True):
 class Subscription:
     """The events of one subscription: iterate over them, or give `subscribe` a callback. End it with `close`.
 
-    `unsubscribe` tells the server, and calls `end`.
+    `unsubscribe` sends the request to the server, and calls `end`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Subscription:
             self._more.set()
 
     def end(self, error: ClientError | None) -> None:
-        """Return no more events than those that came; raise `error` behind them."""
+        """Stop the iteration behind the events received so far, with `error` if there is one."""
         self._over, self._error = True, error
         self._more.set()
 
