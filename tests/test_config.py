@@ -66,7 +66,7 @@ def test_none_clears_what_a_weaker_place_set() -> None:
     [
         ("[jebp]\nprot = 1\n", r"jebp\.prot \(from babelbus\.toml\) is no setting; did you mean jebp\.port\?"),
         ("[jepb]\nport = 1\n", r"jepb\.port .* did you mean jebp\.port\?"),
-        ("port = 1\n", "port in babelbus.toml stands outside of any section"),
+        ("port = 1\n", "port in babelbus.toml is outside of any section"),
         ('[jebp]\nport = "1"\n', r"jebp\.port = '1' \(from babelbus\.toml\)"),
         ("[jebp]\nport = 65536\n", r"jebp\.port = 65536 .*65535"),
         ('[topics]\nack = "maybe"\n', r"topics\.ack = 'maybe'.*accepted or written or flushed"),

@@ -1,11 +1,11 @@
-"""The public client: everything that a program needs to publish to the bus and to read from it.
+"""The public client: publish to the bus and read from it.
 
     from babelbus.client import BlockingClient, Identity
 
     with BlockingClient(identity=Identity.load("data/conf/admin_key")) as client:
         client.publish("plant", b"21.5")
 
-`Client` is the same for asyncio. Every error is a `BabelbusError`; those of connection and server are `ClientError`s.
+`Client` is the same for asyncio. Every error is a `BabelbusError`; connection and server errors are `ClientError`s.
 """
 
 from babelbus.clients.jebp import (

@@ -1,6 +1,6 @@
-"""The only module that asks for the time; whoever needs it is handed a `Clock`.
+"""The only module that reads the time; all others are passed a `Clock`.
 
-Two kinds, never mixed: `now_ms` is what people and records call the time, and may jump when the system's clock is set;
+Two kinds, never mixed: `now_ms` is the time of people and records, and may jump when the system's clock is set;
 `monotonic` only grows, so every deadline and duration is counted with it (docs/design/reliability.md, rule 6).
 """
 
@@ -9,13 +9,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where the time comes from."""
+    """A source of the time."""
 
     def now_ms(self) -> int:
         """Return the wall clock's time, in milliseconds since 1970-01-01 UTC. It may jump, also backwards."""
 
     def monotonic(self) -> float:
-        """Return seconds since some moment. It never goes backwards; only differences mean something."""
+        """Return seconds since an arbitrary moment. They never go backwards; only differences are meaningful."""
 
 
 class SystemClock:
@@ -28,12 +28,12 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Return seconds since some moment. It never goes backwards; only differences mean something."""
+        """Return seconds since an arbitrary moment. They never go backwards; only differences are meaningful."""
         return time.monotonic()
 
 
 class ManualClock:
-    """A time that stands still until it is told to go on: for tests of deadlines, retention and clocks that jump."""
+    """A time that moves only by `advance` and `jump_to`: for tests of deadlines, retention and clocks that jump."""
 
     __slots__ = ("_monotonic_ms", "_wall_ms")
 
@@ -46,11 +46,11 @@ class ManualClock:
         return self._wall_ms
 
     def monotonic(self) -> float:
-        """Return the seconds that `advance` has counted so far."""
+        """Return the seconds that `advance` has added so far."""
         return self._monotonic_ms / 1000
 
     def advance(self, seconds: float) -> None:
-        """Let both times go on by `seconds`, which must not be negative."""
+        """Move both times forward by `seconds`, which must not be negative."""
         assert seconds >= 0, "time goes on; to set the wall clock back, use jump_to"
         self._monotonic_ms += seconds * 1000
         self._wall_ms += round(seconds * 1000)

@@ -1,4 +1,4 @@
-"""Every setting: its unit, default and reason. How they are read from file, environment and flags is `settings.py`.
+"""Every setting: its unit, default and reason. `settings.py` reads settings from file, environment and flags.
 
 One frozen struct per section; a field is the key `section.field` in babelbus.toml, `BABELBUS_SECTION_FIELD` in the
 environment. The texts here are the ones that `babelbus config`, `--help` and docs/operations.md show.
@@ -35,7 +35,7 @@ Cleanup = Literal["delete", "compact"]
 
 
 class DataSettings(msgspec.Struct, frozen=True):
-    """Where everything is kept."""
+    """The folder of all data."""
 
     folder: Annotated[str, of("folder with topics, keys and access lists; relative to where the server starts")] = (
         "data"
@@ -43,7 +43,7 @@ class DataSettings(msgspec.Struct, frozen=True):
 
 
 class StorageSettings(msgspec.Struct, frozen=True):
-    """How logs are laid out on disk."""
+    """The layout of logs on disk."""
 
     segment_bytes: Annotated[
         int,
@@ -72,7 +72,7 @@ class StorageSettings(msgspec.Struct, frozen=True):
 
 
 class LogLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """How the log of a partition is kept; `None` means no bound. Bases of `[topics]`, of a topic and of a log."""
+    """Settings of the log of a partition; `None` means no bound. Bases of `[topics]`, of a topic and of a log."""
 
     retention_seconds: (
         Annotated[float, of("segments whose newest record is older than this are removed", "seconds", gt=0)] | None
@@ -122,7 +122,7 @@ class TopicLayout(LogLayout, frozen=True, kw_only=True):
 
 
 class TopicDefaults(TopicLayout, frozen=True, kw_only=True):
-    """What a topic is made with, unless its creator says otherwise; each topic keeps its own copy."""
+    """Settings of a new topic, unless its creator chooses others; each topic keeps its own copy."""
 
     partitions: Annotated[
         int,
@@ -210,7 +210,7 @@ class JebpSettings(msgspec.Struct, frozen=True):
         bool, of("also take create-record requests whose topic name has no length in front, found by checksum")
     ] = False
     bare_certificates: Annotated[
-        bool, of("also take certificates without proof of their key; they can be replayed by whoever saw them once")
+        bool, of("also take certificates without proof of their key; they can be replayed by an eavesdropper")
     ] = False
     frame_bytes_max: Annotated[
         int,
@@ -225,7 +225,7 @@ class JebpSettings(msgspec.Struct, frozen=True):
 
     @property
     def exposure(self) -> str | None:
-        """How strangers get in: a bare certificate can be shown by whoever saw it once."""
+        """How strangers get in: an eavesdropper can replay a bare certificate."""
         return "with bare certificates" if self.bare_certificates else None
 
 
@@ -488,7 +488,7 @@ class AdminSettings(msgspec.Struct, frozen=True):
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """What holds for all protocols."""
+    """Settings of all protocols."""
 
     insecure: Annotated[bool, of("allow to listen beyond loopback where nothing controls access")] = False
     host_names: (
@@ -516,7 +516,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """What the server says to its operator, on standard error."""
+    """Messages of the server to its operator, on standard error."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], of("the least important level that is shown")] = (
         "info"
@@ -548,14 +548,14 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
 ) -> Config:
-    """Put the configuration together: defaults, then the file, then the environment, then the flags.
+    """Load the configuration: defaults, then the file, then the environment, then the flags.
 
     `path` is the file of `--config`; without it BABELBUS_CONFIG names one, or `babelbus.toml` in the current folder
-    is read if it is there. `environment` is what the command line passes from `os.environ`; `flags` are dotted keys,
-    and one that is None was not given.
+    is read if it exists. `environment` is what the command line passes from `os.environ`; `flags` are dotted keys,
+    and a value of None means that the flag was not given.
 
     Raises:
-        ConfigError: a key is unknown, a value is wrong, or two settings do not go together; key and source are named.
+        ConfigError: a key is unknown, a value is wrong, or two settings conflict; the message names key and source.
     """
     values = settings.collect(Config, path, environment or {}, flags or {})
     config = settings.build(Config, values)
@@ -566,12 +566,12 @@ def load(
 
 
 def _choose_ports(config: Config, values: Mapping[str, settings.Value]) -> Config:
-    """Return the configuration with port 0 wherever nobody set one."""
+    """Return the configuration with port 0 for every port that is not set."""
     changed = {}
     for section in Config.__struct_fields__:
         struct = getattr(config, section)
         named = [name for name in struct.__struct_fields__ if name == "port" or name.endswith("_port")]
-        ports = [name for name in named if getattr(struct, name) is not None]  # none is no listener
+        ports = [name for name in named if getattr(struct, name) is not None]  # None: no such listener
         free = {name: 0 for name in ports if name != "any_port" and f"{section}.{name}" not in values}
         if free:
             changed[section] = msgspec.structs.replace(struct, **free)
@@ -581,30 +581,30 @@ def _choose_ports(config: Config, values: Mapping[str, settings.Value]) -> Confi
 def read_topic_changes(changes: Mapping[str, object], *, source: str = "the request") -> dict[str, object]:
     """Check settings of one topic (keys of [topics], without the section) and return them as plain values.
 
-    Sizes and durations may be text with a unit ("7d"); None or "none" clears a setting that may be unset.
+    Sizes and durations may be text with a unit ("7d"); None or "none" clears an optional setting.
 
     Raises:
-        ConfigError: a key is unknown or a value wrong; the key and `source` are named.
+        ConfigError: a key is unknown or a value wrong; the message names key and `source`.
     """
     return settings.read(TopicDefaults, changes, source=source)
 
 
 def describe() -> list[Setting]:
-    """Return every setting, in the order of the sections: what documentation, help and `babelbus config` show."""
+    """Return every setting, in the order of the sections, as documentation, help and `babelbus config` show them."""
     return settings.describe(Config)
 
 
 def render(config: Config, *, comments: bool = False) -> str:
-    """Write `config` as the babelbus.toml that gives it; with `comments`, the meaning of each key above it."""
+    """Return `config` as a babelbus.toml; with `comments`, the meaning of each key above it."""
     return settings.render(config, comments=comments)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach what listens on `host`."""
+    """Return whether a listener on `host` can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"  # any other name may be anybody's
+        return host == "localhost"  # any other name may resolve to another machine
 
 
 _PASSWORD = re.compile(r"[^/]+://[^/@]*:[^/@]+@")
@@ -618,7 +618,7 @@ def _has_password(url: str) -> bool:
 
 
 def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> None:
-    """Refuse what would let strangers in by mistake (docs/design/design.md, section 6)."""
+    """Refuse settings that would let strangers in by mistake (docs/design/design.md, section 6)."""
     if config.db.url is not None and _has_password(config.db.url):
         raise ConfigError("db.url has a password in it, which would be shown; put it into PGPASSWORD or a .pgpass file")
     if config.server.insecure:

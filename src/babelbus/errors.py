@@ -1,7 +1,7 @@
 """The one exception tree: everything that Babelbus raises on purpose is a `BabelbusError`.
 
-Each layer defines its own errors beside the code that raises them; the branches that several layers
-must know stand here.
+Each layer defines its own errors beside the code that raises them; this module has the branches that several layers
+use.
 """
 
 from typing import ClassVar
@@ -15,11 +15,11 @@ class BabelbusError(Exception):
 
 
 class ConfigError(BabelbusError):
-    """A setting has no or the wrong value; the message names the key."""
+    """A setting is missing or has a wrong value; the message names the key."""
 
 
 class StorageError(BabelbusError):
-    """The store refused or could not do what was asked."""
+    """The store refused an operation or could not finish it."""
 
     retriable = True
 
@@ -29,7 +29,7 @@ class RemoteProtocolError(BabelbusError):
 
 
 class LocalProtocolError(BabelbusError):
-    """Our own side asked for something that the protocol cannot express; nothing was sent."""
+    """Our own side requested something that the protocol cannot express; nothing was sent."""
 
 
 class InvalidTopicNameError(BabelbusError):

@@ -1,4 +1,4 @@
-"""What is counted and measured, for Prometheus: all of it in one object, with a registry of its own.
+"""All metrics for Prometheus: one object, with a registry of its own.
 
 The exposition's names have `babelbus_` in front. Labels are few and bounded: the protocol, the topic, a reason out of a
 short list; never a client, a key or a subject. Counting is done once per chunk, not once per record.
@@ -27,7 +27,7 @@ class MetricInfo(msgspec.Struct, frozen=True):
 class Traffic:
     """Two counters that go up together: the records and the bytes of one protocol and topic.
 
-    They are plain numbers until somebody reads the metrics: a lock for each chunk would cost more than its look-up.
+    They are plain numbers until the metrics are read: a lock for each chunk would cost more than its look-up.
     Only the event loop counts and reads.
     """
 
@@ -45,14 +45,14 @@ class Traffic:
         self.bytes += size_bytes
 
     def settle(self) -> None:
-        """Hand what was counted to Prometheus."""
+        """Send the counts to Prometheus."""
         self._records.inc(self.records)
         self._bytes.inc(self.bytes)
         self.records = self.bytes = 0
 
 
 class _Settler(Collector):
-    """Stands first in the registry, so that the counters are up to date when their turn comes to be read."""
+    """Is first in the registry, so that the counters are up to date when they are read."""
 
     def __init__(self, *kept: dict[tuple[str, str], Traffic]) -> None:
         self._kept = kept
@@ -65,7 +65,7 @@ class _Settler(Collector):
 
 
 class _Totals(Collector):
-    """Counters of numbers that others count by themselves: brought up to date when their turn comes to be read."""
+    """Counters of numbers that other modules count: updated before they are read."""
 
     def __init__(self) -> None:
         self.sources: list[tuple[Mapping[str, Counter], Callable[[], Mapping[str, float]]]] = []
@@ -191,40 +191,40 @@ class Metrics:
 
     def topic_published(self, protocol: str, topic: str) -> Traffic:
         """Return the counters of what is published to `topic` through `protocol`; a dictionary look-up."""
-        found = self._published.get((protocol, topic))
-        if found is None:
-            found = self._published[protocol, topic] = Traffic(
+        traffic = self._published.get((protocol, topic))
+        if traffic is None:
+            traffic = self._published[protocol, topic] = Traffic(
                 self.records_published_total.labels(protocol, topic), self.bytes_published_total.labels(protocol, topic)
             )
-        return found
+        return traffic
 
     def topic_fetched(self, protocol: str, topic: str) -> Traffic:
         """Return the counters of what is read from `topic` through `protocol`; a dictionary look-up."""
-        found = self._fetched.get((protocol, topic))
-        if found is None:
-            found = self._fetched[protocol, topic] = Traffic(
+        traffic = self._fetched.get((protocol, topic))
+        if traffic is None:
+            traffic = self._fetched[protocol, topic] = Traffic(
                 self.records_fetched_total.labels(protocol, topic), self.bytes_fetched_total.labels(protocol, topic)
             )
-        return found
+        return traffic
 
     def live_received(self, protocol: str) -> Traffic:
-        """Return the counters of what clients of `protocol` publish; to be kept by who counts."""
+        """Return the counters of packets that clients of `protocol` publish; the caller keeps them."""
         return self._live.setdefault(
             (protocol, "received"),
             Traffic(self.live_received_total.labels(protocol), self.live_received_bytes_total.labels(protocol)),
         )
 
     def live_delivered(self, protocol: str) -> Traffic:
-        """Return the counters of what clients of `protocol` are sent live; to be kept by who counts."""
+        """Return the counters of messages that clients of `protocol` are sent live; the caller keeps them."""
         return self._live.setdefault(
             (protocol, "delivered"),
             Traffic(self.live_delivered_total.labels(protocol), self.live_delivered_bytes_total.labels(protocol)),
         )
 
     def watch_groups(self, totals: Callable[[], Mapping[str, float]]) -> None:
-        """Ask this for what happened in all groups since the start ("delivered", ..., "commit_failures") on reading.
+        """Register the source of the totals of all groups since the start ("delivered", ..., "commit_failures").
 
-        A name that has no counter here is an error of ours, found by the first reader.
+        It is called when the metrics are read; a name without a counter here is a defect, which the first reader meets.
         """
         counters = {
             name.removeprefix("groups_").removesuffix("_total"): metric
@@ -234,12 +234,12 @@ class Metrics:
         self._totals.sources.append((counters, totals))
 
     def watch_topic(self, topic: str, *, segments: Callable[[], float], log_bytes: Callable[[], float]) -> None:
-        """Ask these two for the gauges of `topic` whenever the metrics are read, in the thread that reads them."""
+        """Register the gauges of `topic`, which are called whenever the metrics are read, in the thread that reads."""
         self.segments.labels(topic).set_function(segments)
         self.log_bytes.labels(topic).set_function(log_bytes)
 
     def forget_topic(self, topic: str) -> None:
-        """Show nothing more of a topic that was removed."""
+        """Remove the metrics of a topic that was removed."""
         by_topic: list[MetricWrapperBase] = [
             self.records_published_total,
             self.bytes_published_total,
@@ -249,17 +249,17 @@ class Metrics:
             self.log_bytes,
         ]
         for kept in (self._published, self._fetched):
-            for known in [known for known in kept if known[1] == topic]:
-                del kept[known]
+            for key in [key for key in kept if key[1] == topic]:
+                del kept[key]
         for metric in by_topic:
             metric.remove_by_labels({"topic": topic})
 
     def describe(self) -> list[MetricInfo]:
-        """Return every metric of ours in the order of declaration, under the name that Prometheus shows."""
-        found: list[MetricInfo] = []
+        """Return all our metrics in the order of declaration, under the name that Prometheus shows."""
+        metrics: list[MetricInfo] = []
         for metric in vars(self).values():
             if isinstance(metric, MetricWrapperBase):
                 (family,) = metric.describe()
                 suffix = "_total" if family.type == "counter" else ""
-                found.append(MetricInfo(family.name + suffix, family.type, metric._labelnames, family.documentation))
-        return found
+                metrics.append(MetricInfo(family.name + suffix, family.type, metric._labelnames, family.documentation))
+        return metrics

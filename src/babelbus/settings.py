@@ -1,7 +1,7 @@
 """Settings of any shape: read from a TOML file, the environment and flags, checked, described and written as TOML.
 
-`config.py` says which settings there are. Every error names the key and where its value came from, for a wrong setting
-is searched for by a person who has three places to look at.
+`config.py` declares the settings. Every error names the key and the source of its value, because the reader of the
+message has three places to search.
 """
 
 import difflib
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting, as documentation shows it. `unit` is empty where there is none; `doc` is what it means and why."""
+    """One setting, as documentation shows it. `unit` is empty without a unit; `doc` is meaning and reason."""
 
     key: str
     type: str
@@ -35,7 +35,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Value(NamedTuple):
-    """What somebody wrote for a key, and where. `is_text` if the place knows text only (environment, flags)."""
+    """The value of a key, and its source. `is_text` if the source has text only (environment, flags)."""
 
     raw: object
     source: str
@@ -57,7 +57,7 @@ class Field(NamedTuple):
 def of(
     doc: str, unit: str = "", *, ge: float | None = None, gt: float | None = None, le: float | None = None
 ) -> msgspec.Meta:
-    """Describe a setting where it is declared: `Annotated[int, of("what it is for", "bytes", ge=1)]`."""
+    """Return the description of a setting: `Annotated[int, of("what it is for", "bytes", ge=1)]`."""
     extra = {"unit": unit}
     if gt is not None:
         return msgspec.Meta(description=doc, extra=extra, gt=gt, le=le)
@@ -72,43 +72,43 @@ def fields_of(section: type[msgspec.Struct]) -> dict[str, Field]:
 def collect(
     config: type[msgspec.Struct], path: str | None, environment: Mapping[str, str], flags: Mapping[str, object]
 ) -> dict[str, Value]:
-    """Return what file, environment and flags say about each dotted key; the later place wins.
+    """Return the value of each dotted key in file, environment and flags; the later source wins.
 
     Raises:
         ConfigError: the file is missing or no TOML, or a key is unknown.
     """
-    known = {f"{section}.{name}" for section, type_ in _sections(config) for name in fields_of(type_)}
-    values = dict(_from_file(path or environment.get(FILE_VARIABLE), known))
-    values.update(_from_environment(environment, known))
+    keys = {f"{section}.{name}" for section, type_ in _sections(config) for name in fields_of(type_)}
+    values = dict(_from_file(path or environment.get(FILE_VARIABLE), keys))
+    values.update(_from_environment(environment, keys))
     for key, raw in flags.items():
-        _require_known(key, known, "the command line")
+        _require_known(key, keys, "the command line")
         if raw is not None:
             values[key] = Value(raw, "the command line", isinstance(raw, str))
     return values
 
 
 def build(config: type[S], values: Mapping[str, Value]) -> S:
-    """Build the configuration of `values`, with the default for every key that is not there.
+    """Build the configuration of `values`, with the default for every other key.
 
     Raises:
-        ConfigError: a value is of the wrong type or out of its range.
+        ConfigError: a value has the wrong type or is out of its range.
     """
     sections: dict[str, msgspec.Struct] = {}
     for section, type_ in _sections(config):
-        given = {
+        fields = {
             name: _read(f"{section}.{name}", field, values[f"{section}.{name}"])
             for name, field in fields_of(type_).items()
             if f"{section}.{name}" in values
         }
-        sections[section] = type_(**given)
+        sections[section] = type_(**fields)
     return config(**sections)
 
 
 def read(section: type[msgspec.Struct], changes: Mapping[str, object], *, source: str) -> dict[str, object]:
-    """Check values of fields of one section, by name, and return them with text like "7d" read.
+    """Check values of fields of one section, by name, and return them with text like "7d" converted.
 
     Raises:
-        ConfigError: a key is unknown or a value wrong; key and `source` are named.
+        ConfigError: a key is unknown or a value wrong; the message names key and `source`.
     """
     fields = fields_of(section)
     for name in changes:
@@ -132,7 +132,7 @@ def describe(config: type[msgspec.Struct]) -> list[Setting]:
 
 
 def render(config: msgspec.Struct, *, comments: bool = False) -> str:
-    """Write `config` as TOML that `collect` reads back to the same; with `comments`, what each key means above it."""
+    """Return `config` as TOML that `collect` reads back to the same; with `comments`, the meaning above each key."""
     lines: list[str] = []
     for section, type_ in _sections(type(config)):
         lines += ["", f"[{section}]"]
@@ -151,7 +151,7 @@ def variable_of(key: str) -> str:
     return PREFIX + key.upper().replace(".", "_")
 
 
-def _from_file(path: str | None, known: set[str]) -> Iterator[tuple[str, Value]]:
+def _from_file(path: str | None, keys: set[str]) -> Iterator[tuple[str, Value]]:
     if path is None:
         if not os.path.exists(FILE_NAME):
             return
@@ -165,24 +165,24 @@ def _from_file(path: str | None, known: set[str]) -> Iterator[tuple[str, Value]]
         raise ConfigError(f"{path} is not TOML: {error}") from error
     for section, table in document.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"{section} in {path} stands outside of any section; write it below a [section] line")
+            raise ConfigError(f"{section} in {path} is outside of any section; write it below a [section] line")
         for name, raw in table.items():
             key = f"{section}.{name}"
-            _require_known(key, known, path)
+            _require_known(key, keys, path)
             yield key, Value(raw, path, False)
 
 
-def _from_environment(environment: Mapping[str, str], known: set[str]) -> Iterator[tuple[str, Value]]:
-    by_variable = {variable_of(key): key for key in known}
-    sections = {key.partition(".")[0].upper() for key in known}
+def _from_environment(environment: Mapping[str, str], keys: set[str]) -> Iterator[tuple[str, Value]]:
+    by_variable = {variable_of(key): key for key in keys}
+    sections = {key.partition(".")[0].upper() for key in keys}
     for variable, raw in environment.items():
         if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
             continue
         if variable in by_variable:
             yield by_variable[variable], Value(raw, f"the environment variable {variable}", True)
             continue
-        # Kubernetes puts BABELBUS_PORT_5320_TCP and its like beside a service of our name, so not every unknown one
-        # is a mistake: one in a section of ours is, and so is a near miss.
+        # Kubernetes puts BABELBUS_PORT_5320_TCP and its like beside a service of our name, so an unknown variable is
+        # a mistake only if it is in a section of ours, or a near miss.
         near = difflib.get_close_matches(variable, by_variable, n=1, cutoff=0.9)
         if near or variable.removeprefix(PREFIX).partition("_")[0] in sections:
             hint = near or difflib.get_close_matches(variable, by_variable, n=1)
@@ -191,15 +191,15 @@ def _from_environment(environment: Mapping[str, str], known: set[str]) -> Iterat
             )
 
 
-def _require_known(key: str, known: set[str], source: str) -> None:
-    if key in known:
+def _require_known(key: str, keys: set[str], source: str) -> None:
+    if key in keys:
         return
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     raise ConfigError(f"{key} (from {source}) is no setting" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def _read(key: str, field: Field, value: Value) -> object:
-    """Turn what was written into the field's type, and check its range."""
+    """Convert a written value to the field's type, and check its range."""
     raw = value.raw
     try:
         if isinstance(raw, str) and field.is_optional and raw.strip().lower() == "none":
@@ -210,7 +210,7 @@ def _read(key: str, field: Field, value: Value) -> object:
             raw = parse_duration(raw)
         elif isinstance(raw, str) and value.is_text:
             raw = raw.strip()
-        # A shell knows text only, so "true" and "5320" are read there; in a file `port = "5320"` is a mistake.
+        # A shell has text only, so "true" and "5320" are converted; in a file `port = "5320"` is a mistake.
         result = msgspec.convert(raw, field.type, strict=not value.is_text)
         if isinstance(result, float) and not math.isfinite(result):
             raise UnitError("it must be a finite number")

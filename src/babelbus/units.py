@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: "128MiB", "8 MB", "7d", "250ms", "1h30m"; and back.
+"""Sizes and durations in readable text: "128MiB", "8 MB", "7d", "250ms", "1h30m"; and back.
 
 A bare number is in the unit of its setting: bytes, or seconds.
 """
@@ -10,7 +10,7 @@ from babelbus.errors import BabelbusError
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
-# Longest first: what is given back is the largest unit that divides the number.
+# Longest first: a size is formatted in the largest unit that divides it.
 _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}
 _SIZES_READ = {
     "": 1, "b": 1,
@@ -25,14 +25,14 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 
 class UnitError(BabelbusError):
-    """A size or duration is not written in a way that we read."""
+    """The text of a size or duration is invalid."""
 
 
 def parse_size(text: str) -> int:
-    """Read a size and return bytes. KiB, MiB, GiB, TiB count in 1,024s; kB, MB, GB, TB in 1,000s; case is free.
+    """Return a size in bytes. KiB, MiB, GiB, TiB count in 1,024s; kB, MB, GB, TB in 1,000s; case is ignored.
 
     Raises:
-        UnitError: it is no size, or no whole number of bytes.
+        UnitError: the text is no size, or no whole number of bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     factor = _SIZES_READ.get(match[2].lower()) if match else None
@@ -47,10 +47,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration and return seconds: one or more of w, d, h, m, s, ms in any order, as in "1h30m".
+    """Return a duration in seconds: one or more of w, d, h, m, s, ms in any order, as in "1h30m".
 
     Raises:
-        UnitError: it is no duration.
+        UnitError: the text is no duration.
     """
     stripped = text.strip()
     if _NUMBER.fullmatch(stripped):
@@ -65,7 +65,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size_bytes: int) -> str:
-    """Write a size exactly, in the largest unit that divides it: 134217728 is "128 MiB"."""
+    """Return a size exactly, in the largest unit that divides it: 134217728 is "128 MiB"."""
     for unit, factor in _SIZES.items():
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"
@@ -73,10 +73,10 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Write a duration exactly to the millisecond, in the largest unit that divides it: 604800 is "7d"."""
-    assert math.isfinite(seconds), "a duration ends"
+    """Return a duration exactly to the millisecond, in the largest unit that divides it: 604800 is "7d"."""
+    assert math.isfinite(seconds), "a duration is finite"
     milliseconds = round(seconds * 1000)
-    for unit in ("d", "h", "m", "s"):  # weeks are read but not written: "7d" is what people look for
+    for unit in ("d", "h", "m", "s"):  # weeks are read but not written: "7d" is the usual form
         factor = round(_DURATIONS[unit] * 1000)
         if milliseconds and milliseconds % factor == 0:
             return f"{milliseconds // factor}{unit}"

@@ -91,7 +91,7 @@ def test_a_database_is_checked_and_what_is_wrong_in_it_is_named_and_left(in_data
     told = in_database.run_raw("check")
     assert told.returncode == 1
     assert f"sqlite:///{path}, topic 'rows', partition 0, offset 3 to 3: damaged" in told.stdout
-    assert "put its rows back from a copy" in told.stderr
+    assert "restore its rows from a backup" in told.stderr
     assert "babelbus repair" not in told.stderr
     for words in (("repair", "--dry-run"), ("repair",)):
         told = in_database.run_raw(*words)

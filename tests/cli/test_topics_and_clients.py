@@ -39,7 +39,7 @@ def test_what_the_server_refuses_is_one_line_and_code_1(served: Served, args: tu
 
 def test_wrong_usage_ends_with_code_2(served: Served) -> None:
     assert "nothing to change" in served.run("topics", "alter", "a", code=2)
-    assert "two beginnings" in served.run("fetch", "a", "--from-offset", "1", "--from-time", "-1h", code=2)
+    assert "give only one of them" in served.run("fetch", "a", "--from-offset", "1", "--from-time", "-1h", code=2)
     assert "HOST:PORT" in served.run("topics", "list", "--admin", "here", code=2)
 
 

@@ -1,6 +1,6 @@
 """The command line `babelbus` (docs/operations.md, "Command line"): one module per group of commands.
 
-A command's module is imported when its command is asked for, and imports the heavy parts of the bus inside the command,
+A command's module is imported when the command is called, and imports the heavy parts of the bus inside the command,
 so that the shell answers at once.
 """
 
@@ -11,7 +11,7 @@ import click
 
 import babelbus
 
-# command -> module and attribute, in the order of the help: from the first step to the rare one.
+# command -> module and attribute, in the order of the help: from the first step to the rarest.
 COMMANDS = {
     "serve": "serve:serve",
     "config": "serve:config",
@@ -37,7 +37,7 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """All commands, imported one by one."""
+    """All commands, each imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the help."""
@@ -55,7 +55,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, and name the nearest one when there is none."""
+        """Find the command, or name the nearest one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
@@ -67,7 +67,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(babelbus.__version__, "-V", "--version", prog_name="babelbus", message="%(prog)s %(version)s")
 def program() -> None:
-    """Babelbus: one event bus that speaks five protocols over one durable log.
+    """Run Babelbus: one event bus that speaks five protocols over one durable log.
 
     On the machine of the server no options are needed:
 
@@ -80,5 +80,5 @@ def program() -> None:
 
 
 def main(args: list[str] | None = None) -> Any:
-    """Run the command line; ends the process. Exit codes: 0 done, 1 it failed, 2 it was called wrongly."""
+    """Run the command line and end the process. Exit codes: 0 done, 1 failed, 2 wrong usage."""
     return program.main(args, prog_name="babelbus")

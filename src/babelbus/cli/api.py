@@ -11,12 +11,12 @@ from babelbus.cli.command import CommandError
 
 TIMEOUT_SECONDS = 30.0
 LONG_TIMEOUT_SECONDS = 600.0
-"""Of questions that read a log from its beginning."""
+"""Timeout of requests that read a log from its beginning."""
 READ_BYTES = 2**16
 
 T = TypeVar("T")
 
-# What to do about an error, by the code of the answer.
+# Advice for an error, by the code of the answer.
 HINTS = {
     "unknown_topic": "'babelbus topics list' shows what there is, 'babelbus topics create' makes one",
     "topic_exists": "'babelbus topics alter' changes its settings",
@@ -37,7 +37,7 @@ HINTS = {
 
 
 class ApiError(CommandError):
-    """The server refused; `code` is the word of its answer (`unknown_topic`, `topic_exists`, ...)."""
+    """The server refused a request; `code` is the word of its answer (`unknown_topic`, `topic_exists`, ...)."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class ApiError(CommandError):
 
 
 class AdminApi:
-    """One server's API. Every method may raise `ApiError`, or `CommandError` when nothing answers."""
+    """The API of one server. Every method may raise `ApiError`, or `CommandError` when no server answers."""
 
     def __init__(self, address: str, token: str) -> None:
         self._address = address
@@ -53,22 +53,22 @@ class AdminApi:
 
     def topics(self) -> list[dict[str, Any]]:
         """Return all topics."""
-        found: list[dict[str, Any]] = self._ask("GET", "/api/topics")["topics"]
-        return found
+        topics: list[dict[str, Any]] = self._ask("GET", "/api/topics")["topics"]
+        return topics
 
     def topic(self, name: str) -> dict[str, Any]:
         """Return one topic."""
         return self._ask("GET", _path(name))
 
     def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, object]) -> dict[str, Any]:
-        """Create a topic, and return it."""
+        """Create a topic, and return its description."""
         body: dict[str, object] = {"name": name, "settings": dict(settings)}
         if partitions is not None:
             body["partitions"] = partitions
         return self._ask("POST", "/api/topics", body)
 
     def alter_topic(self, name: str, changes: Mapping[str, object]) -> dict[str, Any]:
-        """Change a topic, and return it."""
+        """Update the settings of a topic, and return its description."""
         return self._ask("PATCH", _path(name), dict(changes))
 
     def remove_topic(self, name: str) -> None:
@@ -76,7 +76,7 @@ class AdminApi:
         self._ask("DELETE", _path(name))
 
     def tell_pipeline(self, name: str, sinks: Mapping[str, object]) -> None:
-        """Tell how a pipeline is, for the server's metrics."""
+        """Send the state of a pipeline, for the server's metrics."""
         self._ask("PUT", f"/api/pipelines/{quote(name, safe='')}", {"sinks": dict(sinks)})
 
     def server(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class AdminApi:
         return self._ask("GET", "/api/server")
 
     def reload(self) -> None:
-        """Let the server read its lists of clients again."""
+        """Send the request to read the lists of clients again."""
         self._ask("POST", "/api/reload")
 
     def ask(
@@ -97,7 +97,7 @@ class AdminApi:
         content: bytes | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> T:
-        """Ask for something of this type."""
+        """Send a request, and return its answer as an object of `type_`."""
         connection, response = self._request(method, _with_query(path, query), content, timeout_seconds)
         try:
             return self._read(self._receive(response), type_)
@@ -107,20 +107,20 @@ class AdminApi:
     def lines(
         self, path: str, query: Mapping[str, str], type_: type[T], *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> Iterator[T | None]:
-        """Return the objects of an answer of JSON lines as they come; `None` says that nothing has come for a while.
+        """Yield the objects of an answer of JSON lines as they arrive; `None` after a while without a line.
 
-        It ends when the server ends it. The server says something at least every ten seconds.
+        The iterator ends when the server ends the answer. The server sends a line or a sign of life every ten seconds.
         """
         connection, response = self._request("GET", _with_query(path, query), None, timeout_seconds)
         try:
             decoder = msgspec.json.Decoder(type_)
-            parts: list[bytes] = []  # of a line that is not complete
+            parts: list[bytes] = []  # of an incomplete line
             while chunk := self._receive(response, READ_BYTES):
-                first, *others = chunk.split(b"\n")
+                first, *ends = chunk.split(b"\n")
                 parts.append(first)
-                for other in others:
+                for end in ends:
                     line = b"".join(parts)
-                    parts = [other]
+                    parts = [end]
                     yield decoder.decode(line) if line else None
         finally:
             connection.close()
@@ -133,7 +133,7 @@ class AdminApi:
     def _request(
         self, method: str, path: str, content: bytes | None, timeout_seconds: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """Return the connection and the beginning of an answer that is none of an error; who gets them closes."""
+        """Return the connection and the beginning of an answer without an error; the caller closes both."""
         host, _, port = self._address.rpartition(":")
         connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_seconds)
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
@@ -141,7 +141,7 @@ class AdminApi:
             try:
                 connection.request(method, path, content, headers)
             except (BrokenPipeError, ConnectionResetError):
-                pass  # refused before all of it was sent; the answer says why
+                pass  # refused before the request was sent completely; the answer has the reason
             response = connection.getresponse()
             if response.status >= 400:
                 read = self._read(self._receive(response), dict[str, Any])
@@ -158,7 +158,7 @@ class AdminApi:
         return connection, response
 
     def _receive(self, response: http.client.HTTPResponse, size: int | None = None) -> bytes:
-        """Return all of an answer, or what has come of it by now, at most `size` bytes; nothing is its end."""
+        """Return the whole answer, or the bytes received so far, at most `size`; no bytes mean the end."""
         try:
             return response.read() if size is None else response.read1(size)
         except (OSError, http.client.HTTPException) as error:
@@ -187,7 +187,7 @@ class AdminApi:
 def _with_query(path: str, query: Mapping[str, str]) -> str:
     if not query:
         return path
-    # What the shell gave as other bytes goes as those; the server refuses what is no UTF-8 where it must be.
+    # Bytes of the shell that are not UTF-8 are sent unchanged; the server refuses them where it needs UTF-8.
     return f"{path}?{urlencode(query, errors='surrogateescape')}"
 
 

@@ -1,4 +1,4 @@
-"""`babelbus bench`: how fast the running server is, from here: publish to a topic of its own, read back, remove it."""
+"""`babelbus bench`: the speed of the running server from here: publish to a topic of its own, read back, remove it."""
 
 import secrets
 import time
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BATCH_RECORDS = 1_000
 CALL_RECORDS = 100_000
-"""Records of one call: the client keeps several batches of it on the way, and no more than these in memory."""
+"""Records of one call: the client has several of its batches under way, and only these records in memory."""
 
 
 @click.command(cls=BusCommand, epilog=examples("babelbus bench", "babelbus bench --records 1000000 --size 1000 --json"))
@@ -73,13 +73,13 @@ def _measure(client: "BlockingClient", topic: str, records: int, size: int, sing
         result["single_per_second"] = single / sum(latencies)
         result["single_p50_ms"] = 1000 * latencies[single // 2]
         result["single_p99_ms"] = 1000 * latencies[min(single * 99 // 100, single - 1)]
-    found = _read(client, topic, records + single)
-    result["read_per_second"] = found
+    per_second = _read(client, topic, records + single)
+    result["read_per_second"] = per_second
     return result
 
 
 def _read(client: "BlockingClient", topic: str, expected: int) -> float:
-    """Read everything of every partition back; return records a second."""
+    """Read every partition back; return records a second."""
     start, count, partition = time.perf_counter(), 0, 0
     while count < expected:
         before = count
@@ -87,5 +87,5 @@ def _read(client: "BlockingClient", topic: str, expected: int) -> float:
             count += len(batch.columns())
         partition += 1
         if count == before and partition > 1024:
-            raise CommandError(f"{expected} records were published and acknowledged, {count} are there")
+            raise CommandError(f"{expected} records were published and acknowledged, but only {count} can be read")
     return count / (time.perf_counter() - start)

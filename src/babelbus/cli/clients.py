@@ -1,4 +1,4 @@
-"""`babelbus clients`: who may connect. Works on the lists in the data folder, whether the server runs or not."""
+"""`babelbus clients`: who may connect. Changes the lists in the data folder, with or without a running server."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 @click.group(cls=BusGroup)
 def clients() -> None:
-    """Add, list, change and remove who may connect to the server.
+    """Add, list, change and remove the clients that may connect to the server.
 
-    A client is known by the fingerprint of its certificate. A change takes effect at once in a running server.
+    A client is identified by the fingerprint of its certificate. A running server applies a change at once.
     """
 
 
@@ -35,30 +35,30 @@ def clients() -> None:
     ),
 )
 @click.argument("name")
-@click.option("--admin", is_flag=True, help="It may make and remove topics.")
-@click.option("--fingerprint", metavar="HEX", help="Fingerprint of a certificate that it has already.")
+@click.option("--admin", is_flag=True, help="The client may create and remove topics.")
+@click.option("--fingerprint", metavar="HEX", help="Fingerprint of a certificate that the client has already.")
 @click.option(
-    "--key-file", metavar="FILE", help="Its key; made if it is not there.  [default: <data>/conf/clients/NAME.key]"
+    "--key-file", metavar="FILE", help="Its key; made if it does not exist.  [default: <data>/conf/clients/NAME.key]"
 )
 @json_option
 @folder_options
 def add_client(
     target: Target, name: str, admin: bool, fingerprint: str | None, key_file: str | None, as_json: bool
 ) -> None:
-    """Let a client connect. Without --fingerprint its key is made here."""
+    """Add a client. Without --fingerprint a key is made for it here."""
     from babelbus.server.access import ClientEntry
 
     if fingerprint and key_file:
-        raise click.UsageError("--fingerprint says that the client has a key: leave --key-file out")
+        raise click.UsageError("--fingerprint means that the client has a key: leave --key-file out")
     target.existing_folder()
     lists = _lists(target)
     if any(entry.name == name for entry in lists.clients.values()):
         raise CommandError(f"there is a client {name!r} already; 'babelbus clients change' changes it")
     if fingerprint is None:
         key_file, fingerprint = _make_key(target, name, key_file)
-    known = lists.clients.get(fingerprint.lower())
-    if known is not None:
-        raise CommandError(f"this certificate is that of client {known.name!r} already")
+    entry_of_key = lists.clients.get(fingerprint.lower())
+    if entry_of_key is not None:
+        raise CommandError(f"this certificate is that of client {entry_of_key.name!r} already")
     entry = ClientEntry(fingerprint.lower(), name, admin)
     lists.put(entry)
     effect = _apply(target)
@@ -79,7 +79,7 @@ def add_client(
 @json_option
 @folder_options
 def list_clients(target: Target, as_json: bool) -> None:
-    """Show who may connect."""
+    """List the clients that may connect."""
     target.existing_folder()
     entries = sorted(_lists(target).clients.values(), key=lambda entry: entry.name)
     if as_json:
@@ -97,12 +97,12 @@ def list_clients(target: Target, as_json: bool) -> None:
     epilog=examples("babelbus clients change console --admin", "babelbus clients change console --name desk"),
 )
 @click.argument("who")
-@click.option("--name", metavar="NAME", help="Its new name.")
-@click.option("--admin/--no-admin", default=None, help="Whether it may make and remove topics.")
+@click.option("--name", metavar="NAME", help="New name of the client.")
+@click.option("--admin/--no-admin", default=None, help="Whether the client may create and remove topics.")
 @json_option
 @folder_options
 def change_client(target: Target, who: str, name: str | None, admin: bool | None, as_json: bool) -> None:
-    """Change the name or the rights of a client. WHO is its name or its fingerprint."""
+    """Update the name or the rights of a client. WHO is its name or its fingerprint."""
     from babelbus.server.access import ClientEntry
 
     if name is None and admin is None:
@@ -110,7 +110,7 @@ def change_client(target: Target, who: str, name: str | None, admin: bool | None
     target.existing_folder()
     lists = _lists(target)
     old = _find(lists, who)
-    if name is not None and any(one.name == name and one != old for one in lists.clients.values()):
+    if name is not None and any(entry_.name == name and entry_ != old for entry_ in lists.clients.values()):
         raise CommandError(f"there is a client {name!r} already")
     entry = ClientEntry(old.fingerprint, old.name if name is None else name, old.admin if admin is None else admin)
     lists.put(entry)
@@ -128,7 +128,7 @@ def change_client(target: Target, who: str, name: str | None, admin: bool | None
 @json_option
 @folder_options
 def remove_client(target: Target, who: str, yes: bool, as_json: bool) -> None:
-    """Take away a client's right to connect; its connections are closed. Its key file stays where it is.
+    """Remove a client's right to connect; its connections are closed. Its key file is kept.
 
     WHO is its name or its fingerprint.
     """
@@ -158,16 +158,16 @@ def _lists(target: Target) -> "AccessLists":
 
 
 def _find(lists: "AccessLists", who: str) -> "ClientEntry":
-    found = [entry for entry in lists.clients.values() if who in (entry.name, entry.fingerprint)]
-    if not found:
+    entries = [entry for entry in lists.clients.values() if who in (entry.name, entry.fingerprint)]
+    if not entries:
         raise CommandError(f"there is no client {who!r}; 'babelbus clients list' shows all")
-    if len(found) > 1:
-        raise CommandError(f"{len(found)} clients have the name {who!r}; give the fingerprint of the one you mean")
-    return found[0]
+    if len(entries) > 1:
+        raise CommandError(f"{len(entries)} clients have the name {who!r}; give the fingerprint of one of them")
+    return entries[0]
 
 
 def _make_key(target: Target, name: str, path: str | None) -> tuple[str, str]:
-    """Return the path and the fingerprint of a client's key, made if it is not there."""
+    """Return the path and the fingerprint of a client's key, which is made if it does not exist."""
     from babelbus.protocols.jebp.identity import Identity
 
     if path is None:
@@ -181,13 +181,13 @@ def _make_key(target: Target, name: str, path: str | None) -> tuple[str, str]:
 
 
 def _apply(target: Target) -> str:
-    """Let a running server read its lists again, and say in a sentence whether it has.
+    """Send a running server the request to read its lists again, and return the outcome as a sentence.
 
-    The administration endpoint answers when it is done; SIGHUP does the same where that endpoint is switched off.
+    The administration endpoint answers when the lists are read; SIGHUP does the same where it is switched off.
     """
     pid = lock_owner(target.folder)
     if pid is None:
-        return "no server runs on this data folder; the next start knows it"
+        return "no server runs on this data folder; the next start reads the list"
     running = target.running()
     if running is not None and "admin" in running.addresses:
         target.api().reload()
@@ -195,8 +195,8 @@ def _apply(target: Target) -> str:
     try:
         os.kill(pid, signal.SIGHUP)
     except OSError as error:
-        return f"the server must be told: send SIGHUP to process {pid} ({error.strerror})"
-    return f"in effect: the server (process {pid}) was told to read the list again"
+        return f"the server has not read the list: send SIGHUP to process {pid} ({error.strerror})"
+    return f"in effect: the server (process {pid}) was sent SIGHUP to read the list again"
 
 
 def _as_dict(entry: "ClientEntry") -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What every command does alike: its failures are one line on standard error that says what to do, and exit code 1."""
+"""Commands fail alike: one line on standard error with the cause and the remedy, and exit code 1."""
 
 import errno
 import os
@@ -14,17 +14,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CommandError(BabelbusError):
-    """A command cannot do what was asked; the message says what to do about it."""
+    """A command failed; the message says what to do about it."""
 
 
 class Failure(click.ClickException):
-    """How a failure is shown: `babelbus: what happened`, on one line."""
+    """A failure as it is shown: `babelbus: what happened`, on one line."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Write the line to standard error."""
         from babelbus.cli.output import escape
 
-        # A peer's words may be part of the message, and must not steer the terminal.
+        # The message may have text of a peer, which must not control the terminal.
         click.echo(f"babelbus: {escape(' '.join(self.message.split()))}", file=file or sys.stderr)
 
 
@@ -34,7 +34,7 @@ class BusCommand(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_note_debug, is_eager=True)
-        debug.help = "Show where a failure comes from."
+        debug.help = "Show the traceback of a failure."
         self.params.append(debug)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -42,7 +42,7 @@ class BusCommand(click.Command):
         try:
             return super().invoke(ctx)
         except (BabelbusError, OSError) as error:
-            # Whoever reads our output has gone (`| head`): click ends the process without a word.
+            # The reader of our output has gone (`| head`): click ends the process without a message.
             if ctx.meta.get(DEBUG) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise
             raise Failure(describe(error)) from error
@@ -62,7 +62,7 @@ def _note_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Say in one line what happened."""
+    """Return one line that describes an error."""
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if not error.filename else f"{os.fspath(error.filename)!s}: {error.strerror}"
         return f"{text} (error {error.errno})" if error.filename is None else text

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from babelbus.web.consumers import DeliveryLine, Head
 
 NOT_RUN_CODES = (126, 127)
-"""What a shell ends with when the command is none."""
+"""Exit codes of a shell that cannot run its command."""
 
 
 class CommandNotRunError(CommandError):
-    """The shell could not run the command of `--exec`."""
+    """The shell cannot run the command of `--exec`."""
 
 
 @click.command(
@@ -39,7 +39,7 @@ class CommandNotRunError(CommandError):
     ),
 )
 @click.argument("topic")
-@click.option("--group", required=True, metavar="GROUP", help="The group to be a member of; it is made if need be.")
+@click.option("--group", required=True, metavar="GROUP", help="The group to join; created if it does not exist.")
 @click.option("--exec", "command", metavar="CMD", help="Run this with the shell for each record, payload on its input.")
 @click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N records.")
 @click.option(
@@ -49,10 +49,10 @@ class CommandNotRunError(CommandError):
     "--window", type=click.IntRange(1, 10_000), metavar="N",
     help="Records to hold at once.  [default: 1 with --exec, else 100]",
 )  # fmt: skip
-@place_options("from", "Where a group that is made now begins.  [default: end]")
+@place_options("from", "Where a new group begins.  [default: end]")
 @click.option(
     "--ack-seconds", type=Seconds(), metavar="DURATION",
-    help="Of a group that is made now: what is not acked for so long is handed out again.  [default: 1m]",
+    help="For a new group: a record without an ack for so long is delivered again.  [default: 1m]",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one record a line.")
 @admin_options
@@ -70,20 +70,20 @@ def consume(
     ack_seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Take records of TOPIC as a member of a consumer group, and ack each when it is done.
+    """Read records of TOPIC as a member of a consumer group, and ack each when it is done.
 
     Without --exec a record is printed and acked: partition:offset, time, key, payload, and headers, as 'tail' does.
     With --exec, CMD gets the payload on its input and the rest in its environment: BABELBUS_TOPIC, _PARTITION, _OFFSET,
     _TIMESTAMP (ms), _ATTEMPT, _SUBJECT, _GROUP, _KEY, and _HEADERS as JSON. If it ends with code 0 the record is acked;
-    with any other it is nacked: it comes again after a while, and becomes a dead letter in the end.
+    with any other it is nacked: it is delivered again after a while, and becomes a dead letter in the end.
 
-    Ctrl-C stops CMD and all that it started; twice, at once. However this ends, what is not acked goes to other members
-    at once. The exit code is 0 when every record was done, and 1 when one was not.
+    Ctrl-C stops CMD and all processes that it started; a second Ctrl-C kills them. In any case other members get the
+    records without an ack at once. The exit code is 0 when every record was done, else 1.
     """
     if command is not None and as_json:
         raise click.UsageError("--json prints records, --exec hands them to a command: give one of them")
     if idle_seconds == 0:
-        raise click.UsageError("--timeout is above 0: records take a moment to come")
+        raise click.UsageError("--timeout must be above 0: records take a moment to arrive")
     start = read_place("from", place_at, place_offset, place_time)
     api = target.api()
     _ensure(api, topic, group, start, ack_seconds)
@@ -99,7 +99,7 @@ def consume(
     if consumption.failed:
         raise CommandError(
             f"{consumption.failed} of {consumption.count} records were not done; "
-            f"'babelbus groups show {topic} {group}' tells what comes again, "
+            f"'babelbus groups show {topic} {group}' shows what is delivered again, "
             "'babelbus dead-letters list' what was given up"
         )
 
@@ -107,7 +107,7 @@ def consume(
 def _ensure(
     api: "AdminApi", topic: str, group: str, start: dict[str, object] | None, ack_seconds: float | None
 ) -> None:
-    """Check that the group is there."""
+    """Create the group if it does not exist."""
     settings: dict[str, object] = {"ack": "explicit"}
     if ack_seconds is not None:
         settings["ack_seconds"] = ack_seconds
@@ -120,14 +120,14 @@ def _ensure(
         if error.code != "group_exists":
             raise
         if start is not None or ack_seconds is not None:
-            note(f"group {group} was there: it goes on where it is, with the settings that it has")
+            note(f"group {group} exists: it continues at its position, with its own settings")
         return
     if start is None:
-        note(f"made group {group}: it begins with what comes from now on (--from beginning takes what is there, too)")
+        note(f"created group {group}: it begins with records from now on (--from beginning also takes the stored ones)")
 
 
 class _Consumption:
-    """One membership: takes what comes, does what is asked for, and says so."""
+    """One membership: handles the deliveries and answers each."""
 
     def __init__(
         self, api: "AdminApi", topic: str, group: str, command: str | None, as_json: bool, interrupts: Interrupts
@@ -143,7 +143,7 @@ class _Consumption:
         self.failed = 0
 
     def run(self, query: Mapping[str, str], count_max: int | None) -> None:
-        """Take records until there were as many as asked for, or nothing came for long enough."""
+        """Read records until `count_max` were handled, or none arrived within the timeout."""
         from babelbus.web.consumers import IDLE, ConsumeLine, Head
 
         lines = self._api.lines(group_path(self._topic, self._group, "consume"), query, msgspec.Raw)
@@ -159,11 +159,11 @@ class _Consumption:
                 if line.end == IDLE:
                     return
                 if line.end:
-                    raise CommandError(f"{line.end}; what was not acked goes to others")
+                    raise CommandError(f"{line.end}; records without an ack are delivered to others")
                 self._handle(line.deliveries)
                 if count_max is not None and self.count >= count_max:
                     return
-            raise CommandError("the server ended the connection; what was not acked is handed out again")
+            raise CommandError("the server ended the connection; records without an ack are delivered again")
         except (KeyboardInterrupt, CommandNotRunError, BrokenPipeError):
             self._leave()
             raise
@@ -172,9 +172,9 @@ class _Consumption:
 
     def _greet(self, head: "Head") -> None:
         if head.paused:
-            note(f"group {self._group} is paused: 'babelbus groups resume {self._topic} {self._group}' lets it go on")
+            note(f"group {self._group} is paused: 'babelbus groups resume {self._topic} {self._group}' resumes it")
         if head.ack != "explicit":
-            note(f"group {self._group} takes no acks: a record is done when it is handed out, whatever becomes of it")
+            note(f"group {self._group} takes no acks: a record is done when it is delivered, handled or not")
 
     def _handle(self, deliveries: "list[DeliveryLine]") -> None:
         try:
@@ -185,7 +185,7 @@ class _Consumption:
                     self.count += 1
                 else:
                     self._execute(self._command, delivery)
-                    self._ack()  # each by itself: the next one may take long
+                    self._ack()  # one by one: the next record may take long
         finally:
             self._ack()
 
@@ -230,14 +230,14 @@ class _Consumption:
     def _ack(self) -> None:
         if self._done:
             done, self._done = self._done, []
-            with self._interrupts.held():  # what is done should not come again because its ack was cut off
+            with self._interrupts.held():  # a finished record must not be delivered again because its ack was cut off
                 self._answer("ack", {"numbers": done})
 
     def _leave(self) -> None:
-        """Say that it is not the records' fault that they come back."""
+        """Release the open deliveries; they count as no failed attempt of their records."""
         if self._head is not None:
             path = f"/api/consumers/{self._head.consumer}/leave"
-            with self._interrupts.held(), suppress(CommandError):  # a server that has gone takes them back by itself
+            with self._interrupts.held(), suppress(CommandError):  # a server that is gone takes the records back anyway
                 self._api.ask("POST", path, {}, dict[str, int], content=b"{}")
 
     def _answer(self, what: str, body: object) -> None:
@@ -250,18 +250,18 @@ class _Consumption:
             self.failed += answered.stale
             note(
                 f"babelbus: {answered.stale} acks came too late: records took longer than "
-                f"{format_duration(self._head.ack_seconds)}, or the group's place was set; they are handed out again. "
+                f"{format_duration(self._head.ack_seconds)}, or the group was moved; they are delivered again. "
                 f"'babelbus groups alter {self._topic} {self._group} --ack-seconds' gives more time"
             )
 
 
 def record_environment(topic: str, group: str, delivery: "DeliveryLine") -> dict[bytes, bytes]:
-    """Return what a command is told of a record.
+    """Return the environment variables of a record.
 
-    What an environment cannot hold (a NUL byte) stands under `..._BASE64` instead, as headers that are no text do.
+    A value that an environment cannot hold (a NUL byte) is under `..._BASE64` instead, as are headers that are no text.
     """
     line = delivery.record
-    found: dict[str, Any] = {
+    variables: dict[str, Any] = {
         "TOPIC": topic,
         "GROUP": group,
         "SUBJECT": delivery.subject,
@@ -271,19 +271,19 @@ def record_environment(topic: str, group: str, delivery: "DeliveryLine") -> dict
         "ATTEMPT": str(delivery.attempt),
     }
     if line.payload is None:
-        found["REMOVED"] = "1"
+        variables["REMOVED"] = "1"
     if isinstance(line.headers, dict):
-        found["HEADERS"] = msgspec.json.encode(line.headers)
+        variables["HEADERS"] = msgspec.json.encode(line.headers)
     if isinstance(line.headers_base64, list):
-        found["HEADERS_BASE64"] = msgspec.json.encode(line.headers_base64)
+        variables["HEADERS_BASE64"] = msgspec.json.encode(line.headers_base64)
     key = line.key.encode() if isinstance(line.key, str) else line.key_base64
     if isinstance(key, bytes):
         if b"\0" in key:
-            found["KEY_BASE64"] = msgspec.json.encode(key).strip(b'"')
+            variables["KEY_BASE64"] = msgspec.json.encode(key).strip(b'"')
         else:
-            found["KEY"] = key
+            variables["KEY"] = key
     environment = {
         f"BABELBUS_{name}".encode(): value if isinstance(value, bytes) else os.fsencode(value)
-        for name, value in found.items()
+        for name, value in variables.items()
     }
     return {name: value for name, value in environment.items() if b"\0" not in value}

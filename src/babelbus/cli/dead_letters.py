@@ -1,4 +1,4 @@
-"""`babelbus dead-letters`: records that groups gave up: look at them, send them back, remove them."""
+"""`babelbus dead-letters`: records that groups gave up: list them, publish them again, remove them."""
 
 import re
 import sys
@@ -30,12 +30,12 @@ name_argument = click.argument("name", metavar="TOPIC|GROUP")
     epilog=examples(
         "babelbus dead-letters list                   which groups gave records up",
         "babelbus dead-letters show workers           why, and where each came from",
-        "babelbus dead-letters replay workers         publish them again there, once what was wrong is mended",
+        "babelbus dead-letters replay workers         publish them again, once the cause is repaired",
         "babelbus dead-letters purge workers          remove them when all were replayed",
     ),
 )
 def dead_letters() -> None:
-    """List, show, replay and purge dead letters: records that a group could not do in all its attempts."""
+    """List, show, replay and purge dead letters: records that a group failed to handle in all its attempts."""
 
 
 @dead_letters.command(
@@ -47,14 +47,14 @@ def dead_letters() -> None:
 def list_topics(target: Target, as_json: bool) -> None:
     """List topics of dead letters.
 
-    With how many lie there, and which groups send to them.
+    With the number of letters in each, and the groups that send to it.
     """
-    found: list[dict[str, Any]] = target.api().ask("GET", "/api/dead-letters", {}, dict[str, Any])["dead_letters"]
+    infos: list[dict[str, Any]] = target.api().ask("GET", "/api/dead-letters", {}, dict[str, Any])["dead_letters"]
     if as_json:
-        for topic in found:
+        for topic in infos:
             print_json(topic)
         return
-    if not found:
+    if not infos:
         print_line("there are no dead letters: no group gave a record up")
         return
     rows = [
@@ -62,9 +62,9 @@ def list_topics(target: Target, as_json: bool) -> None:
             topic["topic"],
             topic["letters"],
             topic["waiting"],
-            ", ".join(f"{one['group']} on {one['topic']}" for one in topic["senders"]) or "-",
+            ", ".join(f"{sender['group']} on {sender['topic']}" for sender in topic["senders"]) or "-",
         )
-        for topic in found
+        for topic in infos
     ]
     print_table(("Topic", "Letters", "Not replayed", "From groups"), rows, numbers=("Letters", "Not replayed"))
 
@@ -73,13 +73,13 @@ def list_topics(target: Target, as_json: bool) -> None:
     "show",
     epilog=examples(
         "babelbus dead-letters show dead-letters/workers",
-        "babelbus dead-letters show workers                      the same: a group's name does, too",
+        "babelbus dead-letters show workers                      the same: the name of a group works, too",
         "babelbus dead-letters show workers --waiting --max 10",
         "babelbus dead-letters show workers --json | jq -r .reason | sort | uniq -c",
     ),
 )
 @name_argument
-@click.option("--waiting", is_flag=True, help="Only those that were not replayed.")
+@click.option("--waiting", is_flag=True, help="Only letters that were not replayed.")
 @click.option("--partition", type=click.IntRange(0), help="One partition.  [default: all]")
 @click.option("--from-offset", "offset", type=click.IntRange(0), default=0, help="Offset to begin at.")
 @click.option(
@@ -110,7 +110,7 @@ def show_letters(
             continue
         if most is not None and count == most:
             if count_max is None:
-                note(f"there are more: --from-offset {letter.record.offset} goes on, --max N shows more")
+                note(f"there are more: continue with --from-offset {letter.record.offset}, or show more with --max N")
             return
         count += 1
         if as_json:
@@ -131,18 +131,18 @@ def show_letters(
 )
 @name_argument
 @click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="At most N, the oldest first.")
-@click.option("--at", "places", multiple=True, metavar="[PARTITION:]OFFSET", help="This one; may be repeated.")
+@click.option("--at", "places", multiple=True, metavar="[PARTITION:]OFFSET", help="Only this letter; may be repeated.")
 @json_option
 @admin_options
 def replay_letters(target: Target, name: str, count_max: int | None, places: tuple[str, ...], as_json: bool) -> None:
     """Publish dead letters again.
 
-    Each once, in the topic that it came from. The letters stay where they are and are marked as replayed. Every
-    group on such a topic sees the record again, behind what has come meanwhile. Exit code 1 if one could not be
-    replayed; it waits for the next time.
+    Each once, in the topic of its origin. The letters are kept and marked as replayed. Every group on such a topic
+    reads the record again, behind all newer ones. Exit code 1 if a letter could not be replayed; it waits for the
+    next replay.
     """
     if count_max is not None and places:
-        raise click.UsageError("--max takes the oldest, --at names them: give one of the two")
+        raise click.UsageError("--max takes the oldest letters, --at names them: give only one of the two options")
     body = {"max": count_max, "places": [_place(text) for text in places]}
     done: dict[str, Any] = target.api().ask(
         "POST",
@@ -156,8 +156,8 @@ def replay_letters(target: Target, name: str, count_max: int | None, places: tup
         print_json(done)
     else:
         print_line(f"{done['replayed']} dead letters of {done['topic']} replayed, {done['waiting']} wait")
-    for one in done["failures"]:
-        note(f"babelbus: {one['partition']}:{one['offset']} was not replayed: {escape(one['reason'])}")
+    for failure in done["failures"]:
+        note(f"babelbus: {failure['partition']}:{failure['offset']} was not replayed: {escape(failure['reason'])}")
     if done["failed"]:
         raise CommandError(f"{done['failed']} dead letters could not be replayed")
 
@@ -166,7 +166,7 @@ def replay_letters(target: Target, name: str, count_max: int | None, places: tup
     "purge",
     epilog=examples(
         "babelbus dead-letters purge dead-letters/workers        when all of them were replayed",
-        "babelbus dead-letters purge workers --all --yes         whatever lies there",
+        "babelbus dead-letters purge workers --all --yes         with letters that were not replayed",
     ),
 )
 @name_argument
@@ -177,16 +177,16 @@ def replay_letters(target: Target, name: str, count_max: int | None, places: tup
 def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_json: bool) -> None:
     """Remove dead letters.
 
-    The whole topic that they lie in, with the groups that read it. There is no way back. The next dead letter makes
-    the topic anew, with the server's defaults. Without --all nothing is removed unless all of them were replayed.
+    Removes the whole topic of the letters, with the groups that read it. There is no way back. The next dead letter
+    creates the topic again, with the server's defaults. Without --all the command fails unless all were replayed.
     """
     api = target.api()
     info = _info(api, name)
-    told = f"topic {info['topic']} with {info['letters']} dead letters, {info['waiting']} of them not replayed"
-    if not yes and (everything or not info["waiting"]):  # else the server says why not
+    letters = f"topic {info['topic']} with {info['letters']} dead letters, {info['waiting']} of them not replayed"
+    if not yes and (everything or not info["waiting"]):  # else the server refuses with the reason
         if not sys.stdin.isatty():
-            raise CommandError(f"this would remove {told}: add --yes if that is meant")
-        click.confirm(f"Remove {told}? There is no way back", abort=True, err=True)
+            raise CommandError(f"this would remove {letters}: add --yes if that is meant")
+        click.confirm(f"Remove {letters}? There is no way back", abort=True, err=True)
     content = msgspec.json.encode({"all": everything})
     gone: dict[str, Any] = api.ask("POST", _path(info["topic"], "purge"), {}, dict[str, Any], content=content)
     if as_json:
@@ -199,8 +199,8 @@ def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_jso
 
 
 def _info(api: AdminApi, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = api.ask("GET", _path(name), {}, dict[str, Any])
-    return found
+    info: dict[str, Any] = api.ask("GET", _path(name), {}, dict[str, Any])
+    return info
 
 
 def _letters(api: AdminApi, name: str, partitions: "range | list[int]", offset: int) -> "Iterator[LetterLine]":
@@ -237,7 +237,7 @@ def _print(letter: "LetterLine") -> None:
     print_line(show_record(record_of(letter.record), letter.record.partition))
     state = "replayed" if letter.replayed else "waits"
     if came is None:
-        print_line(f"    {state}; no dead letter: somebody published it here")
+        print_line(f"    {state}; no dead letter: published here by a client")
         return
     print_line(
         f"    {state}; {escape(came.reason)}; {came.attempts} deliveries by group {escape(came.group)}; "

@@ -1,4 +1,4 @@
-"""Running one shell command at a time, so that a signal stops it and all that it started, whenever the signal comes."""
+"""Running one shell command at a time, so that a signal at any moment stops it and all processes that it started."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOP_SECONDS = 5.0
-"""How long a command that was asked to end may take."""
+"""Most seconds that a command may take to end after SIGTERM."""
 LOOK_SECONDS = 0.02
 
 
@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """Turns Ctrl-C, SIGTERM of supervisors and SIGHUP of a closed terminal into `KeyboardInterrupt` for a while.
 
-    What was ignored when it began (`nohup`) stays ignored.
+    A signal that was ignored at the beginning (`nohup`) stays ignored.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Interrupts:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Take the signals until the end of the block."""
-        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = [(number, signal.signal(number, self._handle)) for number in heard]
+        """Handle the signals until the end of the block."""
+        numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = [(number, signal.signal(number, self._handle)) for number in numbers]
         try:
             yield
         finally:
@@ -45,7 +45,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let the block, which must be short, come to its end first."""
+        """Run the block, which must be short, to its end before a signal is raised."""
         self._held = True
         try:
             yield
@@ -59,16 +59,16 @@ class Interrupts:
 def run_command(command: str, payload: bytes, environment: Mapping[bytes, bytes], interrupts: Interrupts) -> int:
     """Run `command` with the shell, `payload` on its input; return its exit code, or minus the signal that ended it.
 
-    It runs in a process group of its own. Whatever ends this call early ends the group: with SIGTERM, and with SIGKILL
-    what is there `STOP_SECONDS` later, or when a second signal comes.
+    The command runs in a process group of its own. If this call ends early, the group ends: with SIGTERM, and with
+    SIGKILL after `STOP_SECONDS`, or when a second signal arrives.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the command could not be started.
         KeyboardInterrupt: a signal came, and the command was stopped.
     """
     process: subprocess.Popen[bytes] | None = None
     try:
-        # Between the fork and the return of Popen a signal would leave a command behind that nobody knows.
+        # Between the fork and the return of Popen a signal would leave a command behind that no variable holds.
         with interrupts.held():
             process = subprocess.Popen(  # noqa: S602  # the shell was asked for; nothing of the record is on its line
                 command, shell=True, stdin=subprocess.PIPE, env=environment, process_group=0
@@ -82,7 +82,7 @@ def run_command(command: str, payload: bytes, environment: Mapping[bytes, bytes]
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End a command and what it started; on return none of it runs."""
+    """Stop a command and the processes that it started; on return none of them runs."""
     try:
         _send(process.pid, signal.SIGTERM)
         for _ in range(round(STOP_SECONDS / LOOK_SECONDS)):
@@ -90,7 +90,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
                 break
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
-        pass  # whoever asks twice does not want to wait
+        pass  # a second signal means: do not wait
     finally:
         _send(process.pid, signal.SIGKILL)
         process.wait()
@@ -100,9 +100,9 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _is_there(process: "subprocess.Popen[bytes]") -> bool:
-    """Return whether anything of the command's group runs."""
-    # What has ended and nobody has asked about is still there: the shell, and what it left to us if we are the init
-    # process of a container.
+    """Return whether a process of the command's group runs."""
+    # An ended process that was not waited for still counts: the shell, and the processes that it left to us if we
+    # are the init process of a container.
     if process.poll() is not None:
         with suppress(ChildProcessError):
             while os.waitpid(-process.pid, os.WNOHANG)[0]:
@@ -111,7 +111,7 @@ def _is_there(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _send(group: int, number: int) -> bool:
-    """Send a signal to a process group; return whether there was anybody to get it."""
+    """Send a signal to a process group; return whether the group had a process."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)
         return True

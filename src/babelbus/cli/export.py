@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LINES_AT_ONCE = 1_000
 GZIP_LEVEL = 3
-"""A third of the default's time for a tenth more bytes."""
+"""A third of the default level's time, for files that are a tenth larger."""
 
 format_option = click.option(
     "--format", "form", type=click.Choice(["json", "log"]), default="json", show_default=True,
@@ -61,16 +61,16 @@ def export(
     The file appears under its name when it is complete. 'babelbus import' reads it.
     """
     if offset is not None and timestamp is not None:
-        raise click.UsageError("--from-offset and --from-time are two beginnings: give one of them")
+        raise click.UsageError("--from-offset and --from-time are both a beginning: give only one of them")
     clock = SystemClock()
     start = clock.monotonic()
     with target.connect() as client:
         spans = find_spans(target, client, topic, partition, offset=offset, timestamp=timestamp)
         if form == "log" and len(spans) > 1:
             raise CommandError(f"the format log holds one partition, topic {topic!r} has more: add --partition N")
-        known = [span.count_max for span in spans if span.count_max is not None]
-        total = sum(known) if len(known) == len(spans) and timestamp is None else None
-        # A file on the screen and a bar on the same screen would be one mess.
+        counts = [span.count_max for span in spans if span.count_max is not None]
+        total = sum(counts) if len(counts) == len(spans) and timestamp is None else None
+        # No bar on a terminal that also shows the records.
         quiet = file == "-" and sys.stdout.isatty()
         with open_new(file) as output, progress(f"export {topic}", total, "records", quiet=quiet) as advance:
             write = _write_json if form == "json" else _write_log
@@ -82,7 +82,7 @@ def export(
 
 
 def _write_json(client: "BlockingClient", topic: str, span: Span, output: IO[bytes]) -> Iterator[int]:
-    """Write a line a record; yields how many were written, now and then."""
+    """Write a line for each record; yield now and then how many were written since."""
     encode = msgspec.json.Encoder().encode
     lines: list[bytes] = []
     for record in span.records(client, topic, until_end=True):
@@ -97,7 +97,7 @@ def _write_json(client: "BlockingClient", topic: str, span: Span, output: IO[byt
 
 
 def _write_log(client: "BlockingClient", topic: str, span: Span, output: IO[bytes]) -> Iterator[int]:
-    """Write the stored bytes, each CRC checked on the way; yields how many records were written."""
+    """Write the stored bytes, after a check of each CRC; yield how many records were written."""
     batches = client.follow_batches(
         topic, offset=span.offset, timestamp=span.timestamp, partition=span.partition, until_end=True
     )
@@ -109,12 +109,12 @@ def _write_log(client: "BlockingClient", topic: str, span: Span, output: IO[byte
 
 @contextmanager
 def open_new(file: str) -> "Iterator[IO[bytes]]":
-    """Open a file to write that takes its name when it is complete, so that half an export is never taken for one."""
+    """Open a file to write that gets its name when it is complete, so that half an export is never read as a whole."""
     if file == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    whole = os.path.exists(file) and not os.path.isfile(file)  # a pipe or device stays what it is
+    whole = os.path.exists(file) and not os.path.isfile(file)  # a pipe or device is written in place
     draft = file if whole else f"{file}.part"
     try:
         with open(draft, "wb") as raw:
@@ -132,7 +132,7 @@ def open_new(file: str) -> "Iterator[IO[bytes]]":
 
 
 def tell_done(done: str, topic: str, file: str, count: int, seconds: float, as_json: bool) -> None:
-    """Tell how much was done and how fast; on standard error where standard output is the data."""
+    """Show the number of records and their rate; on standard error where standard output has the data."""
     if as_json:
         summary = {"topic": topic, "file": file, "records": count, "seconds": round(seconds, 6)}
         if file == "-" and done == "exported":

@@ -1,4 +1,4 @@
-"""`babelbus groups`: the consumer groups of a running server, with how far they lag behind."""
+"""`babelbus groups`: the consumer groups of a running server, with their lag."""
 
 import sys
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Seconds(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read the text."""
+        """Convert the text to seconds."""
         try:
             return parse_duration(str(value))
         except UnitError as error:
@@ -37,20 +37,20 @@ class Attempts(click.ParamType[int | str]):
     name = "attempts"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """Read the text."""
+        """Convert the text to a number, or `none`."""
         return "none" if value == "none" else click.IntRange(1).convert(value, param, ctx)
 
 
-# setting -> flag, type, what its value looks like, and what it means; "none" stands for null.
+# setting -> flag, type, form of its value, and meaning; "none" means null.
 _SETTINGS: dict[str, tuple[str, click.ParamType[Any] | type, str, str]] = {
-    "filter": ("--filter", str, "NAME[=VALUE]|none", "Hand out only records with this header; the others are skipped."),
+    "filter": ("--filter", str, "NAME[=VALUE]|none", "Deliver only records with this header; the others are skipped."),
     "filter_kind": ("--filter-kind", str, "KIND", "Which protocol reads --filter.  [default: header]"),
-    "ack_seconds": ("--ack-seconds", Seconds(), "DURATION", "What is not acked for so long is handed out again."),
+    "ack_seconds": ("--ack-seconds", Seconds(), "DURATION", "A record without an ack for so long is delivered again."),
     "attempts_max": ("--attempts-max", Attempts(), "N|none", "Deliveries before a record becomes a dead letter."),
     "retry_seconds": ("--retry-seconds", Seconds(), "DURATION", "Wait before the second delivery; doubles each time."),
     "retry_seconds_max": ("--retry-seconds-max", Seconds(), "DURATION", "The longest such wait."),
     "order": ("--order", click.Choice(["key", "none"]), "key|none", "Whether records of one key keep their order."),
-    "in_flight_max": ("--in-flight-max", click.IntRange(1, 10_000_000), "N", "Most records out and not acked."),
+    "in_flight_max": ("--in-flight-max", click.IntRange(1, 10_000_000), "N", "Most records delivered and not acked."),
     "dead_letter_topic": (
         "--dead-letter-topic", str, "TOPIC|none", "Where dead letters go.  [default: dead-letters/GROUP]",
     ),
@@ -61,23 +61,23 @@ DEFAULTS = {
     "ack_seconds": "1m", "attempts_max": "16", "retry_seconds": "1s", "retry_seconds_max": "5m", "order": "key",
     "in_flight_max": "10000",
 }  # fmt: skip
-"""Setting -> what a new group has, as help says it; a test compares it with the core's."""
+"""Setting -> its default in a new group, as help shows it; a test compares it with the core's."""
 
 
 def setting_options(*, made: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a command an option for each setting that can change; with `made`, their help says the defaults."""
+    """Return a decorator that adds an option for each setting that can change; with `made`, help has the defaults."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, (flag, type_, metavar, text) in reversed(_SETTINGS.items()):
-            told = f"{text}  [default: {DEFAULTS[name]}]" if made and name in DEFAULTS else text
-            command = click.option(flag, name, type=type_, metavar=metavar, help=told)(command)
+            help_ = f"{text}  [default: {DEFAULTS[name]}]" if made and name in DEFAULTS else text
+            command = click.option(flag, name, type=type_, metavar=metavar, help=help_)(command)
         return command
 
     return decorate
 
 
 def given(values: dict[str, Any]) -> dict[str, object]:
-    """Return the settings that were named, `none` as null."""
+    """Return the settings that have a value, `none` as null."""
     return {name: None if value == "none" and name != "order" else value for name, value in values.items()
             if value is not None}  # fmt: skip
 
@@ -88,7 +88,7 @@ def group_path(topic: str, group: str, action: str = "") -> str:
 
 
 def ask_group(api: AdminApi, method: str, path: str, body: object = None) -> dict[str, Any]:
-    """Ask for something about a group."""
+    """Send a request about a group, and return the answer."""
     content = None if body is None else msgspec.json.encode(body)
     answer: dict[str, Any] = api.ask(method, path, {}, dict[str, Any], content=content)
     return answer
@@ -99,14 +99,14 @@ def ask_group(api: AdminApi, method: str, path: str, body: object = None) -> dic
     epilog=examples(
         "babelbus groups create orders workers --from beginning",
         "babelbus consume orders --group workers --exec ./handle     run several: they share the records",
-        "babelbus groups list                                        what each group has still to do",
+        "babelbus groups list                                        the lag of each group",
         "babelbus groups seek orders workers --to-time -1h           the last hour again",
     ),
 )
 def groups() -> None:
     """List, show, create, change, seek, pause and remove consumer groups.
 
-    A group is a place in a topic that its members share: each record goes to one of them. Every group gets all records.
+    A group is a position in a topic that its members share: each record goes to one of them. Every group gets all.
     """
 
 
@@ -117,17 +117,17 @@ def groups() -> None:
 @json_option
 @admin_options
 def list_groups(target: Target, topic: str | None, as_json: bool) -> None:
-    """Show groups and their lag.
+    """List groups and their lag.
 
-    All groups, or those of TOPIC; the lag is how many records they have still to do.
+    All groups, or those of TOPIC; the lag is the number of records that are not done.
     """
     query = {} if topic is None else {"topic": topic}
-    found: list[dict[str, Any]] = target.api().ask("GET", "/api/groups", query, dict[str, Any])["groups"]
+    infos: list[dict[str, Any]] = target.api().ask("GET", "/api/groups", query, dict[str, Any])["groups"]
     if as_json:
-        for group in found:
+        for group in infos:
             print_json(group)
         return
-    if not found:
+    if not infos:
         print_line("there are no groups; 'babelbus groups create TOPIC GROUP' or 'babelbus consume' makes one")
         return
     rows = [
@@ -135,7 +135,7 @@ def list_groups(target: Target, topic: str | None, as_json: bool) -> None:
             group["topic"], group["name"], _ack(group), "paused" if group["paused"] else group["members"],
             group["lag"], group["in_flight"], group["counts"]["redelivered"], group["counts"]["dead_lettered"],
         )
-        for group in found
+        for group in infos
     ]  # fmt: skip
     columns = ("Topic", "Group", "Ack", "Members", "Lag", "In flight", "Redelivered", "Dead letters")
     print_table(columns, rows, numbers=columns[3:])
@@ -151,26 +151,26 @@ def list_groups(target: Target, topic: str | None, as_json: bool) -> None:
 def show_group(target: Target, topic: str, group: str, as_json: bool) -> None:
     """Show one group.
 
-    Its settings, where it is in each partition, and what happened since the server started.
+    Its settings, its position in each partition, and its counts since the server started.
     """
-    found = ask_group(target.api(), "GET", group_path(topic, group))
+    info = ask_group(target.api(), "GET", group_path(topic, group))
     if as_json:
-        print_json(found)
+        print_json(info)
         return
-    state = [("made", human_time(found["created_ms"])), ("members", found["members"])]
-    state += [("paused", "yes")] if found["paused"] else []
-    settings = [(name, _setting_text(name, value)) for name, value in found["settings"].items() if name != "labels"]
-    labels = [(f"label {name}", value) for name, value in found["settings"]["labels"].items()]
-    print_table(("Group", found["name"]), [*state, *settings, *labels])
+    state = [("made", human_time(info["created_ms"])), ("members", info["members"])]
+    state += [("paused", "yes")] if info["paused"] else []
+    settings = [(name, _setting_text(name, value)) for name, value in info["settings"].items() if name != "labels"]
+    labels = [(f"label {name}", value) for name, value in info["settings"]["labels"].items()]
+    print_table(("Group", info["name"]), [*state, *settings, *labels])
     print_line("")
     lanes = [
-        (one["partition"], one["committed"], one["position"], one["end"], one["lag"], one["in_flight"])
-        for one in found["lanes"]
+        (lane["partition"], lane["committed"], lane["position"], lane["end"], lane["lag"], lane["in_flight"])
+        for lane in info["lanes"]
     ]
     columns = ("Partition", "Done below", "Next", "End", "Lag", "In flight")
     print_table(columns, lanes, numbers=columns)
     print_line("")
-    print_table(("Since the start", "Records"), list(found["counts"].items()), numbers=("Records",))
+    print_table(("Since the start", "Records"), list(info["counts"].items()), numbers=("Records",))
 
 
 @groups.command(
@@ -188,7 +188,7 @@ def show_group(target: Target, topic: str, group: str, as_json: bool) -> None:
     type=click.Choice(["explicit", "on-delivery"]),
     default="explicit",
     show_default=True,
-    help="A record is done when a member says so, or when it is handed out. Fixed.",
+    help="A record is done when a member acks it, or when it is delivered. Fixed.",
 )
 @place_options("from", "Where to begin.  [default: end]")
 @setting_options(made=True)
@@ -216,9 +216,9 @@ def create_group(
         "settings": given(settings) | {"ack": ack.replace("-", "_")},
         "start": start or {"at": "end"},
     }
-    made = ask_group(target.api(), "POST", "/api/groups", body)
-    _print_done(made, "is made", as_json)
-    _warn_of_waiting(made)
+    info = ask_group(target.api(), "POST", "/api/groups", body)
+    _print_done(info, "is made", as_json)
+    _warn_of_waiting(info)
 
 
 @groups.command(
@@ -235,9 +235,9 @@ def create_group(
 @json_option
 @admin_options
 def alter_group(target: Target, topic: str, group: str, as_json: bool, **settings: Any) -> None:
-    """Change settings of a group.
+    """Update settings of a group.
 
-    It may be in use. 'none' takes away a filter, the limit of attempts, or the topic of dead letters.
+    The group may be in use. 'none' removes a filter, the limit of attempts, or the topic of dead letters.
     """
     changes = given(settings)
     if not changes:
@@ -249,14 +249,14 @@ def alter_group(target: Target, topic: str, group: str, as_json: bool, **setting
     "seek",
     epilog=examples(
         "babelbus groups seek orders workers --to beginning      everything again",
-        "babelbus groups seek orders workers --to end            skip what is there",
+        "babelbus groups seek orders workers --to end            skip all stored records",
         "babelbus groups seek orders workers --to-time -1h",
         "babelbus groups seek orders workers --to-offset 1700 --partition 2",
     ),
 )
 @click.argument("topic")
 @click.argument("group")
-@place_options("to", "Where to go on.")
+@place_options("to", "Where to continue.")
 @click.option("--partition", type=click.IntRange(0), help="One partition.  [default: all]")
 @json_option
 @admin_options
@@ -270,14 +270,14 @@ def seek_group(
     partition: int | None,
     as_json: bool,
 ) -> None:
-    """Let a group go on at another place.
+    """Move a group to another position.
 
-    It may be in use: acks of what was out by then change nothing. An offset counts in each partition unless --partition
-    is given.
+    The group may be in use: acks of earlier deliveries are ignored. An offset is used in each partition unless
+    --partition is given.
     """
     place = read_place("to", place_at, place_offset, place_time, partition)
     if place is None:
-        raise click.UsageError("where to? Give --to beginning, --to end, --to-offset N or --to-time TIME")
+        raise click.UsageError("no position: give --to beginning, --to end, --to-offset N or --to-time TIME")
     set_ = ask_group(target.api(), "POST", group_path(topic, group, "seek"), place)
     _print_done(set_, "goes on there", as_json)
     _warn_of_waiting(set_)
@@ -289,9 +289,9 @@ def seek_group(
 @json_option
 @admin_options
 def pause_group(target: Target, topic: str, group: str, as_json: bool) -> None:
-    """Hand nothing out until 'resume'.
+    """Stop deliveries until 'resume'.
 
-    Also over a restart. Acks are taken meanwhile.
+    The pause lasts over a restart. Acks are accepted meanwhile.
     """
     _print_done(ask_group(target.api(), "POST", group_path(topic, group, "pause")), "is paused", as_json)
 
@@ -302,7 +302,7 @@ def pause_group(target: Target, topic: str, group: str, as_json: bool) -> None:
 @json_option
 @admin_options
 def resume_group(target: Target, topic: str, group: str, as_json: bool) -> None:
-    """Hand records out again."""
+    """Resume the deliveries of a paused group."""
     _print_done(ask_group(target.api(), "POST", group_path(topic, group, "resume")), "goes on", as_json)
 
 
@@ -318,29 +318,29 @@ def resume_group(target: Target, topic: str, group: str, as_json: bool) -> None:
 def remove_group(target: Target, topic: str, group: str, yes: bool, as_json: bool) -> None:
     """Remove a group.
 
-    Its place in the topic is forgotten; the topic's records stay.
+    Its position in the topic is forgotten; the topic's records are kept.
     """
     api = target.api()
-    found = ask_group(api, "GET", group_path(topic, group))
-    told = f"group {group} of topic {topic}, with a lag of {found['lag']} records and {found['members']} members"
+    info = ask_group(api, "GET", group_path(topic, group))
+    summary = f"group {group} of topic {topic}, with a lag of {info['lag']} records and {info['members']} members"
     if not yes:
         if not sys.stdin.isatty():
-            raise CommandError(f"this would remove {told}: add --yes if that is meant")
-        click.confirm(f"Remove {told}? Its place is forgotten", abort=True, err=True)
+            raise CommandError(f"this would remove {summary}: add --yes if that is meant")
+        click.confirm(f"Remove {summary}? Its position is forgotten", abort=True, err=True)
     ask_group(api, "DELETE", group_path(topic, group))
     if as_json:
-        print_json({"removed": group, "topic": topic, "lag": found["lag"]})
+        print_json({"removed": group, "topic": topic, "lag": info["lag"]})
     else:
         print_line(f"group {group} of topic {topic} is removed")
 
 
 def _warn_of_waiting(group: dict[str, Any]) -> None:
-    """Return where a group was set to an offset that is yet to come: it skips what comes in front of it."""
+    """Print a warning for each partition where the position is beyond the end: the group skips records until there."""
     for lane in group["lanes"]:
         if lane["position"] > lane["end"]:
             note(
                 f"babelbus: partition {lane['partition']} ends at {lane['end']}: "
-                f"the group skips what comes there until offset {lane['position']}"
+                f"the group skips new records there until offset {lane['position']}"
             )
 
 

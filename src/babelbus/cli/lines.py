@@ -2,8 +2,8 @@
 
     {"key": "UA1545", "payload": "text", "headers": {"type": "flight"}, "timestamp": 1357035300000}
 
-`payload_base64`, `key_base64` and `headers_base64` (a list of pairs) stand for what is no UTF-8. A payload that is no
-string is taken as the JSON that it is; null is the removal of a key. `topic` and `offset` are read over.
+`payload_base64`, `key_base64` and `headers_base64` (a list of pairs) replace bytes that are not UTF-8. A payload that
+is no string is stored as its JSON; null is the removal of a key. `topic` and `offset` are ignored.
 """
 
 import base64
@@ -22,11 +22,11 @@ Absent = msgspec.UnsetType
 
 
 class LineError(CommandError):
-    """A line is no record; the message says which one and why."""
+    """A line is no record; the message has the line's number and the reason."""
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line as it stands. Unknown names are refused: a misspelt one would lose what it names."""
+    """One line as written. Unknown names are refused: a misspelt name would lose its value."""
 
     payload: msgspec.Raw | Absent = ABSENT
     payload_base64: str | Absent = ABSENT
@@ -45,10 +45,10 @@ _DECODER = msgspec.json.Decoder(Line)
 
 
 def parse_line(text: bytes, number: int) -> tuple[Record, int]:
-    """Return the record of a line, and its partition or -1. `number` is the line's, for the error.
+    """Return the record of a line, and its partition or -1. `number` is the line's number, for the error.
 
     Raises:
-        LineError: it is none.
+        LineError: the line is no record.
     """
     try:
         line = _DECODER.decode(text)

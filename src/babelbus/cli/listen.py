@@ -1,4 +1,4 @@
-"""`babelbus listen`: the events of all protocols as they happen, with who they came from."""
+"""`babelbus listen`: the events of all protocols as they happen, with their sources."""
 
 import base64
 from contextlib import suppress
@@ -16,8 +16,8 @@ from babelbus.records.envelope import CONTENT_TYPE
 @click.command(
     cls=BusCommand,
     epilog=examples(
-        "babelbus listen                              everything that happens on the bus",
-        "babelbus listen 'plant/#'                    below plant, whatever protocol it comes through",
+        "babelbus listen                              all events of the bus",
+        "babelbus listen 'plant/#'                    events below plant, from any protocol",
         "babelbus listen 'plant/?/temp' --max 10",
         "babelbus listen 'plant/#' --json | jq -r .payload",
     ),
@@ -27,14 +27,14 @@ from babelbus.records.envelope import CONTENT_TYPE
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one event a line.")
 @admin_options
 def listen(target: Target, pattern: str, count_max: int | None, as_json: bool) -> None:
-    """Print the events whose subject PATTERN means, as they happen, until Ctrl-C.
+    """Print the events whose subject matches PATTERN, as they happen, until Ctrl-C.
 
-    In a pattern '?' stands for one element of a subject and '#' at the end for one or more: 'plant/#' hears plant/a and
-    plant/a/b but not plant. Quote them, the shell has its own use for both. Changes of the state are events too.
+    In a pattern '?' matches one element of a subject and '#' at the end one or more: 'plant/#' matches plant/a and
+    plant/a/b but not plant. Quote patterns: the shell expands them. Changes of the state are events too.
 
-    A line is time, subject, source (protocol and identity, '-' where the protocol does not tell), key if it is not the
-    subject, payload, and headers. Only what happens from now on is heard: 'babelbus tail' reads what topics have
-    recorded. If this command is too slow, it says how many events it missed.
+    A line is time, subject, source (protocol and identity, '-' if the protocol has none), key if it is not the
+    subject, payload, and headers. Only new events are printed: 'babelbus tail' reads the records of topics. If this
+    command is too slow, it prints how many events it missed.
     """
     count = 0
     with suppress(KeyboardInterrupt):
@@ -73,7 +73,7 @@ def _bytes(event: dict[str, Any], name: str) -> bytes | None:
 
 
 def _headers(event: dict[str, Any]) -> list[tuple[bytes, bytes | None]]:
-    """Return the headers without the content type, which the payload shows by itself."""
+    """Return the headers without the content type, which the payload shows."""
     decode = base64.b64decode
     pairs = [
         (decode(name), None if value is None else decode(value)) for name, value in event.get("headers_base64", ())

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON lines for programs, progress on standard error."""
+"""The output of commands: tables for people, JSON lines for programs, progress on standard error."""
 
 import base64
 import sys
@@ -13,23 +13,23 @@ import msgspec
 if TYPE_CHECKING:
     from babelbus.records.record import Record
 
-# C0 (a tab and all), DEL, C1, and what turns the direction of text around: a payload must neither steer the terminal
-# nor show as what it is not.
+# C0 (with tabs), DEL, C1, and the characters that reverse text: a payload must neither control the terminal
+# nor look like another text.
 _STEERING = (*range(32), *range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _STEERING}
 _ESCAPES |= {9: "\\t", 10: "\\n", 13: "\\r"}
 
 _TIME_MS_MAX = 253_402_300_799_999
-"""The last millisecond that a date of four digits can name."""
+"""The last millisecond of a date with a year of four digits."""
 
 
 def escape(text: str) -> str:
-    """Return `text` as one line that a terminal shows and does not obey."""
+    """Return `text` as one line without characters that control a terminal."""
     return text.translate(_ESCAPES)
 
 
 def show_bytes(data: bytes) -> str:
-    """Return bytes for a person: UTF-8 as it is, `\\xff` for what is none or could steer the terminal."""
+    """Return bytes for a person: UTF-8 as it is, `\\xff` for other bytes and for characters that control a terminal."""
     return escape(data.decode("utf-8", "backslashreplace"))
 
 
@@ -39,18 +39,18 @@ def print_line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Tell a person something on standard error, out of the way of what programs read."""
+    """Print a message for a person on standard error, apart from the output that programs read."""
     click.echo(text, err=True)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON line, at once: whoever reads it waits for it."""
+    """Print one JSON line, and flush it: a reader may wait for it."""
     sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
     sys.stdout.flush()
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
-    """Print a table; the columns named in `numbers` stand to the right."""
+    """Print a table; the columns named in `numbers` are aligned to the right."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -62,7 +62,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num
     for row in rows:
         table.add_row(*(Text(escape(str(cell))) for cell in row))  # as Text: a name in [brackets] is no markup
     console = Console(file=sys.stdout)
-    if not console.is_terminal:  # in a file or pipe a row stays one line, however long
+    if not console.is_terminal:  # in a file or pipe a row is one line of any length
         console = Console(file=sys.stdout, width=4096)
     with console.capture() as capture:
         console.print(table)
@@ -80,7 +80,7 @@ def human_bytes(size: float) -> str:
 
 
 def human_time(timestamp_ms: int) -> str:
-    """Return a record's time as people write it, in UTC; the number itself where a date cannot tell it."""
+    """Return a record's time in UTC; the number itself if it is beyond the range of dates."""
     if not 0 <= timestamp_ms <= _TIME_MS_MAX:
         return str(timestamp_ms)
     moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC).replace(microsecond=timestamp_ms % 1000 * 1000)
@@ -115,9 +115,7 @@ def json_record(record: "Record", topic: str, partition: int) -> dict[str, Any]:
 
 
 def json_headers(headers: Sequence[tuple[bytes, bytes | None]]) -> dict[str, Any]:
-    """Return headers as an object; as a list of base64 pairs where an object cannot say them (twice a key, no
-    UTF-8).
-    """
+    """Return headers as an object, or as a list of base64 pairs if a key is repeated or bytes are not UTF-8."""
     try:
         as_text = {key.decode(): None if value is None else value.decode() for key, value in headers}
     except UnicodeDecodeError:
@@ -131,7 +129,7 @@ def json_headers(headers: Sequence[tuple[bytes, bytes | None]]) -> dict[str, Any
 
 
 def show_record(record: "Record", partition: int) -> str:
-    """Return a record as one line for a person: where, when, key, payload."""
+    """Return a record as one line for a person: place, time, key, payload."""
     key = "" if record.key is None else f"  {show_bytes(record.key)}"
     payload = "(removed)" if record.payload is None else show_bytes(record.payload)
     headers = "".join(
@@ -143,15 +141,15 @@ def show_record(record: "Record", partition: int) -> str:
 
 
 class Advance(Protocol):
-    """Moves a progress bar on by `step`; `total` is told where it is known only now."""
+    """Moves a progress bar by `step`; `total` is passed if it is known only now."""
 
     def __call__(self, step: int, total: int | None = None) -> None:
-        """Move on."""
+        """Move the bar."""
 
 
 @contextmanager
 def progress(what: str, total: int | None, unit: str, *, quiet: bool = False) -> Iterator[Advance]:
-    """Show a progress bar on standard error, if that is a terminal; gives the function that moves it on.
+    """Show a progress bar on standard error, if that is a terminal; yield the function that moves the bar.
 
     `unit` is "records" or "bytes"; `total` may be unknown.
     """
@@ -173,4 +171,4 @@ def progress(what: str, total: int | None, unit: str, *, quiet: bool = False) ->
 
 
 def _stand_still(step: int, total: int | None = None) -> None:
-    """Move no bar: nobody looks."""
+    """Move no bar: standard error is no terminal."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 F = Callable[..., Any]
 CONNECT_SCHEME = "sc://"
 TWICE_SECONDS_MIN = 0.5
-"""Two signals that are nearer are one: `timeout` signals its child, and then the group that this is in."""
+"""Two signals within this time count as one: `timeout` signals its child, and then the group with this process."""
 
 
 @click.group(cls=BusGroup)
@@ -36,13 +36,13 @@ def pipeline() -> None:
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    found = {}
+    pairs = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{value!r}: write NAME=VALUE", ctx, param)
-        found[name] = text
-    return found
+        pairs[name] = text
+    return pairs
 
 
 _set_option = click.option(
@@ -79,7 +79,7 @@ def _spark_options(command: F) -> F:
 )
 @click.argument("file")
 @_set_option
-@click.option("--once", is_flag=True, help="Work off what is there now, and end.")
+@click.option("--once", is_flag=True, help="Process the records that exist now, and end.")
 @click.option("--trigger", metavar="TIME", help="Time between two batches of all sinks, as 10s; asap for none.")
 @click.option(
     "--checkpoint", metavar="FOLDER", help="Where Spark notes how far it is.  [default: ./checkpoints/<name>]"
@@ -104,10 +104,10 @@ def run(
     as_json: bool,
     **spark_options: Any,
 ) -> None:
-    """Run the pipeline in FILE until Ctrl-C (or SIGTERM), which lets the batch under way end.
+    """Run the pipeline in FILE until Ctrl-C (or SIGTERM); the batch under way is finished first.
 
-    A line tells of each batch: rows read, rows written, lag (records not read yet), rows and memory of Spark's state,
-    late rows, duration. What was done is noted in the checkpoint: the next run goes on behind it.
+    A line describes each batch: rows read, rows written, lag (records not read yet), rows and memory of Spark's state,
+    late rows, duration. The checkpoint has the position: the next run continues behind it.
     """
     if once and trigger:
         raise click.UsageError("--once and --trigger do not go together")
@@ -152,10 +152,10 @@ def run(
 @_spark_options
 @bus_options
 def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **spark_options: Any) -> None:
-    """Look for faults in the pipeline in PATH (or in all those of a folder) without running it.
+    """Check the pipeline in PATH (or all those of a folder) without running it.
 
-    Fields and names; SQL and Python steps, analysed by Spark on sources without rows; output modes and the columns that
-    sinks take; and, where a server is in reach, whether its topics are there. Exit code 1 if there is a fault.
+    Checks fields and names; SQL and Python steps, analysed by Spark on sources without rows; output modes and columns
+    of sinks; and, if a server can be reached, whether its topics exist. Exit code 1 if there is a fault.
     """
     _need_spark()
     from babelbus.spark.pipelines.check import check as look
@@ -173,9 +173,9 @@ def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **
     if loaded:
         place, bus, conf = _spark(target, spark_options)
         with session("check", place, conf, checkpoint="") as spark:
-            for one in loaded:
-                found = look(spark, one, bus, conf)
-                rows += [{"file": one.file, **msgspec.to_builtins(finding)} for finding in found]
+            for entry in loaded:
+                findings = look(spark, entry, bus, conf)
+                rows += [{"file": entry.file, **msgspec.to_builtins(finding)} for finding in findings]
     for row in rows:
         faults += row["ok"] is False
         if as_json:
@@ -198,11 +198,11 @@ def list_(path: str, as_json: bool) -> None:
     rows = []
     for file in _files(path):
         try:
-            one = _load(file, {}).pipeline
+            entry = _load(file, {}).pipeline
         except PipelineError as error:
             rows.append({"file": file, "name": "", "description": "", "error": str(error)})
             continue
-        rows.append({"file": file, "name": one.name, "description": one.description, "error": ""})
+        rows.append({"file": file, "name": entry.name, "description": entry.description, "error": ""})
     if as_json:
         for row in rows:
             print_json(row)
@@ -221,24 +221,24 @@ def list_(path: str, as_json: bool) -> None:
 @_set_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(file: str, settings: dict[str, str], as_json: bool) -> None:
-    """Show what the pipeline in FILE is made of, with its parameters filled in."""
+    """Show the parts of the pipeline in FILE, with its parameters filled in."""
     _need_spark()
     loaded = _load(file, settings)
-    one = loaded.pipeline
-    fields = {name: _short(part) for name, part in msgspec.to_builtins(one).items() if part}
+    loaded_pipeline = loaded.pipeline
+    fields = {name: _short(part) for name, part in msgspec.to_builtins(loaded_pipeline).items() if part}
     if as_json:
         print_json(fields)
         return
-    print_line(escape(f"{one.name}: {one.description or '(no description)'}"))
-    print_line(escape(f"  {'trigger':10} {one.trigger}"))
+    print_line(escape(f"{loaded_pipeline.name}: {loaded_pipeline.description or '(no description)'}"))
+    print_line(escape(f"  {'trigger':10} {loaded_pipeline.trigger}"))
     for part in ("spark", "parameters", "sources", "steps", "sinks"):
         for name, entry in (fields.get(part) or {}).items():
-            told = entry if not isinstance(entry, dict) else "  ".join(f"{k}={_one_line(v)}" for k, v in entry.items())
-            print_line(escape(f"  {part.removesuffix('s'):10} {name}: {told}"))
+            text = entry if not isinstance(entry, dict) else "  ".join(f"{k}={_one_line(v)}" for k, v in entry.items())
+            print_line(escape(f"  {part.removesuffix('s'):10} {name}: {text}"))
 
 
 def _short(part: Any) -> Any:
-    """Leave out of the fields of each entry those that say nothing."""
+    """Return the fields of each entry without the empty ones."""
     if not isinstance(part, dict):
         return part
     return {name: _short(value) for name, value in part.items() if value not in (None, {}, [], False, "")}
@@ -259,17 +259,17 @@ def _files(path: str) -> list[str]:
 
     if not os.path.exists(path):
         raise CommandError(f"there is no file or folder {path}")
-    found = list(find(path))
-    if not found:
+    files = list(find(path))
+    if not files:
         raise CommandError(f"there is no pipeline in {path}")
-    return found
+    return files
 
 
 def _need_spark() -> None:
     """Check that Spark is installed: it is an extra.
 
     Raises:
-        CommandError: it is not.
+        CommandError: a module of Spark is missing.
     """
     import importlib.util
 
@@ -279,7 +279,7 @@ def _need_spark() -> None:
 
 
 def _spark(target: Target, options: dict[str, Any]) -> "tuple[Place, Bus, dict[str, str]]":
-    """Return where Spark runs, how the bus is reached, and the session's settings."""
+    """Return the place of Spark, the way to the bus, and the session's settings."""
     from babelbus.spark.pipelines.session import Place
 
     master, remote = options["master"], options["remote"]
@@ -294,7 +294,7 @@ def _spark(target: Target, options: dict[str, Any]) -> "tuple[Place, Bus, dict[s
 
 
 def _checkpoint(given: str | None, name: str, place: "Place") -> str:
-    """Return where Spark notes how far it is; on a Connect server only its users know where that may be."""
+    """Return Spark's checkpoint folder; with a Connect server it must be an option, as its disk is unknown here."""
     if place.remote:
         if given is None or not ("://" in given or os.path.isabs(given)):
             raise click.UsageError(
@@ -306,46 +306,46 @@ def _checkpoint(given: str | None, name: str, place: "Place") -> str:
 
 
 def _bus(target: Target, place: "Place", way: str | None) -> "Bus":
-    """Return the way to the bus: what the options name, else what runs on the data folder, else the folder alone."""
+    """Return the way to the bus: from the options, else to the server on the data folder, else the folder alone."""
     from babelbus.spark.pipelines.bus import Bus
 
     local = not place.remote and place.master.startswith("local")
     here = os.path.isdir(os.path.join(target.folder, "topics"))
     if way == "files" and not here:
         raise CommandError(f"--read files: there is no data folder {target.folder}")
-    given = click.get_current_context().params
-    named = bool(given["server"] or given["admin"])
+    options = click.get_current_context().params
+    named = bool(options["server"] or options["admin"])
     files = way == "files" or (way is None and here and local and not named)
     path = target.folder if files else ""
     if not named and target.running() is None:
         if way == "server":
             raise CommandError(f"--read server: no server runs on {target.folder}; name one with --server")
         return Bus(path=path)
-    found = target.client_arguments()
+    arguments = target.client_arguments()
     return Bus(
-        url=f"jebp://{found['address']}",
+        url=f"jebp://{arguments['address']}",
         path=path,
-        identity=os.path.abspath(given["identity"] or target.conf("admin_key")),
-        fingerprint=found["server_fingerprint"] or "",
+        identity=os.path.abspath(options["identity"] or target.conf("admin_key")),
+        fingerprint=arguments["server_fingerprint"] or "",
         keeps_state=_keeps_state(target),
     )
 
 
 def _keeps_state(target: Target) -> Callable[[str], bool | None]:
-    """Return what asks the server whether a topic keeps state, where its administration endpoint is in reach."""
+    """Return a function that asks the server, if its endpoint is in reach, whether a topic keeps state."""
     api = _admin(target)
 
     def ask(topic: str) -> bool | None:
         try:
             return None if api is None else bool(api.topic(topic)["settings"].get("retain") == "last")
         except CommandError:
-            return None  # no such topic, or the server is away: who writes to it finds that
+            return None  # no such topic, or no server: its writer will meet the error
 
     return ask
 
 
 def _admin(target: Target) -> "AdminApi | None":
-    """Return the administration endpoint, if there is one in reach: that of the server here, or one that was named."""
+    """Return the administration endpoint if it is in reach: that of the server here, or the one in the options."""
     running = target.running()
     if not click.get_current_context().params["admin"] and (running is None or "admin" not in running.addresses):
         return None
@@ -353,17 +353,17 @@ def _admin(target: Target) -> "AdminApi | None":
 
 
 def _reporter(target: Target, name: str) -> Reporter | None:
-    """Return who tells the server how the pipeline is, if that is in reach."""
+    """Return the reporter of the pipeline's state to the server, if the server is in reach."""
     api = _admin(target)
     return None if api is None else Reporter(api, name)
 
 
 class _StoppedEarlyError(BaseException):
-    """An end was asked for before a query was there. No `Exception`: nobody on the way may take it for a failure."""
+    """A stop was requested before a query existed. No `Exception`, so that no handler takes it for a failure."""
 
 
 class _Stop:
-    """Lets Ctrl-C and SIGTERM ask for an end, for a `with`: of what starts at once, of what runs behind its batch."""
+    """Makes Ctrl-C and SIGTERM request a stop, for a `with`: at once while starting, then behind the running batch."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -382,7 +382,7 @@ class _Stop:
         return kind is _StoppedEarlyError
 
     def begin(self) -> threading.Event:
-        """Return what is set from now on when an end is asked for; until now that was raised."""
+        """Return the event that is set by a stop request from now on; until now a request was raised."""
         self._runs = True
         return self.asked
 
@@ -390,16 +390,16 @@ class _Stop:
         if self.asked.is_set():
             if self._clock.monotonic() - self._asked_at < TWICE_SECONDS_MIN:
                 return
-            raise KeyboardInterrupt  # asked twice: at once
+            raise KeyboardInterrupt  # second request: at once
         self.asked.set()
         self._asked_at = self._clock.monotonic()
         if not self._runs:
             raise _StoppedEarlyError
-        note("stopping after the batch under way; once more: at once")
+        note("stopping after the batch under way; press again to stop at once")
 
 
 class _All:
-    """Tells several watchers."""
+    """Calls several watchers."""
 
     def __init__(self, watchers: "list[_Printer | PipelineMetrics | Reporter]") -> None:
         self._watchers = watchers
@@ -422,7 +422,7 @@ class _All:
 
 
 class _Printer:
-    """A line for each batch."""
+    """Prints a line for each batch."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json

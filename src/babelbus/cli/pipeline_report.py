@@ -1,4 +1,4 @@
-"""A running pipeline tells the server how it is, so that the server's metrics show it."""
+"""A running pipeline reports its state to the server, so that the server's metrics show it."""
 
 import threading
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,9 @@ TELL_SECONDS = 5.0
 
 
 class Reporter:
-    """Hears of each batch and tells the server, from a thread of its own: a slow server delays no batch.
+    """Records each batch and reports to the server from a thread of its own: a slow server delays no batch.
 
-    Use it in a `with`; at the end it tells that nothing runs any more.
+    Use it in a `with`; the last report says that nothing runs any more.
     """
 
     def __init__(self, api: "AdminApi", pipeline: str) -> None:
@@ -45,7 +45,7 @@ class Reporter:
             sink["lag_records"] = batch.lag if batch.lag is not None else sink["lag_records"]
 
     def skipped(self, sink: str, reason: str) -> None:
-        """There is nothing to count."""
+        """Count nothing."""
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         """Count a failure."""
@@ -54,7 +54,7 @@ class Reporter:
             self._sink(sink)["running"] = False
 
     def tell(self) -> None:
-        """Tell the server now; what goes wrong is said once, for the pipeline's work does not depend on it."""
+        """Send the state now; a failure is printed once, because the pipeline does not depend on the report."""
         with self._lock:
             sinks = {name: dict(sink) for name, sink in self._sinks.items()}
         try:

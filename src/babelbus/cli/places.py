@@ -1,4 +1,4 @@
-"""Options that say where a consumer group begins or goes on."""
+"""Options for the position where a consumer group begins or continues."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,8 @@ Command = Callable[..., Any]
 
 
 def place_options(word: str, text: str) -> Callable[[Command], Command]:
-    """Return a command `--from`, `--from-offset` and `--from-time` (`word` "from"), or the same with "to"."""
-    what = "begin" if word == "from" else "go on"
+    """Return a decorator that adds `--from`, `--from-offset` and `--from-time` (`word` "from"), or those with "to"."""
+    what = "begin" if word == "from" else "continue"
 
     def decorate(command: Command) -> Command:
         for option in (
@@ -30,13 +30,13 @@ def place_options(word: str, text: str) -> Callable[[Command], Command]:
 def read_place(
     word: str, at: str | None, offset: int | None, timestamp: int | None, partition: int | None = None
 ) -> dict[str, object] | None:
-    """Return what was asked for as the body of a request; `None` when nothing was."""
-    given = [
+    """Return the position as the body of a request; `None` without an option."""
+    places = [
         ({"at": at, "value": 0}, at),
         ({"at": "offset", "value": offset}, offset),
         ({"at": "time", "value": timestamp}, timestamp),
     ]
-    found: list[dict[str, object]] = [dict(place) for place, value in given if value is not None]
-    if len(found) > 1:
-        raise click.UsageError(f"--{word}, --{word}-offset and --{word}-time are different places: give one of them")
-    return found[0] | {"partition": partition} if found else None
+    chosen: list[dict[str, object]] = [dict(place) for place, value in places if value is not None]
+    if len(chosen) > 1:
+        raise click.UsageError(f"--{word}, --{word}-offset and --{word}-time are different places: give only one")
+    return chosen[0] | {"partition": partition} if chosen else None

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def read_headers(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[bytes, bytes | None], ...]:
-    """Read the texts of `--header`: cut at the first `=`; a name without one has no value."""
+    """Read the texts of `--header`, split at the first `=`; a header without `=` has no value."""
     headers = []
     for text in values:
-        name, found, content = text.partition("=")
+        name, separator, content = text.partition("=")
         if not name:
             raise click.BadParameter(f"{text!r} is no header: write NAME=VALUE", ctx, param)
-        headers.append((name.encode(), content.encode() if found else None))
+        headers.append((name.encode(), content.encode() if separator else None))
     return tuple(headers)
 
 
@@ -54,7 +54,7 @@ def read_headers(
     callback=read_time,
     help="Time of the records (ISO, ms, -1h).  [default: when the server takes it]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Payloads are JSON records, and so is what is printed.")
+@click.option("--json", "as_json", is_flag=True, help="Payloads are JSON records, and so is the output.")
 @bus_options
 def publish(
     target: Target,
@@ -68,21 +68,21 @@ def publish(
 ) -> None:
     """Publish records to a topic.
 
-    Each PAYLOAD is a record; without one, or with '-', each line of standard input is. With --json a record is an
-    object with "payload" (or "payload_base64") and perhaps "key", "headers" and "timestamp". One record prints
-    partition:offset; many print how many there were, once all are as durable as the topic's ack level says.
+    Each PAYLOAD is a record; without one, or with '-', each line of standard input is a record. With --json a record is
+    an object with "payload" (or "payload_base64") and optionally "key", "headers" and "timestamp". One record prints
+    partition:offset; many print their number, once all are as durable as the topic's ack level requires.
     """
     from babelbus.records.record import Record
 
     if not payload and sys.stdin.isatty():
-        raise click.UsageError("no payload: give some, pipe lines in, or write '-' to type them")
+        raise click.UsageError("no payload: give a payload, pipe lines in, or write '-' to type them")
     texts = _from_input() if payload in ((), ("-",)) else (text.encode("utf-8", "surrogateescape") for text in payload)
     own_key = None if key is None else key.encode()
     if as_json:
         records = _from_json(texts, Record(b"", own_key, headers, timestamp or 0))
     else:
         records = (Record(text, own_key, headers, timestamp or 0) for text in texts)
-    choose = _lane_chooser(target, topic, partition)
+    choose = _partition_chooser(target, topic, partition)
     with target.connect() as client:
         if len(payload) == 1 and payload != ("-",):
             record = next(iter(records), None)
@@ -93,10 +93,10 @@ def publish(
             _publish_many(client, topic, records, choose, as_json)
 
 
-def _lane_chooser(target: Target, topic: str, partition: int | None) -> Callable[[bytes | None], int]:
-    """Return what chooses the partition of a key, as the server does for other protocols; -1 leaves it to the server.
+def _partition_chooser(target: Target, topic: str, partition: int | None) -> Callable[[bytes | None], int]:
+    """Return the function that chooses the partition of a key, as the server does for other protocols.
 
-    Asking for the topic first also tells a missing one in clear words.
+    The function returns -1 to leave the choice to the server. A missing topic is a clear error before anything is sent.
     """
     partitions = target.partitions(topic)
     if partition is not None:
@@ -111,7 +111,7 @@ def _from_input() -> Iterator[bytes]:
 
 
 def _from_json(texts: Iterable[bytes], given: "Record") -> "Iterator[Record]":
-    """Read JSON records; what an option says holds for those that say nothing themselves."""
+    """Read JSON records; options apply to records without the field."""
     import msgspec
 
     from babelbus.cli.lines import parse_line
@@ -164,7 +164,7 @@ def _publish_many(
             )
             count += 1
     finally:
-        client.flush()  # also when a later line is wrong: what came before it was meant
+        client.flush()  # also when a later line is wrong: the lines before it are published
     seconds = max(clock.monotonic() - start, 1e-9)
     if as_json:
         print_json({"topic": topic, "records": count, "seconds": round(seconds, 6)})

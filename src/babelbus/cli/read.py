@@ -1,4 +1,4 @@
-"""`babelbus tail` and `babelbus fetch`: records on the screen, as they come or as they are."""
+"""`babelbus tail` and `babelbus fetch`: records on the screen, new ones or stored ones."""
 
 import asyncio
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 @click.command(
     cls=BusCommand,
     epilog=examples(
-        "babelbus tail orders                                what comes from now on, until Ctrl-C",
+        "babelbus tail orders                                new records, until Ctrl-C",
         "babelbus tail orders --from-offset 0 --max 10",
         "babelbus tail orders --from-time -1h --json | jq -r .payload",
     ),
@@ -53,9 +53,9 @@ def tail(
     count_max: int | None,
     as_json: bool,
 ) -> None:
-    """Follow a topic: print its records as they come, until Ctrl-C.
+    """Follow a topic: print its records as they arrive, until Ctrl-C.
 
-    A line is partition:offset, time, key if there is one, payload, and headers. A lost connection is waited for.
+    A line is partition:offset, time, key if there is one, payload, and headers. A lost connection is opened again.
     """
     _one_start(offset, timestamp)
     with suppress(KeyboardInterrupt):
@@ -70,7 +70,7 @@ def tail(
 @click.command(
     cls=BusCommand,
     epilog=examples(
-        "babelbus fetch orders                               everything",
+        "babelbus fetch orders                               all records",
         "babelbus fetch orders --from-offset 1000 --max 10",
         "babelbus fetch orders --from-time 2026-01-31T08:00 --json",
     ),
@@ -91,7 +91,7 @@ def fetch(
     count_max: int | None,
     as_json: bool,
 ) -> None:
-    """Print the records that a topic holds, up to where it ends now; one partition after the other."""
+    """Print the stored records of a topic, up to its present end; one partition after the other."""
     _one_start(offset, timestamp)
     with target.connect() as client:
         spans = find_spans(target, client, topic, partition, offset=offset, timestamp=timestamp)
@@ -101,7 +101,7 @@ def fetch(
 
 def _one_start(offset: int | None, timestamp: int | None) -> None:
     if offset is not None and timestamp is not None:
-        raise click.UsageError("--from-offset and --from-time are two beginnings: give one of them")
+        raise click.UsageError("--from-offset and --from-time are both a beginning: give only one of them")
 
 
 def _print(records: "Iterator[tuple[int, Record]]", topic: str, as_json: bool) -> None:
@@ -113,21 +113,21 @@ def _print(records: "Iterator[tuple[int, Record]]", topic: str, as_json: bool) -
 
 
 async def _tail(target: Target, topic: str, spans: list[Span], count_max: int | None, as_json: bool) -> None:
-    """Print the records of all spans as they come; each partition's own are in order.
+    """Print the records of all spans as they arrive; those of one partition are in order.
 
-    In an event loop of its own: Ctrl-C then cancels readers that wait, and each ends in its turn.
+    Runs in an event loop of its own: Ctrl-C then cancels the waiting readers, and each closes in order.
     """
     from babelbus.client import BabelbusError, Client
 
-    found: asyncio.Queue[tuple[int, Record] | BabelbusError] = asyncio.Queue(QUEUE_RECORDS_MAX)
+    queue: asyncio.Queue[tuple[int, Record] | BabelbusError] = asyncio.Queue(QUEUE_RECORDS_MAX)
 
     async def read(client: Client, span: Span) -> None:
         try:
             start = client.follow(topic, offset=span.offset, timestamp=span.timestamp, partition=span.partition)
             async for record in start:
-                await found.put((span.partition, record))
+                await queue.put((span.partition, record))
         except BabelbusError as error:
-            await found.put(error)
+            await queue.put(error)
 
     arguments = target.client_arguments()
     async with AsyncExitStack() as stack:
@@ -137,7 +137,7 @@ async def _tail(target: Target, topic: str, spans: list[Span], count_max: int | 
         try:
             count = 0
             while count_max is None or count < count_max:
-                item = await found.get()
+                item = await queue.get()
                 if isinstance(item, BabelbusError):
                     raise item
                 _print(iter([item]), topic, as_json)

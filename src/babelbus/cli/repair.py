@@ -1,4 +1,4 @@
-"""`babelbus check` and `babelbus repair`: what is wrong in a data folder, and making it whole again."""
+"""`babelbus check` and `babelbus repair`: find and repair damage in a data folder."""
 
 import os
 from collections import Counter
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from babelbus.storage.disk import Problem, Report
 
 DATABASE_NAME = "db.sqlite"
-DATABASE_ADVICE = "a database is never changed by repair: put its rows back from a copy"
+DATABASE_ADVICE = "a database is never changed by repair: restore its rows from a backup"
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: a problem a line, then the summary.")
 
@@ -36,7 +36,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: 
 @json_option
 @folder_options
 def check(target: Target, folder: str | None, as_json: bool) -> None:
-    """Read every record and every index of a data folder, and return what is wrong. Nothing is changed.
+    """Read every record and every index of a data folder, and list the problems. Nothing is changed.
 
     The database of topics with engine db is read too: db.url of the configuration (--config, BABELBUS_DB_URL), else
     db.sqlite in the folder. The server may run meanwhile. Exit code 0: all is well; 1: there are problems.
@@ -45,7 +45,7 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
     from babelbus.storage.files import LocalFiles
 
     path = _folder(target, folder)
-    # What looks like a leftover of a crash may be the work of a server that runs.
+    # Files like leftovers of a crash may belong to a running server.
     live = lock_owner(path) is not None
     with _bytes_read(f"check {path}") as advance:
         report = check_folder(LocalFiles(), path, progress=advance, live=live)
@@ -65,16 +65,16 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
     ),
 )
 @click.argument("folder", required=False)
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the repairs without making them.")
 @json_option
 @folder_options
 def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> None:
-    """Mend what 'babelbus check' finds. The server must be stopped.
+    """Repair the problems that 'babelbus check' finds. The server must be stopped.
 
-    Indexes are made again; damaged bytes are moved to a file beside the log and never deleted, and readers go on behind
-    them. A database (engine db) is read and not changed: what is wrong there is left.
+    Indexes are built again; damaged bytes are moved to a file beside the log and never deleted, and readers continue
+    behind them. A database (engine db) is read and not changed: its problems are left.
 
-    Exit code 0: all is well now; 1: problems are left, or (--dry-run) there are some.
+    Exit code 0: no problem is left; 1: problems are left, or (--dry-run) were found.
     """
     from babelbus.storage.disk import repair_folder
     from babelbus.storage.files import LocalFiles
@@ -116,7 +116,7 @@ class _Settings(msgspec.Struct):
 
 
 class _Catalogued(msgspec.Struct):
-    """What is looked at of a topic's settings file."""
+    """The fields of a topic's settings file that a check needs."""
 
     partitions: int
     settings: _Settings
@@ -124,55 +124,55 @@ class _Catalogued(msgspec.Struct):
 
 def _in_database(path: str) -> dict[str, int]:
     """Return the topics of a data folder whose records are in the database, with how many partitions they have."""
-    found = {}
+    partitions = {}
     for folder in os.listdir(os.path.join(path, "topics")):
         if folder.startswith("."):
             continue
         try:
             with open(os.path.join(path, "topics", folder, "settings.json"), "rb") as file:
-                kept = notes.decode(file.read(), _Catalogued, path=file.name, bare=True)
-        except (OSError, notes.DamagedNoteError):  # a start says what is wrong with it
+                note = notes.decode(file.read(), _Catalogued, path=file.name, bare=True)
+        except (OSError, notes.DamagedNoteError):  # a start names the fault
             continue
-        if kept.settings.engine == "db":
-            found[unquote(folder)] = kept.partitions
-    return found
+        if note.settings.engine == "db":
+            partitions[unquote(folder)] = note.partitions
+    return partitions
 
 
 def _add_database(report: "Report", target: Target, path: str, *, live: bool) -> bool:
-    """Add to a report what is in the database of the topics with engine db; return whether something is wrong there."""
+    """Add the problems of the database of topics with engine db to a report; return whether there are any."""
     url, default = None, os.path.join(path, DATABASE_NAME)
     if path == target.folder:  # else the configuration is another server's
         url = target.config.db.url
     expected = _in_database(path)
     if not expected and url is None and not os.path.exists(default):
-        return False  # nobody waits for SQLAlchemy
+        return False  # do not import SQLAlchemy, which is slow
     from babelbus.storage.disk import Problem, Report
     from babelbus.storage.files import LocalFiles
     from babelbus.storage.sql import check_database
 
     try:
         with _bytes_read("check the database") as advance:
-            found = check_database(url or f"sqlite:///{default}", LocalFiles(), progress=advance, live=live)
+            result = check_database(url or f"sqlite:///{default}", LocalFiles(), progress=advance, live=live)
     except StorageError as error:
-        fix = "nothing: see that it can be reached"
-        found = Report([], [Problem("unreadable", "the database", str(error), fix)])
+        fix = "nothing: make sure that the database can be reached"
+        result = Report([], [Problem("unreadable", "the database", str(error), fix)])
     else:
-        there = Counter(one.topic for one in found.partitions)
+        counts = Counter(partition.topic for partition in result.partitions)
         fix = "nothing: name its database with --config or BABELBUS_DB_URL, if it is another one"
-        found.problems += [
-            Problem("missing", f"topic {topic!r}", f"{count - there[topic]} partitions are not in the database", fix)
+        result.problems += [
+            Problem("missing", f"topic {topic!r}", f"{count - counts[topic]} partitions are not in the database", fix)
             for topic, count in sorted(expected.items())
-            if there[topic] < count
+            if counts[topic] < count
         ]
-    report.partitions += found.partitions
-    report.problems += found.problems
-    report.left += found.all_problems
-    return bool(found.all_problems)
+    report.partitions += result.partitions
+    report.problems += result.problems
+    report.left += result.all_problems
+    return bool(result.all_problems)
 
 
 @contextmanager
 def _bytes_read(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how much was read: gives what takes the bytes read so far and the bytes there are."""
+    """Show the bytes read; yield the function that takes the bytes read so far and the total."""
     with progress(what, None, "bytes") as advance:
         last = 0
 
@@ -209,7 +209,7 @@ def _tell(report: "Report", label: str, as_json: bool, advice: str, more: dict[s
 
 
 def show_problem(problem: "Problem", label: str) -> str:
-    """Return a problem as one line: file, where in it, which offsets, why, and what repair does."""
+    """Return a problem as one line: file, position in it, offsets, reason, and what repair does."""
     where = "" if problem.position is None else f", byte {problem.position}"
     if problem.offset is not None:
         last = "" if problem.next_offset is None else f" to {problem.next_offset - 1}"

@@ -42,7 +42,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 @click.argument("topic")
 @click.argument("file")
 @format_option
-@click.option("--create", is_flag=True, help="Make the topic if it is not there.")
+@click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
 @click.option(
     "--partition", type=click.IntRange(0), help="Partition for all.  [default: the one they came from, or by key]"
 )
@@ -53,9 +53,9 @@ def import_(
 ) -> None:
     """Publish the records of FILE ('-' is standard input; compressed files are recognised) to a topic.
 
-    Times, keys and headers are kept; offsets are new. A record goes to the partition that it was exported from; where
-    the topic has fewer, the records of one old partition stay together. If a line is wrong, what stands before it is
-    imported and the line is named.
+    Times, keys and headers are kept; offsets are new. A record goes to the partition that it was exported from; if the
+    topic has fewer, the records of one old partition stay together. If a line is wrong, the lines before it are
+    imported and the error names the line.
     """
     clock = SystemClock()
     start = clock.monotonic()
@@ -67,13 +67,13 @@ def import_(
         _open(file, advance) as input_,
     ):
         records = _from_json(input_) if form == "json" else _from_log(input_)
-        choose = _lane_chooser(count_partitions, partition)
+        choose = _partition_chooser(count_partitions, partition)
         count = _publish(client, topic, records, choose)
     tell_done("imported", topic, file, count, clock.monotonic() - start, as_json)
 
 
 def _find_topic(target: Target, topic: str, create: bool) -> int | None:
-    """Return how many partitions the topic has; `None` where the administration endpoint is out of reach."""
+    """Return the number of partitions of the topic; `None` if the administration endpoint is out of reach."""
     try:
         partitions = target.partitions(topic)
     except ApiError as error:
@@ -81,7 +81,7 @@ def _find_topic(target: Target, topic: str, create: bool) -> int | None:
             raise
         if not create:
             raise CommandError(
-                f"there is no topic {topic!r}; add --create, or make it with 'babelbus topics create'"
+                f"there is no topic {topic!r}; add --create, or create it with 'babelbus topics create'"
             ) from None
         partitions = target.api().create_topic(topic, None, {})["partitions"]
     else:
@@ -96,13 +96,13 @@ def _find_topic(target: Target, topic: str, create: bool) -> int | None:
     return None if partitions is None else len(partitions)
 
 
-def _lane_chooser(count: int | None, partition: int | None) -> Callable[[bytes | None, int], int]:
+def _partition_chooser(count: int | None, partition: int | None) -> Callable[[bytes | None, int], int]:
     if partition is not None:
         return lambda key, old: partition
 
     def choose(key: bytes | None, old: int) -> int:
         if count is None:
-            return max(old, 0)  # a partition that is not there is refused, which is better than a lost order
+            return max(old, 0)  # an error for a missing partition is better than a lost order
         if old >= 0:
             return old % count
         return zlib.crc32(key) % count if key is not None else 0
@@ -116,7 +116,7 @@ def _publish(
     records: "Iterator[tuple[Record, int]]",
     choose: Callable[[bytes | None, int], int],
 ) -> int:
-    """Publish in large batches, in order within each partition; return how many."""
+    """Publish in large batches, in order within each partition; return the number of records."""
     lanes: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}
     count = 0
@@ -153,7 +153,7 @@ def _from_json(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
 
 
 def _from_log(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
-    """Read records in the stored form, each CRC checked, without the headers that are the bus's own."""
+    """Read records in the stored form, after a check of each CRC, without the bus's own headers."""
     from babelbus.records.columns import decode_columns, find_positions, iterate, verify
     from babelbus.records.format import CorruptRecordError
 
@@ -170,23 +170,23 @@ def _from_log(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
             raise CommandError(f"bad record at byte {position + error.position}: {error.reason}") from error
         rest, position = data[end:], position + end
         if not len(positions) and len(rest) > 2 * CHUNK_BYTES + 2**24:
-            break  # longer than any record can be: no log
+            break  # longer than any record: the file is no log
     if rest:
-        raise CommandError(f"the file is no log, or cut off, at byte {position}: no whole record stands there")
+        raise CommandError(f"the file is no log, or cut off, at byte {position}: no whole record begins there")
 
 
 class _Counted(io.RawIOBase):
-    """A file that tells how much of it was read."""
+    """A file that counts the bytes read."""
 
     def __init__(self, file: IO[bytes], advance: Callable[[int], None]) -> None:
         self._file, self._advance = file, advance
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read, and tell how much."""
+        """Read into a buffer, and count the bytes."""
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         self._advance(len(data))

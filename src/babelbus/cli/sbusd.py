@@ -1,7 +1,7 @@
-"""`babelbus sbusd`, and `sbusd` by itself: a drop-in for the reference daemon (docs/specifications/sbus.md, 13 to 17).
+"""`babelbus sbusd`, and `sbusd` alone: a drop-in for the reference daemon (docs/specifications/sbus.md, 13 to 17).
 
-One bus without topics and other protocols, with the options, exit codes and habits of the original; what it does worse
-than its own document (section 19) is not copied. Start-up is fast: heavy parts come after the options are read.
+One bus without topics and other protocols, with the options, exit codes and habits of the original; faults of the
+original against its own document (section 19) are not copied. Start-up is fast: heavy imports follow the options.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ DESCRIPTOR = "/dev/fd/"
 
 
 class Arguments(msgspec.Struct):
-    """What the command line said."""
+    """The parsed options."""
 
     address: str = ADDRESS
     close_when_empty: bool = False
@@ -39,7 +39,7 @@ class Arguments(msgspec.Struct):
 
 
 def parse(arguments: Sequence[str]) -> Arguments | None:
-    """Read the options; None if they are no valid ones."""
+    """Parse the options; return None if they are invalid."""
     try:
         options, operands = getopt.getopt(list(arguments), "a:cfgop:ru:")
     except getopt.GetoptError:
@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str]) -> Arguments | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Be the daemon; ends the process: 0 after an orderly end, 1 if it could not start."""
+    """Run the daemon and end the process: 0 after an orderly end, 1 if it could not start."""
     parsed = parse(sys.argv[1:] if arguments is None else arguments)
     if parsed is None:
         _say(USAGE)
@@ -98,14 +98,14 @@ def _run(arguments: Arguments) -> None:
     if arguments.foreground:
         asyncio.run(_serve(door, arguments, _close_standard_streams))
         return
-    # From here on relative paths would mean something else.
+    # From here on relative paths would be wrong.
     pid_file = None if arguments.pid_file == NO_PID_FILE else os.path.abspath(arguments.pid_file)
     ready, tell = os.pipe()
     if os.fork():
         os.close(tell)
-        # The starting command returns when the bus accepts connections; the end without a word is a failure.
-        said = os.read(ready, 1)
-        os._exit(0 if said else 1)
+        # The starting command returns when the bus accepts connections; a closed pipe without a byte is a failure.
+        signal_ = os.read(ready, 1)
+        os._exit(0 if signal_ else 1)
     os.close(ready)
     os.setsid()
     if os.fork():
@@ -139,7 +139,7 @@ async def _serve(door: object, arguments: Arguments, report_ready: Callable[[], 
     assert isinstance(door, OpenDoor)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    # Before anybody is told that we are ready: a signal must find the handlers (section 17).
+    # Before the start is reported: a signal must find the handlers (section 17).
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     if arguments.foreground:
@@ -167,13 +167,13 @@ def _write_pid_file(path: str | None) -> None:
 
 
 def _close_standard_streams() -> None:
-    """Close standard input and output: whoever waits for the end of our output knows that we are ready."""
+    """Close standard input and output: a reader that waits for the end of our output then knows that we are ready."""
     _replace_stream(0)
     _replace_stream(1)
 
 
 def _replace_stream(descriptor: int) -> None:
-    # By /dev/null, for the next file that is opened must not become a standard stream by accident.
+    # By /dev/null, because the next file that is opened must not become a standard stream by accident.
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, descriptor)
     os.close(null)
@@ -201,5 +201,5 @@ EXAMPLES = examples(
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="")
 def sbusd(arguments: tuple[str, ...]) -> None:
-    """Be a stand-alone sbus daemon with the options of the original."""
+    """Run a stand-alone sbus daemon with the options of the original."""
     main(arguments)

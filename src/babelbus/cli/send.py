@@ -1,4 +1,4 @@
-"""`babelbus send`: one event under a subject, and what became of it."""
+"""`babelbus send`: publish one event under a subject, and print where it was recorded."""
 
 import sys
 
@@ -13,11 +13,11 @@ from babelbus.records.envelope import CONTENT_TYPE
 from babelbus.units import MIB
 
 PAYLOAD_BYTES_MAX = 40 * MIB
-"""What fits into a request of 64 MiB as base64."""
+"""The largest payload that fits into a request of 64 MiB as base64."""
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What became of an event."""
+    """Where an event was recorded, and how many subscriptions received it."""
 
     topic: str | None
     partition: int | None
@@ -39,8 +39,8 @@ class Sent(msgspec.Struct, frozen=True):
 @click.option(
     "--header", "headers", multiple=True, callback=read_headers, metavar="NAME=VALUE", help="Header; may be repeated."
 )
-@click.option("--content-type", metavar="TYPE", help="What the payload is, as in application/json.")
-@click.option("--json", "as_json", is_flag=True, help="Print what became of it as JSON.")
+@click.option("--content-type", metavar="TYPE", help="Type of the payload, such as application/json.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @admin_options
 def send(
     target: Target,
@@ -51,10 +51,10 @@ def send(
     content_type: str | None,
     as_json: bool,
 ) -> None:
-    """Publish one event under SUBJECT: to all who listen, in whatever protocol, and to the topic that covers it.
+    """Publish one event under SUBJECT: to all subscribers of any protocol, and to the topic that covers the subject.
 
-    Without PAYLOAD, or with '-', standard input is the payload, all of it. 'publish' is for records of a topic and for
-    many of them; this is for one event on the bus. It prints where it was recorded, or that it was live only.
+    Without PAYLOAD, or with '-', the whole standard input is the payload. This command is for one event on the bus;
+    'publish' is for one or many records of a topic. It prints where the event was recorded, or that it was live only.
     """
     if payload is None and sys.stdin.isatty():
         raise click.UsageError("no payload: give one, pipe it in, or write '-' to type it")
@@ -73,7 +73,7 @@ def send(
     if as_json:
         print_json({"subject": subject.encode("utf-8", "surrogateescape").decode("utf-8", "replace")} | _fields(sent))
     elif sent.topic is None:
-        print_line(f"live only, no topic covers it; subscriptions that wanted it: {sent.receivers}")
+        print_line(f"live only, no topic covers it; subscriptions that received it: {sent.receivers}")
     else:
         print_line(f"{escape(sent.topic)} {sent.partition}:{sent.offset}; live subscriptions: {sent.receivers}")
 

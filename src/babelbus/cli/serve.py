@@ -1,4 +1,4 @@
-"""`babelbus serve` and `babelbus config`: the settings as flags, a server, and what it says when it is ready."""
+"""`babelbus serve` and `babelbus config`: the settings as flags, a server, and its report when it is ready."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ def flag_of(key: str) -> str:
 
 
 class SettingOption(click.Option):
-    """The flag of one setting. Its value is text, which the configuration reads as it reads the environment."""
+    """The flag of one setting. Its value is text, which the configuration reads like the environment."""
 
     def __init__(self, key: str, type_text: str, default: str, doc: str) -> None:
         self.key = key
@@ -42,10 +42,10 @@ class SettingsCommand(BusCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += [SettingOption(one.key, one.type, one.default, one.doc) for one in describe()]
+        self.params += [SettingOption(entry.key, entry.type, entry.default, entry.doc) for entry in describe()]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Gather the flags that were given under their dotted keys."""
+        """Collect the values of the flags under their dotted keys."""
         options = [param for param in self.params if isinstance(param, SettingOption)]
         values = {option.key: ctx.params.pop(str(option.name)) for option in options}
         ctx.params["flags"] = {key: value for key, value in values.items() if value is not None}
@@ -67,7 +67,7 @@ class SettingsCommand(BusCommand):
 SERVE_EXAMPLES = examples(
     "babelbus serve                                   data in ./data, loopback only",
     "babelbus serve --data-folder /var/lib/babelbus --jebp-host 0.0.0.0",
-    "babelbus serve --server-any-port --json       free ports, told in one JSON line",
+    "babelbus serve --server-any-port --json       free ports, shown in one JSON line",
     "babelbus config --defaults > babelbus.toml       a file with every setting, to change",
 )
 
@@ -81,10 +81,10 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
     """Run a server until SIGTERM or Ctrl-C.
 
     The first start makes the data folder, the server's certificate and an administrator's identity, which the other
-    commands use by themselves on this machine. A setting is taken from its flag, else from its environment variable
+    commands on this machine find. A setting is read from its flag, else from its environment variable
     (--jebp-port is BABELBUS_JEBP_PORT), else from the file. SIGHUP reads the lists of clients again.
 
-    Exit code 0 after a graceful stop, 1 when it could not start.
+    Exit code 0 after a graceful stop, 1 if it could not start.
     """
     settings = load_config(config, flags)
     from babelbus.server.app import run
@@ -118,7 +118,7 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
 
 
 def _note_addresses(path: str, addresses: dict[str, str]) -> None:
-    """Write down where this server listens, for the commands on this machine (see `target`)."""
+    """Write the addresses of this server to a file, for the commands on this machine (see `target`)."""
     draft = f"{path}.new"
     with open(draft, "wb") as file:
         file.write(msgspec.json.encode(Running(os.getpid(), addresses)) + b"\n")
@@ -155,9 +155,9 @@ def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
 
 
 CONFIG_EXAMPLES = examples(
-    "babelbus config                                what a server started here would run with",
+    "babelbus config                                the settings of a server started here",
     "babelbus config --defaults > babelbus.toml     a file with every setting and its meaning",
-    "babelbus config --config /etc/bus.toml         say whether a file is right (exit code 1 if not)",
+    "babelbus config --config /etc/bus.toml         check a file (exit code 1 if it is wrong)",
 )
 
 
@@ -165,12 +165,12 @@ CONFIG_EXAMPLES = examples(
 @click.option(
     "--config", metavar="FILE", help="Read settings from this file.  [default: ./babelbus.toml if it is there]"
 )
-@click.option("--defaults", is_flag=True, help="Show the defaults, with what each setting means.")
+@click.option("--defaults", is_flag=True, help="Show the defaults, with the meaning of each setting.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def config(config: str | None, defaults: bool, as_json: bool, flags: dict[str, object]) -> None:
     """Show the configuration as a babelbus.toml, and check it.
 
-    File, environment and flags are read as 'serve' reads them. A wrong setting is named with the place it came from.
+    File, environment and flags are read as by 'serve'. The error for a wrong setting names its source.
     """
     settings = Config() if defaults else load_config(config, flags)
     if as_json:

@@ -1,4 +1,4 @@
-"""Which part of which partitions a reading command means: from an offset or a time, up to the end or on."""
+"""The parts of partitions that a command reads: from an offset or a time, up to the end or without end."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A part of one partition, from `offset` or `timestamp` on (from its first record if neither is given).
+    """A part of one partition, from `offset` or `timestamp` on (from its first record with neither).
 
-    `count_max` is how many records there were from `offset` (or the beginning) on when it was made; `None`: unknown.
+    `count_max` is the number of records from `offset` (or the beginning) on when the span was built; `None`: unknown.
     """
 
     partition: int
@@ -25,7 +25,7 @@ class Span(msgspec.Struct, frozen=True):
     count_max: int | None = None
 
     def records(self, client: "BlockingClient", topic: str, *, until_end: bool) -> "Iterator[Record]":
-        """Yield the records, and with `until_end` stop where the partition ends now."""
+        """Yield the records; with `until_end`, stop at the present end of the partition."""
         return client.follow(
             topic, offset=self.offset, timestamp=self.timestamp, partition=self.partition, until_end=until_end
         )
@@ -42,8 +42,8 @@ def find_partitions(target: Target, client: "BlockingClient", topic: str) -> lis
         return partitions
     (positions,) = client.positions([topic])
     return [
-        {"partition": number, "first_offset": one.first_offset, "high_watermark": one.high_watermark}
-        for number, one in enumerate(positions.partitions)
+        {"partition": number, "first_offset": partition.first_offset, "high_watermark": partition.high_watermark}
+        for number, partition in enumerate(positions.partitions)
     ]
 
 
@@ -56,15 +56,15 @@ def find_spans(
     offset: int | None = None,
     timestamp: int | None = None,
 ) -> list[Span]:
-    """Return the spans of one partition or of all that have the start; those without records are left out.
+    """Return the spans of one partition or of all that have the start, without empty spans.
 
     Raises:
         CommandError: there is no such topic, partition or offset.
     """
     partitions = find_partitions(target, client, topic)
     spans, bounds = [], []
-    for one in partitions:
-        number, first, end = one["partition"], one["first_offset"], one["high_watermark"]
+    for info in partitions:
+        number, first, end = info["partition"], info["first_offset"], info["high_watermark"]
         if partition is not None and number != partition:
             continue
         bounds.append(f"{first} to {end}" if len(partitions) == 1 else f"{first} to {end} in partition {number}")
@@ -80,14 +80,14 @@ def find_spans(
 
 
 def find_ends(target: Target, client: "BlockingClient", topic: str, partition: int | None) -> list[Span]:
-    """Return the spans that begin where the partitions end now.
+    """Return the spans that begin at the present ends of the partitions.
 
     Raises:
         CommandError: there is no such topic or partition.
     """
     partitions = find_partitions(target, client, topic)
     spans = [
-        Span(one["partition"], one["high_watermark"]) for one in partitions if partition in (None, one["partition"])
+        Span(info["partition"], info["high_watermark"]) for info in partitions if partition in (None, info["partition"])
     ]
     if not spans:
         raise CommandError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {partition}")
@@ -97,16 +97,16 @@ def find_ends(target: Target, client: "BlockingClient", topic: str, partition: i
 def all_partitions(
     target: Target, client: "BlockingClient", topic: str, partition: int | None, offset: int | None, ts: int | None
 ) -> list[Span]:
-    """Return the spans of a command that goes on when the end is reached: also those without records so far.
+    """Return the spans of a command that continues behind the end: also of partitions without records so far.
 
     Raises:
         CommandError: there is no such topic, partition or offset.
     """
     spans = find_spans(target, client, topic, partition, offset=offset, timestamp=ts)
-    found = {span.partition: span for span in spans}
-    for one in find_partitions(target, client, topic):
-        number, end = one["partition"], one["high_watermark"]
-        if number not in found and partition in (None, number) and (offset is None or offset >= end):
-            # Nothing here yet, or less than elsewhere: from its end on, all that comes is later than what was meant.
-            found[number] = Span(number, end)
-    return [found[number] for number in sorted(found)]
+    by_number = {span.partition: span for span in spans}
+    for info in find_partitions(target, client, topic):
+        number, end = info["partition"], info["high_watermark"]
+        if number not in by_number and partition in (None, number) and (offset is None or offset >= end):
+            # Empty, or shorter than others: every later record of this partition is behind the requested start.
+            by_number[number] = Span(number, end)
+    return [by_number[number] for number in sorted(by_number)]

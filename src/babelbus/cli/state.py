@@ -20,7 +20,7 @@ from babelbus.units import UnitError
 
 LINES_AT_ONCE = 1_000
 SHOWN_CHARACTERS = 200
-"""How much of a value a table shows."""
+"""Most characters of a value in a table."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
@@ -29,7 +29,7 @@ Unset = msgspec.UnsetType
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of what a watch is told: a value there was, a change, or how many lines are missing."""
+    """One line of a watch: a present value, a change, or the number of missing lines."""
 
     timestamp: int | Unset = UNSET
     source: str | Unset = UNSET
@@ -41,14 +41,14 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What a change of one value answers."""
+    """The answer to a change of one value."""
 
     key: str
     version: int
 
 
 class Revision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One stored change of a key: a value, or that it was deleted."""
+    """One stored change of a key: a value, or its deletion."""
 
     offset: int
     timestamp: int
@@ -67,7 +67,7 @@ class Revisions(msgspec.Struct, frozen=True):
 
 
 def read_moment(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, str]:
-    """Read `--as-of` into what is asked of the server: a number is an offset of `$state`, anything else a time."""
+    """Read `--as-of` into the query of a request: a number is an offset of `$state`, any other text a time."""
     if value is None:
         return {}
     if re.fullmatch(r"\d+", value, re.ASCII):
@@ -92,8 +92,8 @@ def _patience(moment: dict[str, str]) -> float:
 def state() -> None:
     """Read, change and follow the state: the last value of each key.
 
-    A key is a path such as plant/line1/temp, a value is JSON. In a pattern '?' stands for one element and '#' at the
-    end for any number, also none: quote them, the shell has its own use for both.
+    A key is a path such as plant/line1/temp, a value is JSON. In a pattern '?' matches one element and '#' at the
+    end any number of elements, also zero: quote patterns, the shell expands them.
     """
 
 
@@ -107,16 +107,16 @@ def state() -> None:
 )
 @click.argument("key")
 @as_of_option
-@click.option("--raw", is_flag=True, help="Print the text of a string itself: no quotes, nothing escaped.")
+@click.option("--raw", is_flag=True, help="Print the text of a string: no quotes, no escapes.")
 @json_option
 @admin_options
 def get(target: Target, key: str, moment: dict[str, str], raw: bool, as_json: bool) -> None:
     """Print a value."""
     query = {"key": key, **moment}
-    found = target.api().ask("GET", "/api/state/value", query, Line, timeout_seconds=_patience(moment))
-    value = bytes(found.value)
+    line = target.api().ask("GET", "/api/state/value", query, Line, timeout_seconds=_patience(moment))
+    value = bytes(line.value)
     if as_json:
-        print_json(found)
+        print_json(line)
     elif raw and value.startswith(b'"'):
         sys.stdout.buffer.write(msgspec.json.decode(value, type=str).encode() + b"\n")
     elif raw:
@@ -127,19 +127,19 @@ def get(target: Target, key: str, moment: dict[str, str], raw: bool, as_json: bo
 
 @state.command(
     "set",
-    # A negative number is a value and no option.
+    # A negative number is a value, not an option.
     context_settings={"ignore_unknown_options": True},
     epilog=examples(
         "babelbus state set plant/line1/temp 21.5",
         'babelbus state set plant/line1 \'{"name": "presses", "running": true}\'',
         "babelbus state set plant/line1/name --text 'Line 1'",
         "babelbus state set plant/line1/plan - < plan.json",
-        "babelbus state set plant/line1/owner '\"ann\"' --version 0    only if nobody has set it",
+        "babelbus state set plant/line1/owner '\"ann\"' --version 0    only if the key has no value",
     ),
 )
 @click.argument("key")
 @click.argument("value", required=False)
-@click.option("--text", is_flag=True, help="The value is a text: store it as a JSON string.")
+@click.option("--text", is_flag=True, help="The value is text: store it as a JSON string.")
 @click.option(
     "--version", type=click.IntRange(0), metavar="N",
     help="Compare and set: only if the key has this version, 0 for none; it gets the next one.",
@@ -147,11 +147,11 @@ def get(target: Target, key: str, moment: dict[str, str], raw: bool, as_json: bo
 @json_option
 @admin_options
 def set_(target: Target, key: str, value: str | None, text: bool, version: int | None, as_json: bool) -> None:
-    """Store VALUE, which is JSON, under KEY; without one, or with '-', standard input is the value."""
+    """Set KEY to VALUE, which is JSON; without one, or with '-', standard input is the value."""
     if value is None and sys.stdin.isatty():
-        raise click.UsageError("no value: give one, pipe it in, or write '-' to type it")
-    given = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode("utf-8", "surrogateescape")
-    content = _as_text(given) if text else _as_json(given)
+        raise click.UsageError("no value: give a value, pipe it in, or write '-' to type it")
+    data = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode("utf-8", "surrogateescape")
+    content = _as_text(data) if text else _as_json(data)
     query = {"key": key} | ({} if version is None else {"version": str(version)})
     stored = target.api().ask("PUT", "/api/state/value", query, Stored, content=content)
     if as_json:
@@ -178,10 +178,10 @@ def _as_json(given: bytes) -> bytes:
 
 @state.command(
     epilog=examples(
-        "babelbus state match 'plant/#'                 plant itself and everything below it",
+        "babelbus state match 'plant/#'                 plant and everything below it",
         "babelbus state match 'plant/?/temp' --json",
         "babelbus state match 'plant/#' --as-of 2026-01-31T08:00",
-        "babelbus state match '$SYS/#'                  what the server tells of itself",
+        "babelbus state match '$SYS/#'                  values about the server",
     ),
 )
 @click.argument("pattern")
@@ -189,7 +189,7 @@ def _as_json(given: bytes) -> bytes:
 @json_option
 @admin_options
 def match(target: Target, pattern: str, moment: dict[str, str], as_json: bool) -> None:
-    """Print the keys and values that a pattern means, sorted by key. None is no failure."""
+    """Print the keys and values that match a pattern, sorted by key. No match is no failure."""
     lines = target.api().lines(
         "/api/state/values", {"pattern": pattern, **moment}, Line, timeout_seconds=_patience(moment)
     )
@@ -208,15 +208,15 @@ def match(target: Target, pattern: str, moment: dict[str, str], as_json: bool) -
     ),
 )
 @click.argument("pattern")
-@click.option("--new-only", is_flag=True, help="Do not begin with the values there are.")
+@click.option("--new-only", is_flag=True, help="Do not begin with the present values.")
 @click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N lines.")
 @json_option
 @admin_options
 def watch(target: Target, pattern: str, new_only: bool, count_max: int | None, as_json: bool) -> None:
-    """Print the values that a pattern means, and each change as it comes, until Ctrl-C.
+    """Print the values that match a pattern, and each change as it happens, until Ctrl-C.
 
-    A line is time, who changed it, key and value; those of the beginning have neither time nor source. If this command
-    is too slow for the changes, it says how many it missed.
+    A line is time, source, key and value; the values of the beginning have neither time nor source. If this command is
+    too slow for the changes, it prints how many it missed.
     """
     query = {"pattern": pattern} | ({"new_only": "1"} if new_only else {})
     count = 0
@@ -240,17 +240,17 @@ def watch(target: Target, pattern: str, new_only: bool, count_max: int | None, a
 def _show_change(line: Change) -> str:
     value = "(deleted)" if isinstance(line.value, Unset) else _shown(bytes(line.value))
     text = f"{escape(str(line.key))}  {value}"
-    if isinstance(line.timestamp, Unset):  # what there was
+    if isinstance(line.timestamp, Unset):  # a value of the beginning
         return text
     return f"{human_time(line.timestamp)}  {escape(str(line.source))}  {text}"
 
 
 def tell_dropped(count: int, as_json: bool) -> None:
-    """Tell of lines that are missing here: in the data for a program, beside it for a person."""
+    """Print the number of lines that are missing here: in the data for a program, on standard error for a person."""
     if as_json:
         print_json({"dropped": count})
     else:
-        note(f"babelbus: {count} were not shown here: they came faster than this command took them")
+        note(f"babelbus: {count} were not shown here: they arrived faster than this command read them")
 
 
 @state.command(
@@ -264,7 +264,7 @@ def tell_dropped(count: int, as_json: bool) -> None:
 @json_option
 @admin_options
 def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
-    """Delete a value, or all that a pattern means. History remembers them until compaction."""
+    """Delete a value, or all values that match a pattern. History keeps them until compaction."""
     from babelbus.core.state import check_key
 
     api = target.api()
@@ -274,10 +274,10 @@ def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
             print_json({"key": pattern, "deleted": 1, "value": gone.value})
         return
     if not yes:
-        found = sum(line is not None for line in api.lines("/api/state/values", {"pattern": pattern}, Line))
+        count_before = sum(line is not None for line in api.lines("/api/state/values", {"pattern": pattern}, Line))
         if not sys.stdin.isatty():
-            raise CommandError(f"this would delete {found} values: add --yes if that is meant")
-        click.confirm(f"Delete {found} values?", abort=True, err=True)
+            raise CommandError(f"this would delete {count_before} values: add --yes if that is meant")
+        click.confirm(f"Delete {count_before} values?", abort=True, err=True)
     count = api.ask("DELETE", "/api/state/values", {"pattern": pattern}, dict[str, int])["deleted"]
     if as_json:
         print_json({"pattern": pattern, "deleted": count})
@@ -299,8 +299,8 @@ def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
 def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> None:
     """Write all values to FILE ('-' is standard output; compressed if it ends in .gz), one JSON line each.
 
-    A line is {"key", "value"} and "version" if it has one. What the server tells of itself ($SYS) is left out. The
-    file appears under its name when it is complete. 'babelbus state import' reads it.
+    A line is {"key", "value"} and "version" if it has one. Values about the server ($SYS) are left out. The file
+    appears under its name when it is complete. 'babelbus state import' reads it.
     """
     lines = target.api().lines("/api/state/tree", moment, Line, timeout_seconds=_patience(moment))
     encode = msgspec.json.Encoder().encode
@@ -324,7 +324,7 @@ def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> 
     "import",
     epilog=examples(
         "babelbus state import state.jsonl.gz",
-        "babelbus state import export.json.gz         a file that a Wörterbuch server has exported",
+        "babelbus state import export.json.gz         an export of a Wörterbuch server",
         "babelbus state export - --as-of -1h | babelbus state import -",
     ),
 )
@@ -332,10 +332,10 @@ def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> 
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @admin_options
 def import_(target: Target, file: str, as_json: bool) -> None:
-    """Store the values of FILE ('-' is standard input): JSON lines of 'babelbus state export', or a Wörterbuch export.
+    """Write the values of FILE ('-' is standard input) to the state: lines of 'state export', or a Wörterbuch export.
 
-    Compressed files are recognised. Values that are there are overwritten, also those with a version; others stay. If
-    a line is wrong, what stands before it is stored and the line is named.
+    Compressed files are recognised. Present values are overwritten, also those with a version; other keys are kept. If
+    a line is wrong, the lines before it are stored and the error names the line.
     """
     api = target.api()
     count = 0
@@ -371,7 +371,7 @@ def _tell_done(done: str, file: str, count: int, as_json: bool, *, beside: bool)
 @json_option
 @admin_options
 def history(target: Target, key: str, count_max: int, before: int | None, as_json: bool) -> None:
-    """Print the stored changes of a key, oldest first: offset in $state, time, version, who made it, and the value."""
+    """Print the stored changes of a key, oldest first: offset in $state, time, version, source, and the value."""
     query = {"key": key, "max": str(count_max)} | ({} if before is None else {"before": str(before)})
     answer = target.api().ask("GET", "/api/state/revisions", query, Revisions, timeout_seconds=LONG_TIMEOUT_SECONDS)
     if as_json:
@@ -386,11 +386,11 @@ def history(target: Target, key: str, count_max: int, before: int | None, as_jso
 
 
 def _rows(revisions: list[Revision]) -> Iterator[tuple[object, ...]]:
-    for one in revisions:
-        value = "(deleted)" if isinstance(one.value, Unset) else bytes(one.value).decode()
+    for revision in revisions:
+        value = "(deleted)" if isinstance(revision.value, Unset) else bytes(revision.value).decode()
         if len(value) > SHOWN_CHARACTERS:
             value = f"{value[:SHOWN_CHARACTERS]}... ({len(value)} characters)"
-        yield one.offset, human_time(one.timestamp), one.version or "-", one.source or "-", value
+        yield revision.offset, human_time(revision.timestamp), revision.version or "-", revision.source or "-", value
 
 
 def _shown(value: bytes) -> str:

@@ -15,11 +15,11 @@ BATCH_VALUES = 10_000
 BATCH_BYTES = 4 * MIB
 GZIP_MAGIC = b"\x1f\x8b"
 DOCUMENT_BYTES_MAX = GIB
-"""Largest Wörterbuch export, unpacked: it is one JSON document and must be in memory."""
+"""Largest Wörterbuch export, unpacked: the export is one JSON document, which must fit into memory."""
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One value; without `version` a plain one."""
+    """One value; a plain value has no `version`."""
 
     key: str
     value: msgspec.Raw
@@ -30,10 +30,10 @@ _DECODER = msgspec.json.Decoder(Line)
 
 
 def read_file(file: str) -> Iterator[Line]:
-    """Yield the values of a file ('-' is standard input), whichever of both it is.
+    """Yield the values of a file of either kind ('-' is standard input).
 
     Raises:
-        CommandError: a line is wrong (those before it were yielded), or the document is.
+        CommandError: a line is wrong (the lines before it were yielded), or the document is.
         OSError: the file cannot be read.
     """
     with _open(file) as input_:
@@ -75,7 +75,7 @@ def _read_document(text: bytes) -> Iterator[Line]:
 
 
 def batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Put values together to requests, in order. If a line is wrong, those before it still come."""
+    """Yield values in requests, in order. If a line is wrong, the values before it are yielded first."""
     batch: list[Line] = []
     size = 0
     failure: CommandError | None = None

@@ -1,7 +1,7 @@
-"""Which server a command talks to, and as whom: from options, the environment, and the data folder on this machine.
+"""The server of a command, and the identity to use: from options, environment, and the data folder on this machine.
 
-A running server notes its addresses in `<data>/conf/addresses`, so that a command that knows the data folder finds
-it on whatever port it listens. The note counts only while the folder's lock is held: a killed server leaves it behind.
+A running server writes its addresses to `<data>/conf/addresses`, so that a command that knows the data folder finds
+it on any port. The note counts only while the folder's lock is held: a killed server leaves the note behind.
 """
 
 import fcntl
@@ -33,9 +33,9 @@ RECORD_VARIABLES = frozenset(
         *("KEY", "KEY_BASE64", "HEADERS", "HEADERS_BASE64", "REMOVED"),
     )
 )
-"""What `consume --exec` tells its command of a record."""
+"""Variables of the command of `consume --exec`."""
 OWN_VARIABLES = frozenset({ADMIN_VARIABLE, SERVER_VARIABLE, IDENTITY_VARIABLE, FINGERPRINT_VARIABLE}) | RECORD_VARIABLES
-"""What the command line reads or sets beside the settings; the configuration would take them for misspelt settings."""
+"""Variables that the command line reads or sets beside the settings, so that they are no misspelt settings."""
 
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a listener is everywhere, we reach it here
 FIRST_START = "start a server there once with 'babelbus serve', or name another folder with --data-folder"
@@ -49,7 +49,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Target:
-    """The server that a command is for; everything is found when it is asked for."""
+    """The server of a command; each part is looked up when it is needed."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Target:
         """The configuration that a server started from here would have.
 
         Raises:
-            ConfigError: it is wrong.
+            ConfigError: the configuration is wrong.
         """
         if self._config is None:
             self._config = load_config(self._config_path, {"data.folder": self._data_folder})
@@ -90,7 +90,7 @@ class Target:
         """Return the data folder.
 
         Raises:
-            CommandError: it is not there; a misspelt folder must not be made by a command that means another.
+            CommandError: the folder does not exist; a misspelt folder must not be created by mistake.
         """
         if not os.path.isdir(self.folder):
             raise CommandError(f"there is no data folder {self.folder}; {FIRST_START}")
@@ -101,7 +101,7 @@ class Target:
         return os.path.join(self.folder, "conf", name)
 
     def running(self) -> Running | None:
-        """Return what the server that runs on the data folder says of itself; `None` when none runs or says it."""
+        """Return the note of the server that runs on the data folder; `None` without a server or a note."""
         pid = lock_owner(self.folder)
         if pid is None:
             return None
@@ -110,7 +110,7 @@ class Target:
                 note = msgspec.json.decode(file.read(), type=Running)
         except (OSError, msgspec.DecodeError):
             return None
-        return note if note.pid == pid else None  # else it is of one that was killed
+        return note if note.pid == pid else None  # a note of another process is of a killed server
 
     def api(self) -> "AdminApi":
         """Return the administration API of the server.
@@ -131,7 +131,7 @@ class Target:
         return self._address("admin", self.config.admin.host, self.config.admin.port)
 
     def jebp_address(self) -> str:
-        """Return "host:port" of the jebp listener; with `--admin` alone, what the server there says."""
+        """Return "host:port" of the jebp listener; with `--admin` alone, as that server tells it."""
         if self._server:
             return self._server
         if self._admin:
@@ -158,7 +158,7 @@ class Target:
         """Return a connected client of the server, for a `with`.
 
         Raises:
-            BabelbusError: there is no identity, or nobody listens, or it is not the server that was expected.
+            BabelbusError: there is no identity, or nothing listens, or the server is another than expected.
         """
         from babelbus.client import BlockingClient
         from babelbus.server.allocator import keep_freed_memory
@@ -172,10 +172,10 @@ class Target:
             yield client
 
     def client_arguments(self) -> dict[str, Any]:
-        """Return what a client of the server is made with: `address`, `identity`, `server_fingerprint`.
+        """Return the arguments of a client of the server: `address`, `identity`, `server_fingerprint`.
 
         Raises:
-            BabelbusError: there is no identity, or the server's address is not known.
+            BabelbusError: there is no identity, or the server's address is unknown.
         """
         from babelbus.protocols.jebp.identity import Identity
 
@@ -190,7 +190,7 @@ class Target:
         }
 
     def partitions(self, topic: str) -> list[dict[str, Any]] | None:
-        """Return the partitions of a topic as the administration endpoint tells them; `None` where none is in reach.
+        """Return the partitions of a topic from the administration endpoint; `None` if no endpoint is in reach.
 
         Raises:
             ApiError: there is no such topic.
@@ -199,11 +199,11 @@ class Target:
         running = None if self._admin else self.running()
         if not self._admin and (self._server or (running is not None and "admin" not in running.addresses)):
             return None
-        found: list[dict[str, Any]] = self.api().topic(topic)["partitions"]
-        return found
+        partitions: list[dict[str, Any]] = self.api().topic(topic)["partitions"]
+        return partitions
 
     def _expected_fingerprint(self) -> str | None:
-        """Return the certificate that the server must prove; `None` is whoever answers."""
+        """Return the fingerprint that the server's certificate must have; `None` accepts any server."""
         if self._fingerprint:
             return self._fingerprint.lower()
         if self._server:
@@ -227,7 +227,7 @@ class Target:
 
 @contextmanager
 def clear_errors(address: str) -> Iterator[None]:
-    """Return what to do where a client only says that nobody answered."""
+    """Replace the error of a refused connection by advice on how to start a server."""
     from babelbus.client import ConnectionLostError
 
     try:
@@ -239,10 +239,10 @@ def clear_errors(address: str) -> Iterator[None]:
 
 
 def load_config(path: str | None, flags: dict[str, object]) -> "Config":
-    """Put the configuration together from the file `path`, the environment of this process, and `flags`.
+    """Load the configuration from the file `path`, the environment of this process, and `flags`.
 
     Raises:
-        ConfigError: it is wrong.
+        ConfigError: the configuration is wrong.
     """
     from babelbus.config import load
 
@@ -250,16 +250,16 @@ def load_config(path: str | None, flags: dict[str, object]) -> "Config":
 
 
 def lock_owner(folder: str) -> int | None:
-    """Return the process that owns a data folder; `None` when none does.
+    """Return the process that owns a data folder; `None` without one.
 
-    The number in the file alone says nothing: it may be of a process that is gone, and by now another's.
+    The number in the file is not enough: it may be of a process that is gone, and by now of another.
     """
     try:
         descriptor = os.open(os.path.join(folder, "lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        # A shared lock is refused while the server has its own, and is given back before anybody notices.
+        # A shared lock is refused while the server has its own, and is released at once.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
@@ -328,17 +328,17 @@ def _with_target(
 
 
 def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command the options that name a data folder; its first argument is the `Target`."""
+    """Return a command with the options that name a data folder; its first argument is the `Target`."""
     return _with_target(command, _PLACE, _PLACE_NAMES)
 
 
 def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command the options that name an administration endpoint; its first argument is the `Target`."""
+    """Return a command with the options that name an administration endpoint; its first argument is the `Target`."""
     return _with_target(command, (*_ADMIN, *_PLACE), ("admin", *_PLACE_NAMES))
 
 
 def bus_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command the options of a client of the bus; its first argument is the `Target`."""
+    """Return a command with the options of a client of the bus; its first argument is the `Target`."""
     names = ("server", "identity", "server_fingerprint", "admin", *_PLACE_NAMES)
     return _with_target(command, (*_BUS, *_ADMIN, *_PLACE), names)
 

@@ -1,4 +1,4 @@
-"""Points in time as people write them on a command line: "2026-01-31T08:00", "1700000000000", "-1h", "now"."""
+"""Points in time as written on a command line: "2026-01-31T08:00", "1700000000000", "-1h", "now"."""
 
 import re
 from datetime import UTC, datetime
@@ -12,10 +12,10 @@ _MILLISECONDS = re.compile(r"\d+", re.ASCII)
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Read a point in time and return milliseconds since the epoch; an ISO time without a zone is UTC.
+    """Return a point in time in milliseconds since the epoch; an ISO time without a zone is UTC.
 
     Raises:
-        UnitError: it is none.
+        UnitError: the text is no point in time.
     """
     text = text.strip()
     try:
@@ -37,7 +37,7 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def read_time(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Read the text of an option that takes a point in time: its callback."""
+    """Read the text of an option for a point in time, as its callback."""
     try:
         return None if value is None else parse_time(value, SystemClock().now_ms())
     except UnitError as error:

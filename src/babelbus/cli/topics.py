@@ -13,10 +13,10 @@ from babelbus.units import format_duration, format_size
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
-# setting -> (flags, what its value looks like, what it means). The server checks the values and reads the units.
+# setting -> (flags, form of its value, meaning). The server checks the values and reads the units.
 _SETTINGS = {
     "ack": (("--ack",), "accepted|written|flushed", "When a publisher is answered."),
-    "retention_seconds": (("--retention", "--retention-seconds"), "DURATION|none", "Remove what is older, as in 7d."),
+    "retention_seconds": (("--retention", "--retention-seconds"), "DURATION|none", "Remove older segments, as in 7d."),
     "retention_bytes": (("--retention-bytes",), "SIZE|none", "Bound of each partition, as in 10GiB."),
     "retention_records": (("--retention-records",), "COUNT|none", "Records that each partition keeps at least."),
     "cleanup": (("--cleanup",), "delete|compact", "Remove old segments, or keep the last record of each key."),
@@ -30,7 +30,7 @@ _SETTINGS = {
     ),
     "retain": (("--retain",), "none|last", "Also keep the last event of each subject as state."),
 }
-_ENGINE = {"engine": (("--engine",), "disk|memory|db", "Where the records lie; fixed once the topic is made.")}
+_ENGINE = {"engine": (("--engine",), "disk|memory|db", "Where the records are stored; fixed for a topic.")}
 
 
 def _setting_options(settings: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -58,13 +58,13 @@ def topics() -> None:
 @json_option
 @admin_options
 def list_topics(target: Target, as_json: bool) -> None:
-    """Show all topics, with how much they hold."""
-    found = target.api().topics()
+    """List all topics, with their sizes."""
+    infos = target.api().topics()
     if as_json:
-        for topic in found:
+        for topic in infos:
             print_json(topic)
         return
-    if not found:
+    if not infos:
         print_line("there are no topics yet; 'babelbus topics create NAME' makes one")
         return
     rows = [
@@ -72,12 +72,12 @@ def list_topics(target: Target, as_json: bool) -> None:
             topic["name"],
             len(topic["partitions"]),
             _records(topic),
-            human_bytes(sum(one["bytes"] for one in topic["partitions"])),
+            human_bytes(sum(partition["bytes"] for partition in topic["partitions"])),
             topic["settings"]["ack"],
             topic["settings"]["cleanup"],
             _retention(topic["settings"]),
         )
-        for topic in found
+        for topic in infos
     ]
     columns = ("Topic", "Partitions", "Records", "Size", "Ack", "Cleanup", "Retention")
     print_table(columns, rows, numbers=("Partitions", "Records", "Size"))
@@ -106,7 +106,7 @@ def show_topic(target: Target, name: str, as_json: bool) -> None:
 @json_option
 @admin_options
 def create_topic(target: Target, name: str, partitions: int | None, as_json: bool, **settings: str | None) -> None:
-    """Create a topic. What is not given comes from the section [topics] of the server's configuration."""
+    """Create a topic. Other settings are from the section [topics] of the server's configuration."""
     topic = target.api().create_topic(name, partitions, _given(settings))
     _print_done(topic, f"topic {name} is made", as_json)
 
@@ -124,7 +124,7 @@ def create_topic(target: Target, name: str, partitions: int | None, as_json: boo
 @json_option
 @admin_options
 def alter_topic(target: Target, name: str, partitions: int | None, as_json: bool, **settings: str | None) -> None:
-    """Change settings of a topic while it is in use."""
+    """Update settings of a topic while it is in use."""
     changes = _given({**settings, "partitions": partitions})
     if not changes:
         raise click.UsageError("nothing to change: name a setting, such as --retention 7d")
@@ -152,7 +152,7 @@ def remove_topic(target: Target, name: str, yes: bool, as_json: bool) -> None:
 
 
 def _records(topic: dict[str, Any]) -> int:
-    return sum(one["high_watermark"] - one["first_offset"] for one in topic["partitions"])
+    return sum(partition["high_watermark"] - partition["first_offset"] for partition in topic["partitions"])
 
 
 def _retention(settings: dict[str, Any]) -> str:
@@ -191,9 +191,9 @@ def _print_topic(topic: dict[str, Any], as_json: bool) -> None:
     print_table(("Topic", topic["name"]), [(name, _setting_text(name, v)) for name, v in topic["settings"].items()])
     print_line("")
     rows = [
-        (one["partition"], one["first_offset"], one["high_watermark"], one["next_offset"],
-         human_bytes(one["bytes"]), one["segments"])
-        for one in topic["partitions"]
+        (partition["partition"], partition["first_offset"], partition["high_watermark"], partition["next_offset"],
+         human_bytes(partition["bytes"]), partition["segments"])
+        for partition in topic["partitions"]
     ]  # fmt: skip
     columns = ("Partition", "First offset", "High watermark", "Next offset", "Size", "Segments")
     print_table(columns, rows, numbers=columns)

@@ -1,1 +1,1 @@
-"""Clients of our own for the protocols: what the command line, Spark and Python programs connect with."""
+"""Clients of our own for the command line, Spark and Python programs."""

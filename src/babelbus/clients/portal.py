@@ -32,7 +32,7 @@ class Portal:
 
     def __init__(self, name: str, refuse: Callable[[], BabelbusError]) -> None:
         self._refuse = refuse
-        self._lock = threading.Lock()  # so that no call is handed to a loop that is about to end
+        self._lock = threading.Lock()  # so that no call reaches a loop that is about to end
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -45,7 +45,7 @@ class Portal:
             await self._end.wait()
 
         try:
-            asyncio.run(until_the_end())  # cancels what still runs and closes generators when it ends
+            asyncio.run(until_the_end())  # cancels running tasks and closes generators when it ends
         except OSError as error:  # no descriptors are left for a loop
             self._started.set_exception(error)
 
@@ -57,7 +57,7 @@ class Portal:
         self._loop = self._started.result()
 
     def close(self) -> None:
-        """End the thread: calls that wait in other threads are refused, and nothing can be called any more."""
+        """Stop the thread: waiting calls of other threads are refused, and all later ones."""
         with self._lock:
             loop, self._loop = self._loop, None
             if loop is None:
@@ -78,7 +78,7 @@ class Portal:
             self._loop.call_soon_threadsafe(callback)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return what a coroutine returns, or raise what it raises; an interrupt (Ctrl-C) cancels the coroutine."""
+        """Run a coroutine and return its result; an interrupt (Ctrl-C) cancels the coroutine."""
         if threading.get_ident() == self._thread.ident:
             coroutine.close()
             raise RuntimeError("a blocking client was called from its own callback, which would wait for itself")
@@ -98,7 +98,7 @@ class Portal:
             raise
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """Yield what an async generator yields, and close it when the caller stops."""
+        """Yield the values of an async generator, and close it when the caller stops."""
         assert isinstance(items, AsyncGeneratorType)
 
         async def step() -> T | _End:

@@ -27,24 +27,24 @@ def connect(address: str) -> socket.socket:
     A path may be longer than the 107 bytes that a socket's address has room for.
 
     Raises:
-        OSError: nobody listens there, or may not be reached.
+        OSError: nothing listens there, or it may not be reached.
     """
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        if address.startswith(ABSTRACT):  # bound with the whole length, so asked for with it (section 13)
-            made.connect(bytes.fromhex(address.removeprefix(ABSTRACT)).ljust(_NAME_BYTES, b"\0"))
+        if address.startswith(ABSTRACT):  # bound with the whole length, so connected with it (section 13)
+            connection.connect(bytes.fromhex(address.removeprefix(ABSTRACT)).ljust(_NAME_BYTES, b"\0"))
         elif len(os.fsencode(address)) < _NAME_BYTES:
-            made.connect(address)
+            connection.connect(address)
         else:
             folder = os.open(os.path.dirname(address), os.O_PATH | os.O_DIRECTORY)
             try:
-                made.connect(f"/proc/self/fd/{folder}/{os.path.basename(address)}")
+                connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(address)}")
             finally:
                 os.close(folder)
     except BaseException:
-        made.close()
+        connection.close()
         raise
-    return made
+    return connection
 
 
 class Client:
@@ -72,11 +72,11 @@ class Client:
         self.socket.send(encode(message))
 
     def subscribe(self, pattern: bytes) -> None:
-        """Ask for what is published under matching keys."""
+        """Subscribe to messages with matching keys."""
         self.send(Subscribe(pattern))
 
     def unsubscribe(self, pattern: bytes) -> None:
-        """Take one subscription with exactly this pattern away."""
+        """Remove one subscription with exactly this pattern."""
         self.send(Unsubscribe(pattern))
 
     def publish(self, key: bytes, payload: bytes | None = b"") -> None:
@@ -104,10 +104,10 @@ class Client:
         return decode(self.receive_packet())
 
     def whoami(self) -> bytes:
-        """Ask who the server thinks this is (`!/cred/<gid>/<uid>/<pid>`); all sent before is in force then.
+        """Return our identity on the server (`!/cred/<gid>/<uid>/<pid>`); earlier requests are in force then.
 
         Raises:
-            RemoteProtocolError: a message came before the answer; who expects some reads them with `receive`.
+            RemoteProtocolError: a message came before the answer; read expected ones with `receive`.
         """
         self.control(WHOAMI)
         answer = self.receive()
@@ -142,11 +142,11 @@ class AsyncClient:
         await asyncio.get_running_loop().sock_sendall(self.socket, encode(message))
 
     async def subscribe(self, pattern: bytes) -> None:
-        """Ask for what is published under matching keys."""
+        """Subscribe to messages with matching keys."""
         await self.send(Subscribe(pattern))
 
     async def unsubscribe(self, pattern: bytes) -> None:
-        """Take one subscription with exactly this pattern away."""
+        """Remove one subscription with exactly this pattern."""
         await self.send(Unsubscribe(pattern))
 
     async def publish(self, key: bytes, payload: bytes | None = b"") -> None:
@@ -169,7 +169,7 @@ class AsyncClient:
         return decode(await self.receive_packet())
 
     async def whoami(self) -> bytes:
-        """Ask who the server thinks this is; raises as `Client.whoami`."""
+        """Return our identity on the server; raises as `Client.whoami`."""
         await self.control(WHOAMI)
         answer = await self.receive()
         if not isinstance(answer, Control) or answer.key != WHOAMI:

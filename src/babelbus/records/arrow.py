@@ -1,6 +1,6 @@
 """Arrow columns -> records in the stored form, a whole chunk at once.
 
-Arrow joins heads, keys and values in one call; what is left to pay for each record is its CRC. Spark alone needs this:
+Arrow joins heads, keys and values in one call; the only cost for each record is its CRC. Only Spark uses this:
 no other module of the package imports pyarrow.
 """
 
@@ -17,13 +17,13 @@ from babelbus.records.record import RecordBatch
 _NO_HEADERS = pa.scalar(b"\0", pa.binary())
 _NOTHING = pa.scalar(b"", pa.binary())
 _KEYED_BYTES = 29
-"""Of a record's head up to its key length; the payload length stands behind the key."""
+"""Bytes of a record's head up to its key length; the payload length is behind the key."""
 
 
 def edges_of(column: pa.Array) -> I64:
-    """Return where the values of an array of binary begin in its data, and where the last one ends."""
+    """Return where the values of an array of binary begin in its data, with the end of the last value."""
     buffer = column.buffers()[1]
-    if buffer is None:  # an array of no values may be without
+    if buffer is None:  # an array without values may have none
         return np.zeros(1, np.int64)
     return np.frombuffer(buffer, np.int32, len(column) + 1, column.offset * 4).astype(np.int64)
 
@@ -31,10 +31,10 @@ def edges_of(column: pa.Array) -> I64:
 def encode_columns(values: pa.Array, keys: pa.Array | None, timestamps: I64) -> RecordBatch:
     """Return records of binary columns in the stored form, with the offsets 0 and up.
 
-    A null key is none; a null value makes a tombstone. Costs about 0.6 us a record, of which the CRC is two thirds.
+    A null key is no key; a null value makes a tombstone. Costs about 0.6 us a record, of which the CRC is two thirds.
 
     Args:
-        values, keys: of `timestamps`' length, which is at least 1; all of it together below 2 GiB.
+        values, keys: of `timestamps`' length, which is at least 1; in total below 2 GiB.
         timestamps: in milliseconds since the epoch, above 0.
     """
     count = len(values)
@@ -92,8 +92,8 @@ def _nulls(column: pa.Array) -> npt.NDArray[np.bool_] | None:
     """Return which values are null; `None` when no value is."""
     if not column.null_count:
         return None
-    found: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
-    return found
+    nulls: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    return nulls
 
 
 def _fixed(octets: npt.NDArray[np.uint8], size: int) -> pa.Array:

@@ -1,7 +1,7 @@
 """A chunk of stored records -> numpy columns, without a step per record.
 
-`decode_columns` is what bulk readers stand on (Spark, exports): every field becomes an array, keys and payloads stay
-where they are and are told by position and length, ready for Arrow to take them.
+`decode_columns` serves bulk readers (Spark, exports): every field becomes an array, keys and payloads stay in place
+and are named by position and length, ready for Arrow.
 """
 
 from collections.abc import Iterator
@@ -32,17 +32,17 @@ I64 = npt.NDArray[np.int64]
 RUN_MIN = 16
 """A shorter run of records of one size is not worth an array of its own."""
 RUN_BYTES_MAX = 2**20
-"""How far a run is looked for at a time."""
+"""How many records are searched for a run at a time."""
 STEPS_MIN, STEPS_MAX = 4, 4096
-"""How many records are walked one by one before the next look for a run: the more, the longer there was none."""
+"""How many records are walked one by one before the next search for a run: the more, the longer there was none."""
 LANES_MIN = 32
-"""With fewer runs than this to walk in step, record by record is faster."""
+"""Record by record is faster with fewer runs than this to walk in step."""
 
 
 class Columns(msgspec.Struct, frozen=True, eq=False):
-    """The records of one chunk, an array a field, all of one length. Positions count bytes of `data`.
+    """The records of one chunk, an array for each field, all of one length. Positions count bytes of `data`.
 
-    `key_lengths` is -1 where there is no key; `headers_positions` is where the number of headers stands.
+    `key_lengths` is -1 for a record without a key; `headers_positions` is the position of the number of headers.
     """
 
     data: Buffer
@@ -67,9 +67,9 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
 
 
 def find_positions(data: Buffer, start: int, end: int, hints: I64 | None = None) -> tuple[I64, int]:
-    """Return where each whole record begins between `start` and `end`, and where the last one ends.
+    """Return where each whole record begins between `start` and `end`, and where the last record ends.
 
-    `hints` are positions of some of the records, rising (an index has one a 1,024): all the runs between them are
+    `hints` are positions of some of the records, ascending (an index has one a 1,024): all the runs between them are
     walked at once, a step of numpy for each record of the longest run (0.02 us a record with 1,000 runs).
     """
     if hints is None or len(hints) < LANES_MIN:
@@ -106,7 +106,7 @@ def find_positions(data: Buffer, start: int, end: int, hints: I64 | None = None)
 
 
 def _find_by_runs(data: Buffer, start: int, end: int) -> tuple[I64, int]:
-    """Find runs of records of one size at once, and walk record by record through what is between them."""
+    """Find runs of records of one size at once, and walk record by record through the bytes between the runs."""
     parts: list[I64] = []
     steps = STEPS_MIN
     while True:
@@ -116,10 +116,10 @@ def _find_by_runs(data: Buffer, start: int, end: int) -> tuple[I64, int]:
             start += count * size
             steps = STEPS_MIN
             continue
-        found = walk(data, start, end, steps)
-        start = found.pop()
-        parts.append(np.array(found, np.int64))
-        if len(found) < steps:
+        steps_ = walk(data, start, end, steps)
+        start = steps_.pop()
+        parts.append(np.array(steps_, np.int64))
+        if len(steps_) < steps:
             return np.concatenate(parts), start
         steps = min(2 * steps, STEPS_MAX)
 
@@ -175,9 +175,9 @@ def decode_columns(data: Buffer, positions: I64) -> Columns:
 
 
 def _decode_plain(data: Buffer, positions: I64) -> Columns | None:
-    """Return the columns of records of one size without keys and headers, or `None` when they are not.
+    """Return the columns of records of one size without keys and headers; `None` for other records.
 
-    Events of one kind often are, and then every field stands at a fixed stride: ten times faster.
+    Every field is then at a fixed stride, which is ten times faster.
     """
     count, first = len(positions), int(positions[0])
     size = int(positions[1]) - first if count > 1 else 0
@@ -212,7 +212,7 @@ def _decode_plain(data: Buffer, positions: I64) -> Columns | None:
 def _check_headers(
     data: Buffer, positions: I64, headers_positions: I64, counts: npt.NDArray[np.uint8], ends: I64
 ) -> None:
-    """Walk the headers of all records in step, a header at a time, and check that each record ends where it must."""
+    """Check, in step for all records, a header at a time, that the headers of each record end where the record ends."""
     view4 = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))
     current = headers_positions + 1
     left = counts.astype(np.int64)
@@ -237,10 +237,10 @@ def _check_headers(
 
 
 def verify(data: Buffer, positions: I64, end: int) -> None:
-    """Check the CRC of every record, all at once; find out which one is wrong only when one is.
+    """Check the CRC of every record, all at once; search for the wrong record only when that fails.
 
     Raises:
-        CorruptRecordError: the record at this position is not what was written.
+        CorruptRecordError: the record at this position is not the one that was written.
     """
     if crcs_hold(data, positions, end):
         return
@@ -252,10 +252,10 @@ def verify(data: Buffer, positions: I64, end: int) -> None:
 
 
 def decode_chunk(data: Buffer, *, verified: bool = False) -> Columns:
-    """Return the columns of a chunk of whole records, with their CRCs checked unless they are known to be `verified`.
+    """Return the columns of a chunk of whole records; their CRCs are checked unless the chunk is `verified`.
 
     Raises:
-        CorruptRecordError: a record is not what was written, or the chunk ends inside one.
+        CorruptRecordError: a record is not the one that was written, or the chunk ends inside a record.
     """
     positions, end = find_positions(data, 0, len(data))
     if end != len(data):
@@ -266,7 +266,7 @@ def decode_chunk(data: Buffer, *, verified: bool = False) -> Columns:
 
 
 def iterate(columns: Columns) -> Iterator[Record]:
-    """Yield the records of a chunk in order, without the headers that are the bus's own; about 1 us each."""
+    """Yield the records of a chunk in order, without the bus's own headers; about 1 us each."""
     data = columns.data
     make = Record
     keyed = columns.key_lengths.max(initial=-1) >= 0

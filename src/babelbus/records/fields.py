@@ -1,4 +1,4 @@
-"""Single fields of stored records: one number at many positions of a chunk, or of the record that some bytes begin."""
+"""Single fields of stored records: a number at many positions of a chunk, or of the record that some bytes begin."""
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ def timestamps_at(data: Buffer, positions: I64) -> I64:
 
 
 def crcs_at(data: Buffer, positions: I64) -> npt.NDArray[np.uint32]:
-    """Return the CRCs that the records at these positions say they have."""
+    """Return the stored CRCs of the records at these positions."""
     crcs: npt.NDArray[np.uint32] = np.ndarray((max(len(data) - 3, 0),), ">u4", data, 0, (1,))[positions + CRC_AT]
     return crcs
 
@@ -48,12 +48,12 @@ def timestamp_of(data: Buffer, position: int = 0) -> int:
 
 
 def size_of(head: bytes) -> int:
-    """Return the size of the record that begins with the bytes `head`, as its length field says it."""
+    """Return the size of the record that begins with the bytes `head`, by its length field."""
     return LENGTH_FROM + int.from_bytes(head[8:LENGTH_FROM], "big", signed=True)
 
 
 def rows_of_key(columns: Columns, key: bytes) -> I64:
-    """Return the rows of a key; all bytes of all keys of its length are compared a column at a time, from the end."""
+    """Return the rows of a key: all keys of its length are compared one byte column at a time, from the end."""
     rows = np.flatnonzero(columns.key_lengths == len(key))
     octets = np.frombuffer(columns.data, np.uint8)
     ends = columns.payload_positions - 5  # the key's last byte, in front of the payload's length

@@ -5,7 +5,7 @@ record := offset: i64, length: i32 (bytes behind this field), crc: u32 (zlib, ov
           (key_length: i32, key, value_length: i32 (-1: no value), value)*; big-endian
 
 Attributes: the low 3 bits name a compression that is passed on unchanged. Bit 3 (`TOMBSTONE`) is ours: the payload is
-null and its length 0, so that a reader who does not know the bit sees an empty payload (docs/storage.md).
+null and its length 0, so that a reader that does not know the bit sees an empty payload (docs/storage.md).
 """
 
 import struct
@@ -24,13 +24,13 @@ HEAD = struct.Struct(">qiI")
 """Offset, length, CRC: the 16 bytes in front of what the CRC covers."""
 HEAD_BYTES = HEAD.size
 LENGTH_FROM = 12
-"""The record length counts from this byte of the record on."""
+"""The record length counts from this byte on."""
 LENGTH_MIN = 22
 RECORD_BYTES_MIN = LENGTH_FROM + LENGTH_MIN
 BODY = struct.Struct(">bqi")
 """Attributes, timestamp, key length."""
 PLAIN_BODY = struct.Struct(">bqii")
-"""The body's numbers when there is no key: attributes, timestamp, -1, payload length."""
+"""The body's numbers for a record without a key: attributes, timestamp, -1, payload length."""
 PLAIN_BODY_BYTES = PLAIN_BODY.size
 _PLAIN = {
     "offset": (">i8", 0),
@@ -45,7 +45,7 @@ _PLAIN = {
 
 
 def _plain_dtype(shift: int) -> np.dtype[np.void]:
-    """Return the fields of a record without a key up to its payload, behind `shift` bytes of something else."""
+    """Return the fields of a record without a key up to its payload, behind `shift` other bytes."""
     return np.dtype(
         {
             "names": [*_PLAIN, "end"] if shift else list(_PLAIN),
@@ -58,13 +58,13 @@ def _plain_dtype(shift: int) -> np.dtype[np.void]:
 
 PLAIN_FIELDS = _plain_dtype(0)
 PLAIN_DTYPE = _plain_dtype(1)
-"""`end` is the last byte of the record before, which has no headers: so heads and payloads simply alternate."""
+"""`end` is the last byte of the record before, which has no headers: so heads and payloads alternate."""
 END_TABLE = np.array([zlib.crc32(bytes([byte])) ^ zlib.crc32(b"\0") for byte in range(256)], np.uint32)
 """CRC-32 register after one zero byte, by the low byte before: crc(b) ^ crc(0) is linear in b."""
 VECTOR_MIN = 16
-"""From so many records on, numpy is faster than a loop."""
+"""From this number of records on, numpy is faster than a loop."""
 VECTOR_MIN_BODIES = 64
-"""The same where a record's body is there already, so that less is left to do for each."""
+"""The same for records whose body is encoded already, so that each takes less work."""
 INT32 = struct.Struct(">i")
 INT64 = struct.Struct(">q")
 HEADERS_MAX = 127
@@ -87,7 +87,7 @@ class InvalidRecordError(StorageError):
 
 
 class CorruptRecordError(StorageError):
-    """Stored bytes are not the record that was written; they are never served.
+    """Stored bytes are not the record that was written; the record is never served.
 
     `position` counts from the beginning of the bytes (or of the file `path`, when it is known).
     """
@@ -103,12 +103,12 @@ class CorruptRecordError(StorageError):
 
 
 def encode_batch(records: Sequence[Record], base_offset: int = 0) -> RecordBatch:
-    """Return the stored form of `records` with the offsets `base_offset` and up.
+    """Return the stored form of `records` with offsets from `base_offset` on.
 
-    Costs about 2 us for a record with a key or headers, and what `encode_payloads` costs for those without.
+    Costs about 2 us for a record with a key or headers; `encode_payloads` tells the cost of the others.
 
     Raises:
-        InvalidRecordError: a record cannot be stored; none of the batch is.
+        InvalidRecordError: a record cannot be stored; then no record of the batch is.
     """
     count = len(records)
     timestamps = [record.timestamp for record in records]
@@ -135,7 +135,7 @@ def encode_batch(records: Sequence[Record], base_offset: int = 0) -> RecordBatch
 
 
 def _encode_body(record: Record) -> bytes:
-    """Return what the CRC covers, of a record of any kind."""
+    """Return the bytes that the CRC covers, of a record of any kind."""
     key, payload, attributes, pack = record.key, record.payload, record.attributes, INT32.pack
     if payload is None:
         payload, attributes = b"", attributes | TOMBSTONE
@@ -147,10 +147,10 @@ def _encode_body(record: Record) -> bytes:
 
 
 def encode_payloads(payloads: Sequence[bytes], timestamps: list[int], base_offset: int = 0) -> RecordBatch:
-    """Return the stored form of records that are a payload and a time alone.
+    """Return the stored form of records with a payload and a time only.
 
-    Costs about 0.7 us a record in a batch of many of one size, 1.2 us when sizes differ: numpy makes what has a fixed
-    width for the whole batch, and a call of zlib is what is left to pay for each.
+    Costs about 0.7 us a record in a batch of many of one size, 1.2 us when sizes differ: numpy writes all fields of
+    fixed width for the whole batch, and a call of zlib is the only cost of each record.
 
     Raises:
         InvalidRecordError: a time is not above 0.
@@ -201,7 +201,7 @@ def encode_payloads(payloads: Sequence[bytes], timestamps: list[int], base_offse
 
 
 def _encode_few_payloads(payloads: Sequence[bytes], timestamps: list[int], base_offset: int) -> RecordBatch:
-    """Do the same record by record: for a few, numpy's fixed costs are more than they save."""
+    """Encode a few payloads record by record: numpy's fixed costs are more than it would save."""
     head, front, crc32 = HEAD.pack, PLAIN_BODY.pack, zlib.crc32
     parts: list[bytes] = []
     positions: list[int] = []
@@ -216,26 +216,26 @@ def _encode_few_payloads(payloads: Sequence[bytes], timestamps: list[int], base_
 
 
 class _Sizes(dict[int, bytes]):
-    """A length -> the four bytes that say so; those of the usual sizes are made once."""
+    """A length -> its four bytes; those of frequent sizes are made once."""
 
     def __missing__(self, size: int) -> bytes:
-        made = INT32.pack(size)
+        packed = INT32.pack(size)
         if size < SIZES_KEPT:
-            self[size] = made
-        return made
+            self[size] = packed
+        return packed
 
 
 SIZES_KEPT = 65_536
 LENGTHS = _Sizes()
-"""The four bytes that say a length."""
+"""The four bytes of a length."""
 
 
 def encode_keyed(
     keys: Sequence[bytes], payloads: Sequence[bytes], headers: bytes, timestamp: int, base_offset: int
 ) -> RecordBatch:
-    """Return the stored form of records that have a key, and their time and `headers` (`encode_headers`) in common.
+    """Return the stored form of records with a key, one time and the same `headers` (`encode_headers`).
 
-    Costs about 0.7 us a record in a batch of many: one join and one CRC each, the heads are filled in for all at once.
+    Costs about 0.7 us a record in a batch of many: one join and one CRC each; the heads are filled in for all at once.
 
     Raises:
         InvalidRecordError: the time is not above 0, or a key or a payload is too long.
@@ -254,7 +254,7 @@ def encode_keyed(
 
 
 def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: int) -> RecordBatch:
-    """Return the stored form of records by what their CRCs cover; `timestamps` are those that the bodies have.
+    """Return the stored form of records given by the bytes under their CRCs; `timestamps` are those in the bodies.
 
     Costs one CRC a record in a batch of many: the heads are filled in for all at once.
     """
@@ -275,7 +275,7 @@ def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: i
 
 
 def _encode_few_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: int) -> RecordBatch:
-    """Do the same record by record: for a few, numpy's fixed costs are more than they save."""
+    """Encode a few bodies record by record: numpy's fixed costs are more than it would save."""
     pack, crc32 = HEAD.pack, zlib.crc32
     parts: list[bytes] = []
     positions: list[int] = []
@@ -289,17 +289,17 @@ def _encode_few_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offs
 
 
 def _check_timestamps(timestamps: Sequence[int]) -> None:
-    """Refuse a time that the stored form does not have.
+    """Check that the stored form has room for each time.
 
     Raises:
-        InvalidRecordError: one is 0, negative or over 63 bits.
+        InvalidRecordError: a time is 0, negative or over 63 bits.
     """
     if min(timestamps) <= 0 or max(timestamps) > INT64_MAX:
         raise InvalidRecordError("a record's time is milliseconds since the epoch and above 0")
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Return the number of headers and the headers, as they stand at the end of a record.
+    """Return the number of headers and the headers, as at the end of a record.
 
     Raises:
         InvalidRecordError: there are more than `HEADERS_MAX`.
@@ -314,7 +314,7 @@ def encode_headers(headers: Headers) -> bytes:
 
 
 def decode_headers(data: Buffer, start: int, count: int) -> Headers:
-    """Read `count` headers whose first begins at byte `start`; the bytes are known to be a good record."""
+    """Return `count` headers from byte `start` on; the bytes are part of a verified record."""
     unpack = INT32.unpack_from
     headers: list[tuple[bytes, bytes | None]] = []
     for _ in range(count):
@@ -332,9 +332,9 @@ def decode_headers(data: Buffer, start: int, count: int) -> Headers:
 
 
 def record_error(data: Buffer, position: int, end: int) -> str | None:
-    """Return what is wrong with the record at `position`, or `None` when it is good (DECISION 41); `end` bounds it.
+    """Return the fault of the record at `position`, or `None` if it is good (DECISION 41); `end` bounds it.
 
-    The offset is not looked at: whoever asks knows which one he expects.
+    The offset is not checked: the caller knows the expected offset.
     """
     if end - position < HEAD_BYTES:
         return "its head is cut off"
@@ -350,7 +350,7 @@ def record_error(data: Buffer, position: int, end: int) -> str | None:
 
 
 def _body_error(data: Buffer, position: int, stop: int) -> str | None:
-    """Return whether the inner lengths of a record add up to its end exactly."""
+    """Return why the inner lengths of a record do not add up to its end, or `None` if they do."""
     unpack = INT32.unpack_from
     _, timestamp, key_length = BODY.unpack_from(data, position)
     if timestamp <= 0:
@@ -378,7 +378,7 @@ def _body_error(data: Buffer, position: int, stop: int) -> str | None:
 
 
 def uniform_run(data: Buffer, start: int, end: int) -> tuple[int, int]:
-    """Return how many records of one size stand from `start` on, and that size in bytes; (0, 0) if not even one."""
+    """Return how many records of one size follow each other from `start` on, and that size in bytes; else (0, 0)."""
     if end - start < RECORD_BYTES_MIN:
         return 0, 0
     (length,) = INT32.unpack_from(data, start + 8)
@@ -387,17 +387,16 @@ def uniform_run(data: Buffer, start: int, end: int) -> tuple[int, int]:
         return 0, 0
     second = start + size + 8
     if second + 4 <= end and INT32.unpack_from(data, second)[0] != length:
-        return 1, size  # the common end of a search, without an array
+        return 1, size  # the most frequent end of a search, without an array
     lengths = np.ndarray(((end - start) // size,), ">i4", data, start + 8, (size,))
-    others = np.flatnonzero(lengths != length)
-    return (int(others[0]) if len(others) else len(lengths)), size
+    different = np.flatnonzero(lengths != length)
+    return (int(different[0]) if len(different) else len(lengths)), size
 
 
 def walk(data: Buffer, start: int = 0, end: int | None = None, count_max: int = 2**62) -> list[int]:
-    """Return the position of each whole record between the bytes `start` and `end`, and as the last entry where they
-    end.
+    """Return the position of each whole record between the bytes `start` and `end`, and their end as the last entry.
 
-    A record that is cut off, or a length that no record has, ends the walk: the last entry then is below `end`. So do
+    A record that is cut off, or an invalid length, ends the walk: the last entry is then below `end`. So do
     `count_max` records. Costs about 0.4 us a record.
     """
     if end is None:
@@ -418,7 +417,7 @@ def walk(data: Buffer, start: int = 0, end: int | None = None, count_max: int = 
 
 
 def rebase(batch: RecordBatch, base_offset: int) -> RecordBatch:
-    """Return the same records with the offsets `base_offset` and up; the CRC leaves the offset out.
+    """Return the same records with offsets from `base_offset` on; the CRC does not cover the offset.
 
     Patches `batch.data` in place when it can be written to, else copies it once.
     """
@@ -439,7 +438,7 @@ def rebase(batch: RecordBatch, base_offset: int) -> RecordBatch:
 def mark_producer(batch: RecordBatch, producer_id: int, first_sequence: int) -> RecordBatch:
     """Return the batch with the header `PRODUCER_HEADER` behind the other headers of its first record.
 
-    It makes a resend recognisable after a restart: what says which batches were stored stands in the log itself.
+    The header makes a resend recognisable after a restart: the log itself tells which batches were stored.
 
     Raises:
         InvalidRecordError: the first record has no room for one more header.
@@ -475,7 +474,7 @@ def mark_producer(batch: RecordBatch, producer_id: int, first_sequence: int) -> 
 
 
 def headers_position(data: Buffer, position: int) -> int:
-    """Return where the number of headers of the good record at `position` stands."""
+    """Return the position of the number of headers of the good record at `position`."""
     (key_length,) = INT32.unpack_from(data, position + HEAD_BYTES + 9)
     position += HEAD_BYTES + BODY.size + max(key_length, 0)
     (payload_length,) = INT32.unpack_from(data, position)
@@ -488,9 +487,7 @@ def public_headers(headers: Iterable[tuple[bytes, bytes | None]]) -> Headers:
 
 
 def read_producer(data: bytes, position: int) -> tuple[int, int, int] | None:
-    """Return producer id, first sequence and count of the batch that the good record at `position` begins, if it
-    does.
-    """
+    """Return producer id, first sequence and count of the batch that begins with the good record at `position`."""
     at = headers_position(data, position)
     if not data[at]:
         return None

@@ -14,9 +14,9 @@ Numbers = range | list[int]
 
 
 class Leading:
-    """Records that have a certain first header, with a value, and are no tombstones; see `find_leading`.
+    """Records whose first header has a certain name and a value, and which are no tombstones; see `find_leading`.
 
-    Each column is made when it is asked for.
+    Each column is built when it is requested.
     """
 
     __slots__ = ("_columns", "_data", "_known", "_rests", "_values", "numbers")
@@ -38,24 +38,22 @@ class Leading:
         self._known = known
 
     def payloads(self) -> list[bytes]:
-        """Return their payloads."""
+        """Return the payloads."""
         return cut(self._data, self._columns[0], self._columns[1])
 
     def values(self) -> list[bytes]:
-        """Return the values of that header."""
+        """Return the values of the first header."""
         return cut(self._data, self._values, self._rests - self._values)
 
     def rests(self) -> list[bytes]:
-        """Return the headers behind it, as they are stored (`read_headers`); one object for many where they are
-        equal.
-        """
+        """Return the headers behind the first one, as stored (`read_headers`); equal ones may share one object."""
         return self._known or cut(self._data, self._rests, self._columns[2] - self._rests)
 
 
 def find_leading(columns: Columns, data: bytes, headed: Headed | None, name: bytes) -> Leading:
     """Return the records whose first header is `name`, with a value; tombstones are left out.
 
-    `headed` is what `equal_headers.decode` returned beside the columns.
+    `headed` is the second result of `equal_headers.decode`.
     """
     head = INT32.pack(len(name)) + name
     if headed is None or headed.front[1:] != head or columns.attributes.any():
@@ -66,22 +64,22 @@ def find_leading(columns: Columns, data: bytes, headed: Headed | None, name: byt
 
 
 def decode_all_headers(columns: Columns, data: bytes) -> list[Headers]:
-    """Return the headers of each record, without the bus's own; about 0.4 us a header.
+    """Return the headers of each record, without the bus's own headers; about 0.4 us a header.
 
-    Records with equally many are walked in step, a header at a time.
+    Records with the same number of headers are walked in step, a header at a time.
     """
-    found: list[Headers] = [()] * len(columns)
+    results: list[Headers] = [()] * len(columns)
     for count in np.unique(columns.headers_counts).tolist():
         if count:
             numbers = np.flatnonzero(columns.headers_counts == count)
             headers = _decode_in_step(data, columns.headers_positions[numbers] + 1, count)
-            for number, some in zip(numbers.tolist(), headers, strict=True):
-                found[number] = some
-    return found
+            for number, fields in zip(numbers.tolist(), headers, strict=True):
+                results[number] = fields
+    return results
 
 
 def _decode_in_step(data: bytes, current: I64, count: int) -> list[Headers]:
-    """Return the headers of records that have `count` each, the first one at `current`; they are known to be good."""
+    """Return the headers of verified records with `count` headers each, the first one at `current`."""
     sizes = int32s(data)
     octets = np.frombuffer(data, np.uint8)
     columns: list[list[tuple[bytes, bytes | None]]] = []
@@ -109,7 +107,7 @@ def _decode_in_step(data: bytes, current: I64, count: int) -> list[Headers]:
 
 
 def read_headers(rest: bytes) -> Headers:
-    """Return the headers that `Leading.rests` has, without the bus's own."""
+    """Return the headers of an entry of `Leading.rests`, without the bus's own headers."""
     count = at = 0
     while at < len(rest):
         at += 4 + INT32.unpack_from(rest, at)[0]
@@ -119,7 +117,7 @@ def read_headers(rest: bytes) -> Headers:
 
 
 def _find_leading(columns: Columns, data: bytes, head: bytes) -> Leading:
-    """Find the records whose first header begins with `head`, a length and a name. All lengths are known to be good."""
+    """Find the records whose first header begins with `head`, a length and a name. All lengths must be verified."""
     count, firsts = len(columns), columns.headers_positions + 1
     values = firsts + (len(head) + 4)
     numbers = np.flatnonzero(values <= columns.ends)
@@ -139,8 +137,8 @@ def _find_leading(columns: Columns, data: bytes, head: bytes) -> Leading:
 def walk_headers(columns: Columns) -> tuple[I64, I64, I64, I64, I64]:
     """Find all headers, a step of numpy for each header of the record that has the most.
 
-    Returns, sorted by record: the record's number, position and size of the key, position and size of the value (-1: it
-    has none).
+    Returns, sorted by record: the record's number, position and size of the key, position and size of the value (-1:
+    no value).
     """
     data = columns.data
     sizes = int32s(data)

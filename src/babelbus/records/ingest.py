@@ -1,4 +1,4 @@
-"""Records that a client made in the stored form -> a batch that may be appended; nothing of them is believed."""
+"""Records that a client made in the stored form -> a batch that may be appended; every byte is checked."""
 
 import numpy as np
 
@@ -23,24 +23,24 @@ from babelbus.records.record import RecordBatch
 RECORDS_MAX = 2**20
 """Most records of one batch."""
 SMALL_BYTES_MAX = 2_048
-"""Up to here a batch has so few records that a loop is faster than arrays."""
+"""Up to this number of records a loop is faster than arrays."""
 
 
 class ChecksumError(InvalidRecordError):
-    """The CRC of a record is not the one of its bytes; sending it again may help."""
+    """The CRC of a record does not match its bytes; sending the record again may help."""
 
     retriable = True
 
 
 def parse_records(data: Buffer) -> RecordBatch:
-    """Return the batch that `data` is: one or more whole records with times above 0 and no header of the bus's own.
+    """Return `data` as a batch: one or more whole records with times above 0 and without the bus's own headers.
 
-    Each CRC is checked by itself (0.4 us a record): the quick check of `checksum` is for bytes that we wrote, here
-    somebody could have made two wrong ones that cancel out. Offsets are ignored: the base offset is -1.
+    Each CRC is checked separately (0.4 us a record): the fast check of `checksum` is for bytes that we wrote, a client
+    could forge two wrong CRCs that cancel out. Offsets are ignored: the base offset is -1.
 
     Raises:
         ChecksumError: a CRC is wrong.
-        InvalidRecordError: anything else is.
+        InvalidRecordError: any other fault.
     """
     if len(data) <= SMALL_BYTES_MAX:
         return _parse_few(data)
@@ -64,7 +64,7 @@ def parse_records(data: Buffer) -> RecordBatch:
 
 
 def _parse_few(data: Buffer) -> RecordBatch:
-    """Do the same record by record: for a few, numpy's fixed costs are more than they save."""
+    """Parse a few records one by one: numpy's fixed costs are more than it would save."""
     positions = walk(data)
     end = positions.pop()
     if end != len(data) or not positions:
@@ -86,6 +86,10 @@ def _parse_few(data: Buffer) -> RecordBatch:
 
 
 def _refuse_reserved(data: Buffer, headers_at: int, count: int) -> None:
-    """Check that a record has no header of the bus's own."""
+    """Check that a record has none of the bus's own headers.
+
+    Raises:
+        InvalidRecordError: a header's key begins with '$'.
+    """
     if any(key.startswith(RESERVED_HEADER_PREFIX) for key, _ in decode_headers(data, headers_at + 1, count)):
         raise InvalidRecordError("header keys that begin with '$' are the server's own")

@@ -1,4 +1,4 @@
-"""What is stored: a record, and a batch of them in the stored form."""
+"""A record, and a batch of records in the stored form."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordBatch:
-    """Whole records in the stored form, one behind the other, with where each begins.
+    """Whole records in the stored form, one behind the other, with the position of each.
 
     Invariant: `data` holds `count` records; `positions[i]` is the byte where record i begins and `timestamps[i]` its
     time; the offsets inside `data` are `base_offset` and up, without gaps, or anything if `base_offset` is -1.
@@ -45,7 +45,7 @@ class RecordBatch:
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
-    """A batch with a producer id, as its first record tells."""
+    """A batch with a producer id, as its first record names it."""
 
     producer_id: int
     first_sequence: int

@@ -1,4 +1,4 @@
-"""Which requests of browsers an HTTP door carries out (docs/operations.md, "Browsers").
+"""The requests of browsers that an HTTP listener carries out (docs/operations.md, "Browsers").
 
 Any web page that a user opens can send requests to the machine of the user and to its network, also to loopback. The
 page needs no answer to do harm, and a name that is bound to our address later (DNS rebinding) lets it read the answer.
@@ -14,7 +14,7 @@ import msgspec
 ANY_ORIGIN: Final = "*"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 ACCEPTED_MAX: Final = 64
-"""Values of `Host` that are remembered: clients choose the ports in them."""
+"""Most values of `Host` that are remembered: clients choose the ports in them."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^][:/?#@\s]+)(?::[0-9]{0,5})?")
 _PAGE = re.compile(r"(https?)://([^/?#@\s]+)(?![^/?#])")
@@ -24,7 +24,7 @@ _AGENTS = ("Mozilla/", "Opera/", "AppleCoreMedia/", "stagefright/")
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a request is not carried out, as it is answered. `reason` is a label of metrics."""
+    """Why a request is refused, as the answer says it. `reason` is a label of metrics."""
 
     reason: Literal["host", "origin", "change"]
     status: int
@@ -46,14 +46,14 @@ _NO_HOST = Refusal("host", 421, "refused: a browser must send the header Host")
 
 
 class BrowserGuard:
-    """Checks the heads of all requests to one door.
+    """Checks the heads of all requests to one listener.
 
     Args:
         hosts: names of the server in lower case; `localhost`, names below it and IP addresses are always accepted,
-            because nobody can bind them to another address.
+            because they cannot be bound to another address.
         origins: origins of pages that may do everything, in lower case; `*` is every page.
-        is_tls: whether the door itself speaks TLS: then a page of the same host without TLS is another origin.
-        on_refused: is called with each refusal that a door answers.
+        is_tls: whether the listener itself speaks TLS: then a page of the same host without TLS is another origin.
+        on_refused: is called with each refusal that the listener answers.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BrowserGuard:
         self._accepted: set[str] = set()
 
     def check(self, headers: Mapping[str, str]) -> Refusal | None:
-        """Return why a request is refused, `None` if it may do everything.
+        """Return why a request is refused; `None` if it may do everything.
 
         The caller answers it, unless the refusal allows reading and the request only reads. The names of `headers`
         are in lower case, their values as they were sent.
@@ -89,7 +89,7 @@ class BrowserGuard:
         return self._check_page(headers, host) if is_marked(headers) else None
 
     def _accepts(self, host: str) -> bool:
-        """Return whether a value of `Host` names this server, and remember it if so."""
+        """Return whether a value of `Host` names this server, and remember the value if so."""
         match = _HOST.fullmatch(host.lower())
         if match is None:
             return False
@@ -114,7 +114,7 @@ class BrowserGuard:
                 f"refused: pages of {origin[:80]!r} may not use this server; if they should, add the origin to "
                 "server.allowed_origins",
             )
-        # A request without Origin is an image, a script, a link or the like, which any page can ask for.
+        # A request without Origin is an image, a script, a link or the like, which any page can request.
         site = headers.get("sec-fetch-site")
         if site is not None:
             return None if site == "same-origin" else _NO_CHANGE
@@ -123,9 +123,9 @@ class BrowserGuard:
         return None if self._is_own(page, host, headers) else _NO_CHANGE
 
     def _is_own(self, page: re.Match[str] | None, host: str, headers: Mapping[str, str]) -> bool:
-        """Return whether a page is of the origin that it asks.
+        """Return whether a page has the same origin as its request.
 
-        The scheme counts where it is known: behind a proxy that ends TLS, it is not. Old Python clients say `http` in
+        The scheme counts when it is known: behind a proxy that ends TLS, it is not. Old Python clients send `http` in
         the Origin of a WebSocket with TLS; they are no browsers.
         """
         if page is None or page[2] != host.lower():
@@ -134,7 +134,7 @@ class BrowserGuard:
 
 
 def is_marked(headers: Mapping[str, str]) -> bool:
-    """Return whether a request comes from a browser, or claims to."""
+    """Return whether a request comes from a browser, or has the headers of one."""
     return (
         "origin" in headers
         or "sec-fetch-site" in headers
@@ -144,7 +144,7 @@ def is_marked(headers: Mapping[str, str]) -> bool:
 
 
 def _is_address(name: str) -> bool:
-    """Return whether a name is an IP address: a browser never looks one up, so it cannot be bound to another."""
+    """Return whether a name is an IP address: browsers never look an address up, so it cannot be bound to another."""
     try:
         ipaddress.ip_address(name[1:-1] if name[:1] == "[" else name)
     except ValueError:

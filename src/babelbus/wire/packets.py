@@ -1,10 +1,10 @@
-"""Packets in one piece of memory: what a socket gave in one turn, or what waits together for a receiver."""
+"""Packets in one piece of memory: the packets of one read of a socket, or those that wait together for a receiver."""
 
 from typing import Protocol
 
 
 class Buffer(Protocol):
-    """Bytes that can be searched and cut: `bytes`, or an `mmap` that the next turn overwrites."""
+    """Bytes that can be searched and cut: `bytes`, or an `mmap` that the next read overwrites."""
 
     def find(self, wanted: bytes, start: int, end: int, /) -> int:
         """Return where `wanted` begins between `start` and `end`, -1 if nowhere."""
@@ -15,7 +15,7 @@ class Buffer(Protocol):
 class Packets:
     """Some packets: packet `i` is the `sizes[i]` bytes of `data` from `starts[i]` on.
 
-    With `fleeting`, they are there until the next turn only: who keeps them packs them.
+    With `fleeting`, the memory is valid until the next read only: receivers that keep packets use `packed`.
     """
 
     __slots__ = ("_packed", "_packed_part", "address", "data", "fleeting", "sizes", "starts")
@@ -26,18 +26,18 @@ class Packets:
         self.sizes = sizes
         self.fleeting = fleeting
         self.address = 0
-        """Where the memory of `data` begins, once whoever sends it has looked; 0 is not known."""
+        """Where the memory of `data` begins, once a sender has looked; 0 is not known."""
         self._packed: Packets | None = None
         self._packed_part = (0, 0)
 
     @classmethod
     def of(cls, packets: list[bytes]) -> "Packets":
-        """Put packets together."""
+        """Build packets from a list."""
         starts, position = [], 0
         for packet in packets:
             starts.append(position)
             position += len(packet)
-        return cls(packets[0] if len(packets) == 1 else b"".join(packets), starts, [len(one) for one in packets])
+        return cls(packets[0] if len(packets) == 1 else b"".join(packets), starts, list(map(len, packets)))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -48,13 +48,13 @@ class Packets:
         return self.data[start : start + self.sizes[number]]
 
     def packed(self, first: int, last: int) -> "Packets":
-        """Return packets `first` to `last` (exclusive) to keep; made once for all receivers of the same run."""
+        """Return packets `first` to `last` (exclusive) as a copy; made once for all receivers of the same run."""
         if self._packed is None or self._packed_part != (first, last):
             self._packed = Packets.of([self.packet(number) for number in range(first, last)])
             self._packed_part = (first, last)
         return self._packed
 
     def refill(self, sizes: list[int]) -> None:
-        """Note what the next turn brought to the same memory."""
+        """Record the packets of the next read into the same memory."""
         self.sizes = sizes
         self._packed = None

@@ -291,7 +291,7 @@ def test_a_port_of_another_protocol_is_told_with_what_to_look_at(monkeypatch: py
     for greeting, reason in ((b"", "said nothing for 0.05 s"), (b'{"welcome":{}}\n', "frame starts with 7b, not 01")):
         told, complaints = connect_to(greeting)
         assert reason in told
-        assert told.endswith("that of jebp is 5320 unless the server was told otherwise")
+        assert told.endswith("that of jebp is 5320 unless jebp.port is set")
         assert complaints == []
     told, complaints = connect_to(b"", then_close=True)
     assert "the server ended the connection during the handshake" in told

@@ -1,4 +1,4 @@
-"""Records -> batches: what `send` collects until a batch is full or old enough, and whole lists cut into batches."""
+"""Records -> batches: `send` collects them until a batch is full or old enough, lists are cut."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from babelbus.records.record import Headers, Record, RecordBatch
 
 
 class Flushed(msgspec.Struct, frozen=True):
-    """What was acknowledged of `send` since the last flush."""
+    """The acknowledged records of `send` since the last flush."""
 
     records: int
     batches: int
@@ -39,7 +39,7 @@ class _Open:
 
 
 class Batcher:
-    """Collects what is sent one by one, a batch for each topic and partition, with one timer for them all."""
+    """Collects single records, a batch for each topic and partition, with one timer for all batches."""
 
     def __init__(self, producer: Producer, clock: Clock, *, linger_seconds: float, batch_bytes_max: int) -> None:
         self._producer = producer
@@ -55,10 +55,10 @@ class Batcher:
     def add(
         self, topic: str, payload: bytes | None, key: bytes | None, headers: Headers, timestamp: int, partition: int
     ) -> None:
-        """Put one record into the batch of its topic and partition; about 1 us.
+        """Add one record to the batch of its topic and partition; about 1 us.
 
         Raises:
-            InvalidRecordError, ClientError: it cannot be sent.
+            InvalidRecordError, ClientError: the record cannot be sent.
         """
         if self._producer.closed is not None:
             raise self._producer.closed
@@ -67,15 +67,15 @@ class Batcher:
         if headers:
             check_headers(headers)
         place = (topic, partition)
-        found = self._open.get(place)
-        if found is None:
-            found = self._open[place] = _Open(self._clock.now_ms())
+        batch = self._open.get(place)
+        if batch is None:
+            batch = self._open[place] = _Open(self._clock.now_ms())
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(self._linger_seconds, self._linger_over)
         # All records without a time get that of their batch's beginning: a batch of one time is encoded faster.
-        found.records.append(Record(payload, key, headers, timestamp or found.now_ms))
-        found.bytes += record_bytes(payload, key, headers)
-        if found.bytes >= self._batch_bytes_max or len(found.records) >= BATCH_RECORDS_MAX:
+        batch.records.append(Record(payload, key, headers, timestamp or batch.now_ms))
+        batch.bytes += record_bytes(payload, key, headers)
+        if batch.bytes >= self._batch_bytes_max or len(batch.records) >= BATCH_RECORDS_MAX:
             self.close_batch(topic, partition)
 
     def _linger_over(self) -> None:
@@ -83,7 +83,7 @@ class Batcher:
         self.close_all()
 
     def close_all(self) -> None:
-        """Submit everything that is collected."""
+        """Send all collected batches."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -91,12 +91,12 @@ class Batcher:
             self.close_batch(topic, partition)
 
     def close_batch(self, topic: str, partition: int) -> None:
-        """Submit what is collected for this place; what cannot be is told by the next `flush`."""
-        found = self._open.pop((topic, partition), None)
-        if found is None:
+        """Send the batch of a topic and partition; the next `flush` raises its error."""
+        batch = self._open.pop((topic, partition), None)
+        if batch is None:
             return
         try:
-            done = self._producer.submit(topic, partition, encode_batch(found.records).data, len(found.records))
+            done = self._producer.submit(topic, partition, encode_batch(batch.records).data, len(batch.records))
         except BabelbusError as error:
             self._error = self._error or error
             return
@@ -113,14 +113,14 @@ class Batcher:
             self._error = self._error or error
 
     async def flush(self) -> Flushed:
-        """Send what is collected and return when everything sent so far is answered.
+        """Send the open batches and return when every batch so far is answered.
 
         Raises:
             BabelbusError: the first error of a batch since the last flush; other batches may be stored.
         """
         self.close_all()
         if self._outstanding:
-            await asyncio.wait(self._outstanding)  # which hears of a batch behind `_note`
+            await asyncio.wait(self._outstanding)  # which ends behind `_note`
         flushed = Flushed(self._records, self._batches)
         self._records = self._batches = 0
         error, self._error = self._error, None
@@ -130,10 +130,10 @@ class Batcher:
 
 
 async def publish_one(producer: Producer, topic: str, partition: int, record: Record, now_ms: int) -> Published:
-    """Submit one record by itself and return where it was stored.
+    """Publish one record in a batch of its own and return its place.
 
     Raises:
-        BabelbusError: it cannot be stored, or the error of the server.
+        BabelbusError: the record is invalid, or the server refused it.
     """
     batch = _encode([record], None, now_ms)
     if producer.full:
@@ -144,10 +144,10 @@ async def publish_one(producer: Producer, topic: str, partition: int, record: Re
 async def publish_batches(
     producer: Producer, topic: str, partition: int, batches: Iterator[RecordBatch]
 ) -> list[Published]:
-    """Submit batches as there is room for them; return when all are answered, with their places in order.
+    """Publish batches as there is room for them; return their places in order when all are answered.
 
     Raises:
-        BabelbusError: the first error; nothing more was submitted after it, and what was is answered.
+        BabelbusError: the first error; no batch was submitted after it, and all submitted ones are answered.
     """
     submitted: list[asyncio.Future[Published]] = []
     errors: list[BaseException] = []
@@ -166,7 +166,7 @@ async def publish_batches(
             done = producer.submit(topic, partition, batch.data, batch.count)
             done.add_done_callback(note)
             submitted.append(done)
-            # The loop sends what is written and reads answers while the next batch is still to be made.
+            # The loop sends written bytes and reads answers before the next batch is encoded.
             await asyncio.sleep(0)
     except BabelbusError as error:  # of a record that cannot be stored, or of a client that was closed
         errors.append(error)
@@ -208,8 +208,10 @@ def _cut_by_bytes(part: Sequence[bytes] | Sequence[Record], bytes_max: int) -> I
             yield 0, len(part)
             return
     sizes = [
-        record_bytes(one.payload, one.key, one.headers) if isinstance(one, Record) else RECORD_BYTES_MIN + len(one)
-        for one in part
+        record_bytes(record.payload, record.key, record.headers)
+        if isinstance(record, Record)
+        else RECORD_BYTES_MIN + len(record)
+        for record in part
     ]
     start = before = 0
     for stop, total in enumerate(accumulate(sizes)):
@@ -224,14 +226,16 @@ def _encode(part: Sequence[bytes] | Sequence[Record], timestamps: list[int] | No
         records: Sequence[Record] = part  # type: ignore[assignment]  # records, as the first is
         if timestamps is not None:
             records = [
-                msgspec.structs.replace(one, timestamp=at or one.timestamp)
-                for one, at in zip(records, timestamps, strict=True)
+                msgspec.structs.replace(record, timestamp=at or record.timestamp)
+                for record, at in zip(records, timestamps, strict=True)
             ]
-        if not all([one.timestamp for one in records]):  # noqa: C419  # a list is faster
-            records = [one if one.timestamp else msgspec.structs.replace(one, timestamp=now_ms) for one in records]
-        for one in records:
-            if one.headers:
-                check_headers(one.headers)
+        if not all([record.timestamp for record in records]):  # noqa: C419  # a list is faster
+            records = [
+                record if record.timestamp else msgspec.structs.replace(record, timestamp=now_ms) for record in records
+            ]
+        for record in records:
+            if record.headers:
+                check_headers(record.headers)
         return encode_batch(records)
     payloads: Sequence[bytes] = part  # type: ignore[assignment]  # the same
     if timestamps is None:

@@ -23,8 +23,8 @@ class BlockingClient(Twin[Client]):
     """`Client` for programs without an event loop; the arguments, calls and errors are the same, without `await`.
 
     Safe for several threads. A call costs about 50 us more than its asynchronous brother, for waking two threads, but
-    `send` only takes a lock: what was sent is handed over together. `send` blocks while `in_flight_bytes_max` bytes
-    wait for their acknowledgement.
+    `send` only takes a lock: the loop gets all collected records together. `send` blocks while
+    `in_flight_bytes_max` bytes wait for their acknowledgement.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BlockingClient(Twin[Client]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Flush what was sent, unless an error is on its way already, and disconnect."""
+        """Flush the sent records, unless an error is being raised, and disconnect."""
         try:
             if error is None:
                 self.flush()
@@ -144,7 +144,7 @@ class BlockingClient(Twin[Client]):
             self.drain()
 
     def _hand_over(self) -> None:
-        """Send what other threads have collected. Every later call finds it sent: the loop keeps their order."""
+        """Send the records that other threads have collected; the loop keeps them in front of later calls."""
         with self._lock:
             sent, self._sent, self._sent_bytes = self._sent, [], 0
         for topic, payload, key, headers, timestamp, partition in sent:
@@ -205,7 +205,7 @@ class BlockingPartWriter(Twin[PartWriter]):
 
     @property
     def staged(self) -> PartRecords:
-        """What the commit has to be told of this part; picklable."""
+        """The description of this part for the commit; picklable."""
         return self._twin.staged
 
     stage = blocking(PartWriter.stage)

@@ -1,4 +1,4 @@
-"""The client of jebp: publish, fetch and follow over one encrypted connection that is made anew when it is lost.
+"""The client of jebp: publish, fetch and follow over one encrypted connection that is opened again when it is lost.
 
     async with Client("127.0.0.1:5320", identity=Identity.load("admin_key")) as client:
         await client.create_topic("plant")
@@ -113,7 +113,7 @@ class Client:
         """Connect, within 10 seconds.
 
         Raises:
-            ConnectionLostError: nobody answers there, or not as a jebp server does.
+            ConnectionLostError: no server answers, or not as a jebp server does.
             NotAuthorisedError: the server does not know our fingerprint.
             UntrustedServerError: the server's fingerprint is not the expected one.
         """
@@ -123,7 +123,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Flush what was sent, unless an error is on its way already, and disconnect."""
+        """Flush the sent records, unless an error is being raised, and disconnect."""
         try:
             if error is None:
                 await self.flush()
@@ -161,7 +161,7 @@ class Client:
         Raises:
             TopicExistsError: there is one of this name.
             NoRightsError: we may not.
-            RequestError: the server refused for another reason; its `repeat` tells whether to try again.
+            RequestError: the server refused for another reason; `repeat` is true if a retry may help.
             OutcomeUnknownError: the connection was lost before the answer.
             LocalProtocolError: jebp has no such name.
         """
@@ -180,8 +180,8 @@ class Client:
         """Remove a topic with all its records. Needs administrative rights.
 
         Raises:
-            UnknownTopicError: there is none of this name.
-            NoRightsError: we may not, or the server could not: jebp has one status for both.
+            UnknownTopicError: there is no topic of this name.
+            NoRightsError: no right to remove topics, or the removal failed: jebp has one status for both.
             RequestError, OutcomeUnknownError, LocalProtocolError: as `create_topic`.
         """
         response = await self._call_once(encode_request(RemoveTopic(name)), f"remove topic {name!r}")
@@ -222,20 +222,20 @@ class Client:
         Args:
             topic: an existing topic.
             payload: the bytes; `None` is a tombstone, which removes the key from a compacted topic.
-            key: what compaction keeps the last record of.
+            key: compaction keeps the last record of each key.
             headers: pairs of a key and a value or `None`; 126 at the most, no key begins with `$`.
             timestamp: milliseconds since the epoch; 0 is this machine's time.
-            partition: where it goes; -1 lets the server choose, and it does not look at the key then. Who wants all
-                records of a key in one partition gives `zlib.crc32(key) % partitions`, as the server does for others.
+            partition: its partition; -1 lets the server choose, regardless of the key. To have all
+                records of a key in one partition, pass `zlib.crc32(key) % partitions`, as the server does for others.
 
         Raises:
             RequestError: the server refused it, or could not store it for `request_timeout_seconds`.
             RequestTimeoutError: no answer came; the record may be stored or not.
-            InvalidRecordError, LocalProtocolError: it is no record that can be stored.
+            InvalidRecordError, LocalProtocolError: the record cannot be stored.
             ClientError: there is no connection any more.
         """
         record = Record(payload, key, headers, timestamp)
-        self._batcher.close_batch(topic, partition)  # what was sent before goes before
+        self._batcher.close_batch(topic, partition)  # earlier records are sent first
         published = await publish_one(self._producer, topic, partition, record, self._clock.now_ms())
         return Position(published.partition, published.base_offset)
 
@@ -285,18 +285,18 @@ class Client:
         timestamp: int = 0,
         partition: int = ANY_PARTITION,
     ) -> None:
-        """Put a record (as in `publish`) into the batch of its topic and partition, and return at once; about 1 us.
+        """Add a record (as in `publish`) to the batch of its topic and partition, and return at once; about 1 us.
 
         A batch goes out when it has `batch_bytes_max` bytes or is `linger_seconds` old. With `partition` -1 the server
-        chooses one for the whole batch. What becomes of it is told by `flush`. Nothing here waits: who sends without
-        end looks at `full`:
+        chooses one for the whole batch. `flush` raises its error. This method never waits: endless senders must
+        check `full`:
 
             client.send(topic, payload)
             if client.full:
                 await client.drain()
 
         Raises:
-            InvalidRecordError: it is no record that can be stored.
+            InvalidRecordError: the record cannot be stored.
             ClientError: the client is closed.
         """
         self._batcher.add(topic, payload, key, headers, timestamp, partition)
@@ -311,7 +311,7 @@ class Client:
         await self._producer.room()
 
     async def flush(self) -> Flushed:
-        """Send what `send` has collected, and return when everything sent so far is acknowledged.
+        """Send the records that `send` has collected, and return when every record so far is acknowledged.
 
         Raises:
             BabelbusError: the first error of a batch since the last flush; the others may be stored all the same.
@@ -340,27 +340,26 @@ class Client:
     async def positions(
         self, topics: Sequence[str] | None = None, timestamp: int | None = None
     ) -> list[TopicPositions]:
-        """Return what partitions topics have and where those begin and end, sorted by name; without names, of all
-        topics.
+        """Return the partitions of topics with their begin and end, sorted by name; of all topics without names.
 
-        With `timestamp` (ms) also where each partition has its first record at or after that time. A topic's `id` is
-        another one when it was removed and made again.
+        With `timestamp` (ms) also where each partition has its first record at or after that time. A topic's `id`
+        changes when the topic is removed and created again.
 
         Raises:
-            UnknownTopicError: one of those that are named is not there, or we may not read it.
+            UnknownTopicError: a named topic does not exist, or this client may not read it.
             RequestError, ClientError: as `fetch`.
         """
         return await self._reader.partitions.positions(topics, timestamp)
 
     async def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
-        """Tell how far a reader is that keeps its offsets itself: partition -> the next offset that it reads.
+        """Set the cursor of a reader that keeps its own offsets: partition -> the next offset that it reads.
 
-        The consumer group of this name is made if there is none. Its lag is what is left to be read; that is all that
-        it is for, and its cursor may be a second older after a crash of the server.
+        The consumer group of this name is created if it does not exist. It only shows the lag of the reader, and its
+        cursor may be a second older after a crash of the server.
 
         Raises:
             UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
-            RequestError: the group is one whose members share the records, or it cannot have this name.
+            RequestError: members of the group share the records, or the name is invalid.
             ClientError: as `fetch`.
         """
         await self._reader.partitions.move_group(topic, group, offsets)
@@ -382,7 +381,7 @@ class Client:
         request timeout; meanwhile it answers nothing else of this client, for answers keep the order of requests.
 
         Raises:
-            OffsetOutOfRangeError: the partition does not have the offset; the error says which ones it has.
+            OffsetOutOfRangeError: the partition does not have the offset; the error has the offsets that exist.
             RecordTooLargeError: the first record alone is over `bytes_max` bytes.
             UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
             RequestError, ClientError: as `fetch`; a damaged record is a `RequestError`.
@@ -399,7 +398,7 @@ class Client:
             UnknownTopicError, ClientError: as `positions`.
         """
         (positions,) = await self.positions([topic])
-        return next((one.first_offset for one in positions.partitions if one.first_offset < one.high_watermark), 0)
+        return next((info.first_offset for info in positions.partitions if info.first_offset < info.high_watermark), 0)
 
     async def end_offset(self, topic: str) -> int:
         """Return the offset that the next record gets, of the longest partition.
@@ -408,7 +407,7 @@ class Client:
             UnknownTopicError, ClientError: as `positions`.
         """
         (positions,) = await self.positions([topic])
-        return max(one.high_watermark for one in positions.partitions)
+        return max(info.high_watermark for info in positions.partitions)
 
     async def follow(
         self,
@@ -436,7 +435,7 @@ class Client:
         Raises:
             OffsetOutOfRangeError, UnknownTopicError, RequestError, ClientError: as `fetch`.
             UnknownPartitionError: the topic has no such partition.
-            CorruptRecordError: a record is not what was written.
+            CorruptRecordError: a record is not the one that was written.
         """
         batches = self.follow_batches(
             topic,
@@ -462,7 +461,7 @@ class Client:
         poll_seconds_max: float = 0.25,
         bytes_max: int = 2**20,
     ) -> AsyncGenerator[FetchedBatch, None]:
-        """Yield what `follow` yields a chunk at a time, for bulk readers: `batch.columns()` or `batch.records()`.
+        """Yield the records of `follow` a chunk at a time, for bulk readers: `batch.columns()` or `batch.records()`.
 
         The next chunk, of `bytes_max` bytes at the most unless one record is larger, is fetched while the caller works
         on the last one.

@@ -1,6 +1,6 @@
 """One connection of a client: handshake, then requests that are answered in order, any number on the way at once.
 
-No task, future or await per message: what one read brings is decoded together and handed out in runs.
+No task, future or await per message: the bytes of one read are decoded together and delivered in runs.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from babelbus.protocols.jebp.messages import Data, Response, Subscribe
 
 GREETING_SECONDS = 3.0
 """How long a server may be silent behind `connect`: one of jebp speaks first, at once; one of HTTP waits for us."""
-WRONG_PORT = "this may be the port of another protocol; that of jebp is 5320 unless the server was told otherwise"
+WRONG_PORT = "this may be the port of another protocol; that of jebp is 5320 unless jebp.port is set"
 
 _PROBE = encode_request(Subscribe(()))
 
 
 class Pending(Protocol):
-    """Who waits for the answers of one or more requests that were sent together."""
+    """The receiver of the answers to one or more requests that were sent together."""
 
     def answered(self, responses: Sequence[Response]) -> None:
-        """Take the next answers, in order; at least one, and perhaps not all that are still to come."""
+        """Handle the next answers, in order; at least one, and maybe not all outstanding ones."""
 
     def lost(self, error: ClientError) -> None:
-        """The connection ended before all answers came."""
+        """Handle the end of the connection before all answers came."""
 
 
 class Call:
@@ -46,7 +46,7 @@ class Call:
 
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[list[Response]] = loop.create_future()
-        # Who asked may have gone away meanwhile; the loop must not complain then.
+        # The caller may be gone by then; the loop must not complain.
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._count = count
         self._responses: list[Response] = []
@@ -58,7 +58,7 @@ class Call:
             self.future.set_result(self._responses)
 
     def lost(self, error: ClientError) -> None:
-        """Wake the caller with the reason."""
+        """Raise the reason in the caller."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -67,13 +67,13 @@ class Link(asyncio.Protocol):
     """A connection; made by `connect`, spent once it is lost. All calls come from its event loop.
 
     The handshake ends with an empty subscribe, which every server answers: a server that does not know us only closes
-    (DECISION 12), and without the answer nobody could tell that from success.
+    (DECISION 12), and without the answer that would look like success.
 
     Attributes:
         fingerprint: the server's, from the handshake on.
         lost_error: why it ended; `None` while it lives.
         outstanding: answers that are still to come.
-        stalled_since: when (loop time, seconds) the server was last heard of, or was first asked after that.
+        stalled_since: when (loop time, seconds) the server last sent data, or got the first request after that.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class Link(asyncio.Protocol):
         return call.future
 
     def abort(self, error: ClientError) -> None:
-        """End the connection at once, for this reason."""
+        """Close the connection at once, for this reason."""
         self._end(error)
         self._transport.abort()
 
     def close(self, error: ClientError) -> None:
-        """End the connection; what was written is still sent."""
+        """Close the connection after all written bytes are sent."""
         self._end(error)
         self._transport.close()
 
@@ -201,7 +201,7 @@ class Link(asyncio.Protocol):
         self.outstanding -= count
         while at < count:
             if not pending:
-                raise RemoteProtocolError("the server answered more than it was asked")
+                raise RemoteProtocolError("the server sent more answers than there were requests")
             first = pending[0]
             take = min(first[0], count - at)
             first[0] -= take
@@ -211,7 +211,7 @@ class Link(asyncio.Protocol):
             at += take
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection."""
         if self.lost_error is not None:
             return
         lost: ClientError
@@ -236,7 +236,7 @@ class Link(asyncio.Protocol):
         # Cancelled if the handshake took too long: asking such a future for its exception raises.
         entered = probe.done() and not probe.cancelled() and probe.exception() is None
         self._probe.lost(error)
-        if entered:  # otherwise whoever awaits `ready` knows
+        if entered:  # else the waiter of `ready` gets the error
             self._on_lost(self, error)
 
 
@@ -249,13 +249,13 @@ async def connect(
     timeout_seconds: float,
     on_lost: Callable[[Link, ClientError], None],
 ) -> Link:
-    """Connect to `host:port` (an IPv6 address in brackets) and go through the handshake.
+    """Connect to `host:port` (an IPv6 address in brackets) and complete the handshake.
 
     Raises:
-        ConnectionLostError: nobody is there, it is no jebp server, or it took longer than `timeout_seconds`.
+        ConnectionLostError: no server, no jebp server, or no handshake within `timeout_seconds`.
         NotAuthorisedError: the server does not know `identity`.
-        UntrustedServerError: its fingerprint is not `expected_fingerprint`.
-        ValueError: the address is none.
+        UntrustedServerError: the server's fingerprint is not `expected_fingerprint`.
+        ValueError: the address is not `host:port`.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or not host:

@@ -1,6 +1,6 @@
-"""What can go wrong for a client of jebp: every error that `client.Client` raises on purpose, beside those of records.
+"""The errors of a client of jebp: all that `client.Client` raises on purpose, beside those of records.
 
-Not reaching the server, being refused by it, and not knowing what it did are different things to a caller: the first
+No connection, a refusal, and an unknown outcome are different cases for a caller: the first
 may be tried again, the second not, and the third needs a decision.
 """
 
@@ -8,7 +8,7 @@ from babelbus.errors import BabelbusError
 
 
 class ClientError(BabelbusError):
-    """The root of what a client raises because of its server or its connection."""
+    """The root of the errors that a client raises because of its server or its connection."""
 
 
 class ConnectionLostError(ClientError):
@@ -28,7 +28,7 @@ class ClientClosedError(ClientError):
 
 
 class NotAuthorisedError(ClientError):
-    """The server ended the connection right after the handshake, as it does with clients that it does not know."""
+    """The server ended the connection right after the handshake, as it does with unknown clients."""
 
     def __init__(self, fingerprint: str) -> None:
         super().__init__(
@@ -84,9 +84,9 @@ class NoRightsError(RequestError):
 
 
 class OffsetOutOfRangeError(RequestError):
-    """Retention removed the records at this offset, or nobody has written so far.
+    """Retention removed the records at this offset, or the offset is not written yet.
 
-    `first` to `end` (excluded) are the offsets that there are; -1 where the server does not say.
+    `first` to `end` (excluded) are the offsets that exist; -1 if the server does not tell.
     """
 
     def __init__(self, offset: int, status: int, first: int = -1, end: int = -1) -> None:

@@ -1,4 +1,4 @@
-"""Partitions by number, from the client's side: what there is of them, and reading one alone."""
+"""Partitions by number, from the client's side: their positions, and reading a single one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -43,19 +43,19 @@ class PartitionReader:
         self._requests = requests
 
     async def positions(self, topics: Sequence[str] | None, timestamp: int | None) -> list[TopicPositions]:
-        """Ask as often as it takes for all; see `Client.positions`."""
+        """Fetch the positions, in as many requests as needed; see `Client.positions`."""
         if topics is None:
             return await self._tell((), timestamp)
         names = sorted(set(topics))
-        found: list[TopicPositions] = []
+        positions: list[TopicPositions] = []
         for begin in range(0, len(names), TOPICS_MAX):
-            found += await self._tell(tuple(names[begin : begin + TOPICS_MAX]), timestamp)
-        return found
+            positions += await self._tell(tuple(names[begin : begin + TOPICS_MAX]), timestamp)
+        return positions
 
     async def _tell(self, topics: tuple[str, ...], timestamp: int | None) -> list[TopicPositions]:
-        found: list[TopicPositions] = []
+        positions: list[TopicPositions] = []
         while True:
-            after = found[-1].topic if found else ""
+            after = positions[-1].topic if positions else ""
             request = TellPositions(topics, NO_TIMESTAMP if timestamp is None else timestamp, after)
             response = await self._ask(encode_request(request), "positions")
             if response.status == NO_TOPIC_STATUS:
@@ -64,10 +64,10 @@ class PartitionReader:
                     f"there is no topic {missing}, or no right to read it", response.status, response.repeat
                 )
             check(response, "positions")
-            told = decode_positions(response.content)
-            found += told.topics
-            if not told.more or not told.topics:
-                return found
+            answer = decode_positions(response.content)
+            positions += answer.topics
+            if not answer.more or not answer.topics:
+                return positions
 
     async def fetch(
         self,
@@ -82,7 +82,7 @@ class PartitionReader:
         patient: bool = False,
     ) -> PartitionFetched:
         """Fetch once; see `Client.fetch_partition`."""
-        # Longer and a server that waits could not be told from one that is gone.
+        # A longer wait would look like a lost server.
         wait_ms = min(int(min(wait_seconds, self._requests.timeout_seconds / 2) * 1000), WAIT_MS_MAX)
         until = NO_OFFSET if end is None else end
         what = f"fetch partition {partition} of {topic!r}"
@@ -102,7 +102,7 @@ class PartitionReader:
         return decode_partition_fetched(response.content)
 
     async def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
-        """Tell once; see `Client.move_group`."""
+        """Send the request; see `Client.move_group`."""
         what = f"move group {group!r} of {topic!r}"
         response = await self._ask(encode_request(MoveGroup(topic, group, tuple(sorted(offsets.items())))), what)
         if response.status == NO_TOPIC_STATUS:

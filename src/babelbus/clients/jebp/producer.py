@@ -62,11 +62,11 @@ class Batch:
         self.repeated_since = 0.0
 
     def answered(self, responses: Sequence[Response]) -> None:
-        """Take the one answer."""
+        """Handle the one answer."""
         self.lane.answered(self, responses[0])
 
     def lost(self, error: ClientError) -> None:
-        """Nothing: `Producer.disconnected` puts the batches of a lost connection back in order."""
+        """Return: `Producer.disconnected` puts the batches of a lost connection back in order."""
 
 
 class Lane:
@@ -101,7 +101,7 @@ class Lane:
         return [*self._again, *self._in_flight, *self._queue]
 
     def submit(self, batch: Batch) -> None:
-        """Take one more batch."""
+        """Add a batch."""
         self._queue.append(batch)
         self.pump()
 
@@ -123,7 +123,7 @@ class Lane:
         link.send(link.sealer.seal_parts(request_parts(request)), 1, batch)
 
     def answered(self, batch: Batch, response: Response) -> None:
-        """Take the answer of the batch that was sent first."""
+        """Handle the answer to the batch that was sent first."""
         assert self._in_flight[0] is batch, "answers come in the order of the requests"
         # Read first: a broken answer ends the connection, and the batch must then still be among those on the way.
         place = decode_records_created(response.content) if is_success(response.status) else None
@@ -156,7 +156,7 @@ class Lane:
         self._producer.finish(batch, None, error)
 
     def _restart(self) -> None:
-        """All is answered: send what was not stored again, at once or after a pause, under numbers without a hole."""
+        """Send all batches that were not stored again, at once or after a pause, under numbers without a hole."""
         self._queue.extendleft(reversed(self._again))
         if self._hole:
             self._producer_id, self._next_sequence, self._known, self._hole = _new_producer_id(), 0, False, False
@@ -175,21 +175,21 @@ class Lane:
             self.pump()
 
     def disconnected(self) -> None:
-        """Put what was on the way back in front: it is sent again under the same numbers."""
+        """Move the batches in flight back to the front: they are sent again under the same numbers."""
         self._queue.extendleft(reversed([*self._again, *self._in_flight]))
         self._again.clear()
         self._in_flight.clear()
         self._stopped = False
 
     def fail_late(self, before: float, error: BabelbusError) -> None:
-        """Give up queued batches that were first sent (or, without a connection, submitted) before this time."""
+        """Drop queued batches that were first sent (or, without a connection, submitted) before this time."""
         while self._queue and 0 < self._queue[0].sent_at <= before:
             batch = self._queue.popleft()
             self._hole = True
             self._producer.finish(batch, None, error)
 
     def fail_all(self, error: BabelbusError) -> None:
-        """Return everything up."""
+        """Drop all batches."""
         batches = self.outstanding()
         self._queue.clear()
         self._in_flight.clear()
@@ -200,7 +200,7 @@ class Lane:
 
 
 class Producer:
-    """All lanes of a client. `link` is the connection, `None` while there is none.
+    """All lanes of a client. `link` is the connection, `None` without a connection.
 
     Attributes:
         held_bytes: of batches that are not answered yet.
@@ -221,7 +221,7 @@ class Producer:
         self._waiting_for_room: list[asyncio.Future[None]] = []
 
     def open(self) -> None:
-        """Start to take batches."""
+        """Start to accept batches."""
         self._loop = asyncio.get_running_loop()
         self.closed = None
 
@@ -233,7 +233,7 @@ class Producer:
         """Send a batch in the stored form; the future has its place, once it is stored.
 
         Raises:
-            LocalProtocolError: the topic's name is none, or the batch is over the frame limit.
+            LocalProtocolError: the topic's name is invalid, or the batch is over the frame limit.
             ClientError: the client is closed or has lost its connection for good.
         """
         if self.closed is not None:
@@ -254,7 +254,7 @@ class Producer:
         return [batch for lane in self._lanes.values() for batch in lane.outstanding()]
 
     def finish(self, batch: Batch, published: Published | None, error: BabelbusError | None) -> None:
-        """Tell those who wait for a batch what became of it."""
+        """Set the result of a batch and notify its waiters."""
         self.held_bytes -= len(batch.data)
         if published is not None:
             self.acknowledged += batch.count
@@ -276,7 +276,7 @@ class Producer:
         return self.held_bytes >= self.in_flight_bytes_max
 
     async def room(self) -> None:
-        """Return when there is room for more."""
+        """Wait until there is room for more."""
         while self.full:
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting_for_room.append(future)
@@ -285,13 +285,13 @@ class Producer:
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def connected(self, link: Link) -> None:
-        """There is a connection: send on."""
+        """Continue to send on a new connection."""
         self.link = link
         for lane in list(self._lanes.values()):
             lane.pump()
 
     def disconnected(self) -> None:
-        """The connection is gone; what was on the way waits for the next one."""
+        """Keep the batches in flight for the next connection."""
         self.link = None
         now = self.now()
         for lane in self._lanes.values():
@@ -300,7 +300,7 @@ class Producer:
                 batch.sent_at = batch.sent_at or now  # its time runs while nothing can be sent
 
     def expire(self) -> None:
-        """Give up what has had no answer for too long although it was sent again; called now and then."""
+        """Drop batches without an answer for too long although they were sent again; called regularly."""
         before = self.now() - self.timeout_seconds
         error = RequestTimeoutError(
             f"a batch has had no answer for {self.timeout_seconds:g} s; it may be stored or not"
@@ -310,7 +310,7 @@ class Producer:
                 lane.fail_late(before, error)
 
     def close(self, error: ClientError) -> None:
-        """Take no more, and tell everybody who waits."""
+        """Refuse further batches, and fail all waiting ones."""
         self.closed = self.closed or error
         self.link = None
         for lane in self._lanes.values():

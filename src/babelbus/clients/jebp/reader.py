@@ -1,8 +1,8 @@
 """Reading: one fetch, following a topic from an offset or a time, and finding where it ends.
 
-jebp has no push (DECISION 24) and its fetch names no topic: it reads what the connection is subscribed to. So each
-fetch goes out behind its own subscribe, both in one write. That costs the server some microseconds, and no caller can
-ever read what another one subscribed to, or be left without a topic that was made again under the same name.
+jebp has no push (DECISION 24) and its fetch names no topic: it reads the topics of the connection's subscriptions. So
+each fetch goes out behind its own subscribe, both in one write. That costs the server some microseconds, and no caller
+can ever read what another one subscribed to, or be left without a topic that was created again under the same name.
 
 Following reads its partition by number (`partition_reader`).
 """
@@ -37,7 +37,7 @@ POLL_SECONDS_MIN = 0.005
 
 
 class FetchedBatch:
-    """Stored records of one partition, whole and in order. `data` is what the server sent, not checked yet."""
+    """Stored records of one partition, whole and in order. `data` is as the server sent it, not checked yet."""
 
     __slots__ = ("_end", "_positions", "data", "partition", "topic")
 
@@ -73,10 +73,10 @@ class FetchedBatch:
         return offset_of(self.data, int(self._find()[-1])) + 1
 
     def verify(self) -> None:
-        """Check the CRC of every record and decode none: for those who pass the bytes on.
+        """Check the CRC of every record and decode none: for callers that forward the bytes.
 
         Raises:
-            CorruptRecordError: a record is not what was written.
+            CorruptRecordError: a record is not the one that was written.
         """
         verify(self.data, self._find(), self._end)
 
@@ -84,7 +84,7 @@ class FetchedBatch:
         """Return the records as numpy columns, every CRC checked.
 
         Raises:
-            CorruptRecordError: a record is not what was written.
+            CorruptRecordError: a record is not the one that was written.
         """
         self.verify()
         return decode_columns(self.data, self._find())
@@ -93,7 +93,7 @@ class FetchedBatch:
         """Yield the records, every CRC checked before the first; about 1 us each.
 
         Raises:
-            CorruptRecordError: a record is not what was written.
+            CorruptRecordError: a record is not the one that was written.
         """
         if not isinstance(self.data, bytes):
             self.data = bytes(self.data)  # of which payloads are cut faster
@@ -101,15 +101,15 @@ class FetchedBatch:
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """What one fetch brought; no batches when there is nothing yet."""
+    """The batches of one fetch; none if there are no records yet."""
 
     batches: list[FetchedBatch]
 
 
 class FetchedPartition(msgspec.Struct, frozen=True):
-    """What one fetch of one partition brought; no batch when there is nothing.
+    """The batch of one fetch of one partition; none without records.
 
-    `next_offset` is where to go on; `first_offset` and `high_watermark` are where the partition begins and where
+    `next_offset` is where to continue; `first_offset` and `high_watermark` are where the partition begins and where
     readers stop, when the server answered.
     """
 
@@ -144,7 +144,7 @@ class Reader:
             raise RequestError("the server could not read the records", status, True)
         if not is_success(status):
             raise RecordTooLargeError(bytes_max, status)
-        return [FetchedBatch(one.topic, one.partition, one.records) for one in decode_batches(fetched.content)]
+        return [FetchedBatch(batch.topic, batch.partition, batch.records) for batch in decode_batches(fetched.content)]
 
     async def fetch_partition(
         self,
@@ -157,11 +157,11 @@ class Reader:
         wait_seconds: float,
     ) -> FetchedPartition:
         """Fetch from one partition once; see `Client.fetch_partition`."""
-        found = await self.partitions.fetch(
+        fetched = await self.partitions.fetch(
             topic, partition, start_type, start, end=end, bytes_max=bytes_max, wait_seconds=wait_seconds
         )
-        batch = FetchedBatch(topic, partition, found.records) if len(found.records) else None
-        return FetchedPartition(batch, found.next_offset, found.first_offset, found.high_watermark)
+        batch = FetchedBatch(topic, partition, fetched.records) if len(fetched.records) else None
+        return FetchedPartition(batch, fetched.next_offset, fetched.first_offset, fetched.high_watermark)
 
     async def follow(
         self,
@@ -180,16 +180,16 @@ class Reader:
         end: int | None = None
         if until_end and start_type == FROM_OFFSET:
             end = await self._end_of(topic, partition, start)
-        asked = self._ask(topic, partition, start_type, start, end, bytes_max)
+        fetching = self._ask(topic, partition, start_type, start, end, bytes_max)
         try:
             while end is None or start < end:
                 try:
-                    batch = await asked
+                    batch = await fetching
                 except RecordTooLargeError:
                     if bytes_max >= BYTES_MAX_MAX:
                         raise
                     bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
-                    asked = self._ask(topic, partition, start_type, start, end, bytes_max)
+                    fetching = self._ask(topic, partition, start_type, start, end, bytes_max)
                     continue
                 if batch is not None:
                     start_type, start, pause = FROM_OFFSET, batch.next_offset, 0.0
@@ -200,7 +200,7 @@ class Reader:
                 else:
                     pause = min(max(2 * pause, POLL_SECONDS_MIN), poll_seconds_max)
                     await asyncio.sleep(pause)
-                asked = self._ask(topic, partition, start_type, start, end, bytes_max)
+                fetching = self._ask(topic, partition, start_type, start, end, bytes_max)
                 if batch is not None:
                     # The next chunk is on its way while the caller decodes this one. One turn of the loop for the
                     # request to be made, one for uvloop to write it: only then may the caller keep the loop busy.
@@ -208,7 +208,7 @@ class Reader:
                     await asyncio.sleep(0)
                     yield batch
         finally:
-            asked.cancel()
+            fetching.cancel()
 
     def _ask(
         self, topic: str, partition: int, start_type: int, start: int, end: int | None, bytes_max: int

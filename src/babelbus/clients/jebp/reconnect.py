@@ -1,4 +1,4 @@
-"""Keeps a client connected: the first connection, a new one whenever it is lost, and who waits for it meanwhile."""
+"""Keeps a client connected: the first connection, a new one whenever it is lost, and its waiting requests."""
 
 import asyncio
 import contextlib
@@ -21,10 +21,10 @@ _WATCH_SECONDS_MAX = 1.0
 
 
 class Keeper:
-    """The connection of one client, and the one task that makes it again.
+    """The connection of one client, and the task that opens it again.
 
     Attributes:
-        link: the connection, `None` while there is none.
+        link: the connection, `None` without a connection.
         fingerprint: of the server that is trusted; after the first connection always the one that answered there.
         dead: why there will be no connection any more.
     """
@@ -68,7 +68,7 @@ class Keeper:
         self._watch()
 
     async def close(self) -> None:
-        """Disconnect; who waits for something gets a `ClientClosedError`."""
+        """Disconnect; waiting requests raise `ClientClosedError`."""
         self._die(ClientClosedError("the client was closed"))
         if self._reconnecting is not None:
             self._reconnecting.cancel()
@@ -101,7 +101,7 @@ class Keeper:
         return link
 
     def _link_now(self) -> Link | None:
-        """Return the connection, if there is one by now (a type checker does not see what awaiting changed)."""
+        """Return the connection, if there is one by now (a type checker does not see changes during an await)."""
         return self.link
 
     async def _connect(self) -> Link:
@@ -151,7 +151,7 @@ class Keeper:
             pause = min(2 * pause, self._reconnect_seconds_max)
 
     def _die(self, error: ClientError) -> None:
-        """There will be no connection any more: tell everybody who waits for one."""
+        """Close for good: raise the error in all requests that wait for a connection."""
         self.dead = self.dead or error
         if self._watch_timer is not None:
             self._watch_timer.cancel()
@@ -168,7 +168,7 @@ class Keeper:
                 future.set_result(None)
 
     def _watch(self) -> None:
-        """Look now and then whether the server still answers; the only timer besides the one of `send`."""
+        """Check regularly whether the server answers; the only timer besides the one of `send`."""
         if self.dead is not None:
             return
         loop = asyncio.get_running_loop()

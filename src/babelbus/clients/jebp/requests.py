@@ -1,4 +1,4 @@
-"""Requests that do no harm when they are sent twice, answered whatever becomes of the connection meanwhile."""
+"""Requests that do no harm when they are sent twice, answered even if the connection is lost meanwhile."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ GetLink = Callable[[float | None], Awaitable[Link]]
 
 
 class Requests:
-    """Sends requests, and sends them again on a new connection if `resend` says so."""
+    """Sends requests, and sends them again on a new connection if `resend` is true."""
 
     def __init__(self, get_link: GetLink, *, timeout_seconds: float, resend: bool) -> None:
         self.timeout_seconds = timeout_seconds

@@ -41,7 +41,7 @@ class PartWriter:
 
     def __init__(self, requests: Requests, clock: Clock, transaction: str, batch_id: int, part: str) -> None:
         self.staged = PartRecords(part, 0)
-        """What the commit has to be told of this part; picklable."""
+        """The description of this part for the commit; picklable."""
         self._requests = requests
         self._clock = clock
         self._transaction = transaction
@@ -59,14 +59,14 @@ class PartWriter:
         partition: int = ANY_PARTITION,
         batch_records: int = 10_000,
     ) -> PartRecords:
-        """Stage a list in batches; return what the part has now, once it survives a loss of power on the server.
+        """Add a list in batches; return the state of the part, once it survives a loss of power on the server.
 
         Args:
             topic, payloads, timestamps, partition, batch_records: as `Client.publish_many` has them. With `partition`
-                -1 the server gives each batch one.
+                -1 the server chooses one for each batch.
 
         Raises:
-            BabelbusError: as `Requests.do`; the writer is to be given up then, and its part to be left out.
+            BabelbusError: as `Requests.do`; discard the writer then, and leave its part out of the commit.
             InvalidRecordError: a record cannot be stored.
         """
         batches = cut_batches(
@@ -81,9 +81,9 @@ class PartWriter:
     async def stage_batches(
         self, topic: str, batches: Iterable[RecordBatch], *, partition: int = ANY_PARTITION
     ) -> PartRecords:
-        """Stage batches in the stored form, a request for each, a few of them on the way at once; see `stage`.
+        """Add batches in the stored form, a request for each, several under way at once; see `stage`.
 
-        An iterator is asked for the next batch while the server works on the last ones. Offsets do not matter.
+        The next batch is read from the iterator while the server works on the previous ones. Offsets are ignored.
         """
         await self.put(topic, batches, partition=partition)
         return await self.drain()
@@ -93,11 +93,11 @@ class PartWriter:
     ) -> None:
         """Send batches as `stage_batches` does, but leave the last few on the way: `drain` waits for them.
 
-        For a writer who has more to encode meanwhile. `staged` says what the server has answered. `to_state` as in
+        For a writer with more to encode meanwhile. `staged` is the last answer of the server. `to_state` as in
         `stage_stored`.
 
         Raises:
-            BabelbusError: as `stage`, for what was put now or before.
+            BabelbusError: as `stage`, for this call or an earlier one.
         """
         try:
             for batch in batches:
@@ -112,7 +112,7 @@ class PartWriter:
             raise
 
     async def drain(self) -> PartRecords:
-        """Wait for what was put; return what the part has now, once it survives a loss of power on the server.
+        """Wait for the answers to `put`; return the state of the part, once it survives a loss of power on the server.
 
         Raises:
             BabelbusError: as `put`.
@@ -126,7 +126,7 @@ class PartWriter:
         return self.staged
 
     def _give_up(self) -> None:
-        """Wait for nothing any more: after an error nobody can know what the server has."""
+        """Cancel all waits: after an error the content of the server is unknown."""
         while self._on_the_way:
             self._on_the_way.popleft().cancel()
 
@@ -142,9 +142,9 @@ class PartWriter:
     async def stage_stored(
         self, topic: str, records: Data, *, partition: int = ANY_PARTITION, to_state: bool = False
     ) -> PartRecords:
-        """Stage whole records that have the stored form already, up to 16 MiB, in one request; see `stage`.
+        """Add whole records in the stored form, up to 16 MiB, in one request; see `stage`.
 
-        With `to_state` they are there to set the state: a topic that does not retain the last events refuses them.
+        With `to_state` they set the state: a topic that does not retain the last events refuses them.
         """
         await self.drain()
         self._note(await self._send(topic, partition, self.staged.records, records, to_state=to_state))
@@ -152,7 +152,7 @@ class PartWriter:
         return self.staged
 
     async def abort(self) -> None:
-        """Drop what was staged."""
+        """Drop the staged records."""
         self._give_up()
         await self._requests.do(AbortBatch(self._transaction, self._batch_id, self.staged.part), "abort a part")
 
@@ -176,11 +176,11 @@ class Transaction:
 
         Args:
             batch_id: 0 or more; batches of a transaction are committed with rising ids.
-            parts: what the writers' `staged` says.
-            owner: who commits; the server refuses a transaction that somebody else has committed to.
+            parts: `staged` of each writer.
+            owner: the committer; the server refuses a transaction with commits of another owner.
 
         Raises:
-            RequestError: a part is not there as it is named, the owner is another, a topic is gone: nothing is
+            RequestError: a part differs from its description, the owner differs, a topic is gone: nothing is
                 published. Or (with `repeat`) the server could not finish it for `request_timeout_seconds`: it may do
                 so yet, and the same call tells.
             BabelbusError: as `Requests.do`.
@@ -195,5 +195,5 @@ class Transaction:
         )
 
     async def ask(self) -> TransactionTold:
-        """Return the last batch that was committed, and who did."""
+        """Return the last committed batch and its owner."""
         return decode_told((await self._requests.do(AskTransaction(self.id), "ask for a transaction")).content)

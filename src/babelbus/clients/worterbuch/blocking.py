@@ -53,7 +53,7 @@ class BlockingClient(Twin[Client]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the answers to what was sent, unless an error is on its way already, and disconnect."""
+        """Wait for all answers, unless an error is being raised, and disconnect."""
         try:
             if error is None and self._twin.connected:
                 self.flush()
@@ -97,7 +97,7 @@ class BlockingClient(Twin[Client]):
 
     @contextlib.contextmanager
     def locked(self, key: str) -> Iterator[None]:
-        """Hold a lock, as soon as it is free, for the body of a `with`."""
+        """Lock a key, as soon as it is free, for the body of a `with`."""
         self.acquire_lock(key)
         try:
             yield

@@ -5,7 +5,7 @@
         async for event in await client.psubscribe("plant/#"):
             print(event.values, event.deleted)
 
-Values are what `json` makes of them. Requests of several tasks, and `send`, are on their way together. `blocking` has
+Values are those of `json`. Requests of several tasks, and `send`, are on their way together. `blocking` has
 the same for threads.
 """
 
@@ -64,12 +64,12 @@ async def connect(
 
     Args:
         url: `tcp://host:port`, `ws://host:port/path` or `unix:///path`.
-        token: the JWT that says what we may do.
-        timeout_seconds: how long the greeting may take, all together.
+        token: the JWT with our privileges.
+        timeout_seconds: most seconds for the whole greeting.
 
     Raises:
-        LocalProtocolError: no such address.
-        ConnectionLostError: nobody listens there, or it was no Wörterbuch server.
+        LocalProtocolError: the address is invalid.
+        ConnectionLostError: nothing listens there, or it is no Wörterbuch server.
         UnauthorizedError: the token was refused.
     """
     client = Client()
@@ -119,7 +119,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the answers to what was sent, unless an error is on its way already, and disconnect."""
+        """Wait for all answers, unless an error is being raised, and disconnect."""
         try:
             if error is None and self._gone is None:
                 await self.flush()
@@ -150,7 +150,7 @@ class Client:
         for answer in lost:
             if not answer.done():
                 answer.set_exception(self._gone)
-                answer.exception()  # nobody may wait for it any more
+                answer.exception()  # its waiter may be gone
         self._waiting.clear()
         for subscription in self._subscriptions.values():
             subscription.end(None if closed else self._gone)
@@ -244,15 +244,15 @@ class Client:
         return _expect(PState, await self._ask(m.PGet, pattern)).content
 
     async def set(self, key: str, value: Any) -> None:
-        """Store a value.
+        """Set a value.
 
         Raises:
-            VersionedError: the key holds one with a version.
+            VersionedError: the key has a value with a version.
         """
         await self._ask(m.Set, key, _write(value))
 
     async def cset(self, key: str, value: Any, version: int) -> None:
-        """Store a value with the next version if the key has `version`, 0 for none.
+        """Set a value with the next version if the key has `version`, 0 for none.
 
         Raises:
             VersionedError: the key has another version.
@@ -276,7 +276,7 @@ class Client:
         return _expect(PState, await self._ask(m.PDelete, pattern, quiet)).content
 
     async def ls(self, parent: str | None = None) -> list[str]:
-        """List the names below a key, without one those of the root.
+        """List the names below a key, or those of the root.
 
         Raises:
             NoSuchValueError: there is no such node.
@@ -292,7 +292,7 @@ class Client:
     async def send(self, key: str, value: Any, *, store: bool = True, in_flight_max: int = 10_000) -> None:
         """Set, or without `store` publish, and wait for no answer but while `in_flight_max` are outstanding.
 
-        `flush` waits for the answers, and raises what was refused.
+        `flush` waits for the answers, and raises the first refusal.
         """
         number = self._take_id()
         text = _write(value)
@@ -310,7 +310,7 @@ class Client:
             await self.send(key, value, store=store, in_flight_max=in_flight_max)
 
     async def flush(self) -> None:
-        """Wait for the answers to what was sent.
+        """Wait for all answers.
 
         Raises:
             RequestError: the first that was refused since the last `flush`.
@@ -379,7 +379,7 @@ class Client:
             subscription.end(None)
             await self._ask_as(number, m.Unsubscribe(number))
 
-    # -- locks, and what is left behind ------------------------------------------------------------------------------
+    # -- locks, last will and grave goods ----------------------------------------------------------------------------
 
     async def lock(self, key: str) -> None:
         """Lock a key.
@@ -390,16 +390,16 @@ class Client:
         await self._ask(m.Lock, key)
 
     async def acquire_lock(self, key: str) -> None:
-        """Lock a key as soon as it is free: who waits longest is next."""
+        """Lock a key as soon as it is free: the longest waiter is next."""
         await self._ask(m.AcquireLock, key)
 
     async def release_lock(self, key: str) -> None:
-        """Unlock a key."""
+        """Release the lock of a key."""
         await self._ask(m.ReleaseLock, key)
 
     @contextlib.asynccontextmanager
     async def locked(self, key: str) -> AsyncIterator[None]:
-        """Hold a lock, as soon as it is free, for the body of an `async with`."""
+        """Lock a key, as soon as it is free, for the body of an `async with`."""
         await self.acquire_lock(key)
         try:
             yield
@@ -408,16 +408,16 @@ class Client:
                 await self.release_lock(key)
 
     async def set_last_will(self, will: dict[str, Any]) -> None:
-        """Let the server set these when we are gone."""
+        """Register values that the server sets when this client is gone."""
         entries = [{"key": key, "value": value} for key, value in will.items()]
         await self.set(f"$SYS/clients/{self.client_id}/lastWill", entries)
 
     async def set_grave_goods(self, patterns: Iterable[str]) -> None:
-        """Let the server delete these when we are gone, before the last will."""
+        """Register patterns that the server deletes when this client is gone, before the last will."""
         await self.set(f"$SYS/clients/{self.client_id}/graveGoods", list(patterns))
 
     async def set_name(self, name: str) -> None:
-        """Show a name to who looks at the clients."""
+        """Set the name that lists of clients show."""
         await self.set(f"$SYS/clients/{self.client_id}/clientName", name)
 
 

@@ -1,6 +1,6 @@
 """JSON texts <-> messages of Wörterbuch as a client of 0.10 to 1.1 needs them: requests go out, replies come in.
 
-Values are what JSON makes of them. Section numbers are those of docs/specifications/worterbuch.md.
+Values are those of JSON. Section numbers are those of docs/specifications/worterbuch.md.
 """
 
 from functools import cache
@@ -156,7 +156,7 @@ def decode_reply(text: bytes) -> Reply | None:
     """Read the one message of a WebSocket text or of a line; `None` is a keepalive.
 
     Raises:
-        RemoteProtocolError: it is no message of a server.
+        RemoteProtocolError: the text is no message of a server.
     """
     if text == KEEPALIVE:
         return None
@@ -192,7 +192,7 @@ class ReplyDecoder:
         self._held_bytes = 0
 
     def receive_data(self, data: bytes) -> list[Reply]:
-        """Read what the transport read, cut anywhere, and return the messages that are complete, in order.
+        """Read bytes of the transport, cut anywhere, and return the complete messages in order.
 
         Raises:
             RemoteProtocolError: a line is too long, or no message of a server.

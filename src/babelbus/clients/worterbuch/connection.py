@@ -44,11 +44,11 @@ class Connection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]  # of a stream
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection."""
         self._lost(error)
 
     def data_received(self, data: bytes) -> None:
-        """Hear what one read brought; a server that breaks the protocol is left."""
+        """Handle the bytes of one read; close the connection if the server breaks the protocol."""
         try:
             self.read(data)
         except RemoteProtocolError as error:
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
             self._lost(error)
 
     def read(self, data: bytes) -> None:
-        """Take what one read brought."""
+        """Handle the bytes of one read."""
         for message in self._decoder.receive_data(data):
             self._hear(message)
 
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(b"\n".join(texts) + b"\n")
 
     def say_goodbye(self) -> None:
-        """Say the last word, where there is one."""
+        """Send the last message, if the protocol has one."""
 
 
 class WebConnection(Connection):
@@ -90,7 +90,7 @@ class WebConnection(Connection):
         self.transport.write(self._request)
 
     def read(self, data: bytes) -> None:
-        """Take what one read brought."""
+        """Handle the bytes of one read."""
         if self._answer is not None:
             self._answer.receive_data(data)
             responses = self._answer.responses()
@@ -116,7 +116,7 @@ class WebConnection(Connection):
         self.transport.write(encode_texts(texts, mask=True))
 
     def say_goodbye(self) -> None:
-        """Say the last word."""
+        """Send the close frame."""
         self.transport.write(encode_close(mask=True))
 
 
@@ -124,8 +124,8 @@ async def dial(url: str, hear: Hear, lost: Lost) -> Connection:
     """Connect to `tcp://host:port`, `ws://host:port/path` or `unix:///path`.
 
     Raises:
-        LocalProtocolError: no such address.
-        ConnectionLostError: nobody listens there.
+        LocalProtocolError: the address is invalid.
+        ConnectionLostError: nothing listens there.
     """
     loop = asyncio.get_running_loop()
     parts = urlsplit(url)

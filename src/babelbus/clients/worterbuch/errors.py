@@ -1,4 +1,4 @@
-"""What can go wrong for a client of Wörterbuch: every error that `client.Client` raises because of its server."""
+"""The errors of a client of Wörterbuch: all that `client.Client` raises because of its server."""
 
 from babelbus.clients.worterbuch.codec import Err, decode_metadata
 from babelbus.errors import BabelbusError
@@ -6,7 +6,7 @@ from babelbus.protocols.worterbuch.errors import ErrorCode
 
 
 class ClientError(BabelbusError):
-    """The root of what a client raises because of its server or its connection."""
+    """The root of the errors that a client raises because of its server or its connection."""
 
 
 class ConnectionLostError(ClientError):
@@ -14,7 +14,7 @@ class ConnectionLostError(ClientError):
 
 
 class RequestError(ClientError):
-    """The server refused a request; `code` is one of `ErrorCode` as a rule."""
+    """The server refused a request; `code` is usually one of `ErrorCode`."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{text} (error {code})")
@@ -30,11 +30,11 @@ class KeyLockedError(RequestError):
 
 
 class VersionedError(RequestError):
-    """Compare-and-set found another version than it was told, or a plain `set` found any (codes 17, 18)."""
+    """Compare-and-set met another version than its own, or a plain `set` met any version (codes 17, 18)."""
 
 
 class UnauthorizedError(RequestError):
-    """The token does not prove what was claimed, or does not allow what was asked."""
+    """The token is invalid, or does not allow the request."""
 
 
 ERRORS: dict[int, type[RequestError]] = {
@@ -49,6 +49,6 @@ ERRORS: dict[int, type[RequestError]] = {
 
 
 def error_of(message: Err) -> RequestError:
-    """Return what a refused request raises."""
+    """Return the error of a refused request."""
     kind = ERRORS.get(message.error_code, RequestError)
     return kind(message.error_code, decode_metadata(message.metadata))

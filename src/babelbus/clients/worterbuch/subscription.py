@@ -12,7 +12,7 @@ from babelbus.clients.worterbuch.errors import ClientError
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What a subscription tells: values by key, or the values of keys that were deleted."""
+    """An event of a subscription: values by key, or the values of keys that were deleted."""
 
     values: dict[str, Any] = {}
     deleted: dict[str, Any] = {}
@@ -21,7 +21,7 @@ class Event(msgspec.Struct, frozen=True):
 class Subscription:
     """The events of one subscription: iterate over them, or give `subscribe` a callback. End it with `close`.
 
-    `unsubscribe` tells the server, and calls `end`.
+    `unsubscribe` sends the request to the server, and calls `end`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Subscription:
             self._more.set()
 
     def end(self, error: ClientError | None) -> None:
-        """Return no more events than those that came; raise `error` behind them."""
+        """Stop the iteration behind the events received so far, with `error` if there is one."""
         self._over, self._error = True, error
         self._more.set()
 
@@ -78,7 +78,7 @@ class Subscription:
         return self._events.popleft()
 
     async def close(self) -> None:
-        """End the subscription; events under way are dropped.
+        """Close the subscription; events under way are dropped.
 
         Raises:
             ClientError: the server refused, or is gone.

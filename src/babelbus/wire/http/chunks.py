@@ -8,7 +8,7 @@ import re
 from babelbus.wire.http.fields import HttpError, read_fields
 
 LINE_BYTES_MAX = 256
-"""A chunk's size and its extensions, which nobody uses."""
+"""A chunk's size and its extensions, which are ignored."""
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _CRLF = b"\r\n"
@@ -18,15 +18,15 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 def encode_chunk(data: bytes) -> bytes:
-    """Return one chunk; nothing for no data, as an empty chunk would end the body."""
+    """Return one chunk; nothing for no data, because an empty chunk would end the body."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 class ChunkedBody:
-    """Puts one body together.
+    """Decodes one body.
 
     Attributes:
-        data: what has come; a reader of streams may take it away in between.
+        data: the decoded bytes so far; a reader of streams may take them away in between.
         done: whether the body has ended.
     """
 
@@ -35,7 +35,7 @@ class ChunkedBody:
         self.done = False
         self._bytes_max = bytes_max
         self._total = 0
-        self._left = 0  # bytes of the current chunk that have not come
+        self._left = 0  # bytes of the current chunk that have not arrived
         self._ending = False  # the line end behind a chunk's data comes next
         self._in_trailers = False
         self._trailers: list[bytes] = []
@@ -44,10 +44,10 @@ class ChunkedBody:
         self._trailers_max = trailers_max
 
     def feed(self, data: bytes, position: int) -> int:
-        """Read from `position` on, and return where it stopped: the body has ended, or more data is needed.
+        """Read from `position` on, and return where reading stopped: the body has ended, or more data is needed.
 
         Raises:
-            HttpError: this is no body in chunks, or it is too large.
+            HttpError: the chunks are invalid, or the body is too large.
         """
         while not self.done:
             if self._left:
@@ -62,7 +62,7 @@ class ChunkedBody:
                 if len(data) - position < len(_CRLF):
                     break
                 if data[position : position + 2] != _CRLF:
-                    raise HttpError(400, "a chunk that is longer than it says")
+                    raise HttpError(400, "a chunk is longer than its size")
                 position += 2
                 self._ending = False
             else:
@@ -73,7 +73,7 @@ class ChunkedBody:
                         raise HttpError(431 if self._in_trailers else 400, "a line in a body in chunks is too long")
                     break
                 if end == position or data[end - 1] != 13:
-                    raise HttpError(400, "a line in a body in chunks that does not end with CR LF")
+                    raise HttpError(400, "a line in a body in chunks does not end with CR LF")
                 self._read_line(data[position : end - 1])
                 position = end + 1
         return position
@@ -82,10 +82,10 @@ class ChunkedBody:
         if not self._in_trailers:
             match = _SIZE.fullmatch(line)
             if match is None:
-                raise HttpError(400, f"no size of a chunk: {line[:40]!r}")
+                raise HttpError(400, f"invalid chunk size: {line[:40]!r}")
             self._left = int(match[1], 16)
             self._total += self._left
-            # Refused before it arrives, as a length in the head would be.
+            # Refused before the chunk arrives, as a length in the head would be.
             if self._total > self._bytes_max:
                 raise HttpError(413, f"a body of {self._total} bytes or more, limit {self._bytes_max}")
             self._in_trailers = not self._left

@@ -39,7 +39,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class ResponseDecoder:
-    """Cuts the bytes of a server into responses. Behind status 101 it stops: `unread` has what follows.
+    """Cuts the bytes of a server into responses. Behind status 101 it stops: `unread` returns the rest.
 
     Attributes:
         error: why nothing more can be read; close the connection.
@@ -59,25 +59,25 @@ class ResponseDecoder:
         self._methods: deque[str] = deque()
         self._held = bytearray()
         self._head: Response | None = None
-        self._left = 0  # bytes of the body that have not come, or CHUNKED or UNTIL_CLOSE
+        self._left = 0  # bytes of the body that have not arrived, or CHUNKED or UNTIL_CLOSE
         self._chunks: ChunkedBody | None = None
         self._body = bytearray()
         self._taken = 0
         self._stopped = False
 
     def expect(self, method: str) -> None:
-        """Record that a request was sent: the response to HEAD has no body. Without this, none was HEAD."""
+        """Record that a request was sent: the response to HEAD has no body. Without this call no request was HEAD."""
         self._methods.append(method)
 
     def receive_data(self, data: bytes) -> None:
-        """Take what the transport read, cut anywhere; parse it with `responses`."""
+        """Receive bytes from the transport, cut anywhere; parse them with `responses`."""
         self._held += data
 
     def responses(self) -> list[Response]:
         """Return the complete responses in order, without the interim ones (100, 102, 103).
 
         Raises:
-            HttpError: the server broke the protocol and there is no response left to give.
+            HttpError: the server broke the protocol and no complete response is left.
         """
         responses: list[Response] = []
         while self.error is None and not self._stopped:
@@ -95,18 +95,18 @@ class ResponseDecoder:
 
     @property
     def begun(self) -> Response | None:
-        """The response whose head is in and whose body is not, with an empty body: a stream of events, perhaps."""
+        """The response whose head is complete and whose body is not, with an empty body: a stream of events, maybe."""
         return self._head
 
     def take_body(self) -> bytes:
-        """Return, and forget, what has come of the body of `begun`; only the rest will stand in the whole response."""
+        """Return and remove the bytes of the body of `begun` so far; the whole response will have only the rest."""
         data = bytes(self._body)
         self._taken += len(data)
         self._body.clear()
         return data
 
     def unread(self) -> bytes:
-        """Return, and forget, what stands behind a response with status 101."""
+        """Return and remove the bytes behind a response with status 101."""
         data = bytes(self._held)
         self._held.clear()
         return data
@@ -170,7 +170,7 @@ class ResponseDecoder:
         line, *lines = raw.split(b"\r\n")
         match = _STATUS_LINE.fullmatch(line)
         if match is None:
-            raise HttpError(400, f"no status line: {line[:40]!r}")
+            raise HttpError(400, f"invalid status line: {line[:40]!r}")
         if len(lines) > self._headers_max:
             raise HttpError(431, f"{len(lines)} headers, limit {self._headers_max}")
         headers = read_fields(lines, {})
@@ -190,12 +190,12 @@ def encode_request(
     """Return a whole request.
 
     Raises:
-        LocalProtocolError: a method, target or header that would be something else on the wire.
+        LocalProtocolError: the method, target or a header would be misread on the wire.
     """
     if TOKEN.fullmatch(method) is None:
-        raise LocalProtocolError(f"no method: {method[:40]!r}")
+        raise LocalProtocolError(f"invalid method: {method[:40]!r}")
     if _TARGET.fullmatch(target) is None:
-        raise LocalProtocolError(f"no target of a request: {target[:40]!r}")
+        raise LocalProtocolError(f"invalid request target: {target[:40]!r}")
     length = f"content-length: {len(body)}\r\n" if body or method in _WITH_BODY else ""
     close = "" if keep_alive else "connection: close\r\n"
     lines = encode_fields([("host", host), *headers])

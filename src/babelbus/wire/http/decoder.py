@@ -1,7 +1,7 @@
-"""HTTP/1.1 as a server speaks it (RFC 9112): bytes -> requests, responses -> bytes. For clients: `http_client.py`.
+"""HTTP/1.1 as a server speaks it (RFC 9112): bytes -> requests, responses -> bytes. For clients: `client.py`.
 
-A chunk's requests are cut in one loop. A peer says nearly the same again and again, so heads that were read before are
-looked up by their bytes, and so are the lines of the others.
+A chunk's requests are cut in one loop. Peers repeat most of their heads, so a head that was read before is
+looked up by its bytes, and so are the lines of new heads.
 """
 
 import re
@@ -29,7 +29,7 @@ _VERSIONS = {b"HTTP/1.%d" % minor: "1.1" if minor else "1.0" for minor in range(
 _OTHER_VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
 _TARGET_BYTES = bytes(range(0x21, 0x7F)) + bytes(range(0x80, 0x100))
 _BARE_LF = re.compile(rb"(?<!\r)\n")
-# What one connection remembers: at most some tens of KiB, and only of small heads.
+# Memory of one connection: at most some tens of KiB, and only small heads.
 _KNOWN_HEADS = 16
 _KNOWN_HEAD_BYTES = 1024
 _KNOWN_LINES = 64
@@ -38,21 +38,21 @@ _KNOWN_LINES = 64
 class _Head(msgspec.Struct, frozen=True, gc=False):
     request: Request
     length: int
-    stops: bool  # nothing behind it is cut for now
-    upgrades: bool  # it asks to become a WebSocket
+    stops: bool  # nothing behind the request is cut for now
+    upgrades: bool  # the request asks for a WebSocket
     expects_continue: bool
 
 
 class RequestDecoder:
     """Cuts the bytes of one client into requests.
 
-    Behind a request that asks to become a WebSocket it stops: the bytes that follow belong to whom `unread` gives them,
-    or `go_on` has them read as further requests. Behind one that closes the connection nothing is read any more.
+    Behind a request that asks for a WebSocket it stops: `unread` returns the bytes that follow, or `go_on` continues to
+    read them as further requests. Behind a request that closes the connection nothing is read any more.
 
-    With `varying`, the name of a header in lower case, `runs` gives requests that are the same but for it together.
+    With `varying`, the name of a header in lower case, `runs` groups requests that differ only in this header.
 
     Attributes:
-        error: why nothing more can be read; answer with `encode_error` when `requests` has given the last ones, then
+        error: why nothing more can be read; behind the last of `requests`, answer with `encode_error`, then
             close the connection.
     """
 
@@ -71,12 +71,12 @@ class RequestDecoder:
         self._body_bytes_max = body_bytes_max
         self._host_required = host_required
         self._held: bytes | bytearray = b""
-        self._scanned = 0  # so many held bytes have no end of a head in them
-        self._head: _Head | None = None  # of the request whose body has not come
+        self._scanned = 0  # so many buffered bytes have no end of a head in them
+        self._head: _Head | None = None  # of the request whose body has not arrived
         self._chunks: ChunkedBody | None = None
         self._asked_to_continue = False
         self._stopped = False
-        self._last = False  # the request given last closes the connection
+        self._last = False  # the request returned last closes the connection
         self._closed = False
         self._runs = None if varying is None else RunCutter(varying, body_bytes_max=body_bytes_max)
         self._last_head: _Head | None = None
@@ -85,7 +85,7 @@ class RequestDecoder:
         self._lines: dict[bytes, tuple[str, str]] = {}
 
     def receive_data(self, data: bytes) -> None:
-        """Take what the transport read, cut anywhere; parse it with `requests`."""
+        """Receive bytes from the transport, cut anywhere; parse them with `requests`."""
         if self._closed or self.error is not None:
             return
         if not self._held:
@@ -98,11 +98,11 @@ class RequestDecoder:
     def requests(self) -> list[Request]:
         """Return the complete requests in order; the rest waits for more data.
 
-        What was whole before the peer broke the protocol is given first, with `error` set; carry it out, then answer
-        the error and close.
+        Requests that were complete before the peer broke the protocol are returned first, with `error` set; carry them
+        out, then answer the error and close.
 
         Raises:
-            HttpError: the peer broke the protocol and there is nothing left to give.
+            HttpError: the peer broke the protocol and no complete request is left.
         """
         assert self._runs is None
         requests: list[Request | RequestRun] = []
@@ -110,7 +110,7 @@ class RequestDecoder:
         return requests  # type: ignore[return-value]  # there are no runs among them
 
     def runs(self) -> list[Request | RequestRun]:
-        """Return the same as `requests`, with those together that are nearly the same; the order stays.
+        """Return the complete requests in order, with equal ones that follow each other grouped in a run.
 
         Raises:
             HttpError: as `requests`.
@@ -120,10 +120,10 @@ class RequestDecoder:
         return requests
 
     def take_single(self, data: bytes) -> tuple[Request, bytes | None, bytes] | None:
-        """Return the one request that a chunk is, if the decoder is `idle` and it is like those before.
+        """Return the one request that a chunk is, if the decoder is `idle` and the request is like those before.
 
-        That is what they have in common (the same object as long as they do), the value of the varying header, and the
-        body. Otherwise give `None`: nothing is taken, and the chunk is for `receive_data`. Needs `varying`.
+        The tuple is the shared request (the same object as long as the head is equal), the value of the varying header,
+        and the body. `None`: nothing was read, and the chunk is for `receive_data`. Needs `varying`.
         """
         return self._runs.single(data) if self._runs is not None and self.idle else None
 
@@ -139,9 +139,9 @@ class RequestDecoder:
             raise self.error
 
     def take_continue(self) -> bool:
-        """Return, once, whether the client waits for `CONTINUE` before it sends the body of its request.
+        """Return, once per request, whether the client waits for `CONTINUE` before it sends the body of its request.
 
-        Ask behind `requests`; the answers to the requests before it go out first.
+        Call it behind `requests`; the answers to the requests before go out first.
         """
         head = self._head
         if head is None or not head.expects_continue or self._asked_to_continue or self.error is not None:
@@ -150,20 +150,20 @@ class RequestDecoder:
         return True
 
     def unread(self) -> bytes:
-        """Return, and forget, what stands behind the request that became something else."""
+        """Return and remove the bytes behind the request that upgraded the connection."""
         data = bytes(self._held)
         self._held = b""
         return data
 
     def go_on(self) -> None:
-        """Read on behind a request that asked to become a WebSocket and did not."""
+        """Read on behind a request that asked for a WebSocket and was answered otherwise."""
         self._stopped = self._closed = self._last
         if self._last:
             self._drop()
 
     @property
     def idle(self) -> bool:
-        """Whether the next byte is the first of a request, and will be read as one."""
+        """Whether the next byte is the first of a request, and will be read as such."""
         begun = self._held or self._head is not None
         return not (begun or self._closed or self._stopped or self.error is not None)
 
@@ -172,7 +172,7 @@ class RequestDecoder:
         self._head = self._chunks = None
 
     def _ready(self) -> bool:
-        """Whether cutting can come further than the last time, so that a peer that drips costs no copies."""
+        """Return whether cutting can come further than the last time, so that a slow peer costs no copies."""
         if self._head is not None:
             return self._chunks is not None or len(self._held) >= self._head.length
         if self._held.find(_END, max(0, self._scanned - 3)) >= 0:
@@ -254,10 +254,10 @@ class RequestDecoder:
         return position, body
 
     def _refuse_endless(self, data: bytes, position: int) -> None:
-        """Refuse the beginning of a head that is too long already, or has line ends that may not be."""
+        """Refuse the beginning of a head that is too long already, or has invalid line ends."""
         limit = self._head_bytes_max
         if _BARE_LF.search(data, position, position + limit):
-            raise HttpError(400, "a line that ends with LF alone")
+            raise HttpError(400, "a line ends with LF alone")
         if len(data) - position >= limit:
             line = data.find(b"\r\n", position, position + limit)
             raise HttpError(414 if line < 0 else 431, f"a head of more than {limit} bytes")
@@ -300,7 +300,7 @@ class RequestDecoder:
         )
         if self._runs is not None:
             self._learn(raw, head)
-        # A head with a line that was never seen, such as an id, will hardly come again.
+        # A head with a line that was never seen before, such as an id, will hardly repeat.
         if small and len(known) == known_before:
             if len(self._heads) >= _KNOWN_HEADS:
                 self._heads.clear()
@@ -308,7 +308,7 @@ class RequestDecoder:
         return head
 
     def _learn(self, raw: bytes, head: _Head) -> None:
-        """Have the requests that come with nearly this head cut together, if it is a plain one."""
+        """Record a plain head in the cutter, so that requests with nearly the same head are cut together."""
         plain = head.length >= 0 and not head.stops and not head.expects_continue
         if self._runs is not None and plain and len(raw) <= _KNOWN_HEAD_BYTES and raw[:2] != b"\r\n":
             self._runs.learn(raw.split(b"\r\n"), head.request)
@@ -317,13 +317,13 @@ class RequestDecoder:
 def _read_request_line(line: bytes) -> tuple[str, str, str]:
     parts = line.split(b" ")
     if len(parts) != 3 or not is_token(parts[0]) or not parts[1] or parts[1].translate(None, _TARGET_BYTES):
-        raise HttpError(400, f"no request line: {line[:40]!r}")
+        raise HttpError(400, f"invalid request line: {line[:40]!r}")
     version = _VERSIONS.get(parts[2])
     if version is None:
         if _OTHER_VERSION.fullmatch(parts[2]) is None:
-            raise HttpError(400, f"no request line: {line[:40]!r}")
-        raise HttpError(505, f"{parts[2].decode()}, only HTTP/1 is spoken here")
+            raise HttpError(400, f"invalid request line: {line[:40]!r}")
+        raise HttpError(505, f"{parts[2].decode()}, only HTTP/1 is supported")
     method, target = parts[0].decode("ascii"), parts[1].decode("latin-1")
     if not is_target(method, target):
-        raise HttpError(400, f"no target of a request: {target[:40]!r}")
+        raise HttpError(400, f"invalid request target: {target[:40]!r}")
     return method, target, version

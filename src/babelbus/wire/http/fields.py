@@ -1,6 +1,6 @@
 """Header fields of HTTP/1.1 (RFC 9112, section 5; RFC 9110, section 5), read and written strictly.
 
-What two readers could understand differently is refused, never guessed (RFC 9112, section 11: request smuggling).
+Fields that two readers could understand differently are refused (RFC 9112, section 11: request smuggling).
 """
 
 import re
@@ -14,7 +14,7 @@ HEAD_BYTES_MAX = 65_536
 HEADERS_MAX = 256
 BODY_BYTES_MAX = 16 * 2**20
 CHUNKED = -1
-"""Instead of a length: the body comes in chunks that say their own."""
+"""Instead of a length: the body comes in chunks that have their own lengths."""
 UNTIL_CLOSE = -2
 """Instead of a length: the body of a response ends with the connection."""
 
@@ -44,7 +44,7 @@ def read_fields(lines: Sequence[bytes], known: dict[bytes, tuple[str, str]]) -> 
         known: lines that were read before; the caller bounds it.
 
     Raises:
-        HttpError: a line that is no header, or a repeated one that may not be.
+        HttpError: an invalid header line, or a header that may not be repeated.
     """
     headers: dict[str, str] = {}
     for line in lines:
@@ -65,11 +65,11 @@ def read_fields(lines: Sequence[bytes], known: dict[bytes, tuple[str, str]]) -> 
 
 def _read_field(line: bytes) -> tuple[str, str]:
     name, colon, value = line.partition(b":")
-    # `translate` deletes what may stand there: it is several times as fast as a regular expression.
+    # `translate` deletes the allowed bytes: it is several times as fast as a regular expression.
     if not colon or not is_token(name) or value.translate(None, _VALUE_BYTES):
         if line[:1] in (b" ", b"\t"):
             raise HttpError(400, "a header folded over lines")
-        raise HttpError(400, f"no header: {line[:40]!r}")
+        raise HttpError(400, f"invalid header: {line[:40]!r}")
     return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
 
 
@@ -84,10 +84,10 @@ def tokens(value: str) -> list[str]:
 
 
 def body_length(headers: Mapping[str, str], *, version: str) -> int | None:
-    """Return how the headers say that the body ends: a number of bytes, `CHUNKED`, or None if they do not say.
+    """Return how the headers say that the body ends: a number of bytes, `CHUNKED`, or None without a statement.
 
     Raises:
-        HttpError: they contradict themselves, or name a coding that is not spoken here.
+        HttpError: the headers contradict each other, or name an unsupported coding.
     """
     length = headers.get("content-length")
     coding = headers.get("transfer-encoding")
@@ -101,7 +101,7 @@ def body_length(headers: Mapping[str, str], *, version: str) -> int | None:
             return CHUNKED
         if "chunked" in codings[:-1] or not codings:
             raise HttpError(400, f"transfer-encoding {coding[:40]!r}")
-        raise HttpError(501, f"transfer-encoding {coding[:40]!r}, only chunked is spoken here")
+        raise HttpError(501, f"transfer-encoding {coding[:40]!r}, only chunked is supported")
     if length is None:
         return None
     if not (length.isascii() and length.isdigit()):
@@ -122,7 +122,7 @@ def keeps_alive(headers: Mapping[str, str], *, version: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def reason_of(status: int) -> str:
-    """Return the reason phrase; one that nobody registered says its number."""
+    """Return the reason phrase; an unregistered status has its number as the phrase."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:
@@ -132,17 +132,17 @@ def reason_of(status: int) -> str:
 @lru_cache(maxsize=1024)
 def _check_name(name: str) -> None:
     if TOKEN.fullmatch(name) is None:
-        raise LocalProtocolError(f"no name of a header: {name[:40]!r}")
+        raise LocalProtocolError(f"invalid header name: {name[:40]!r}")
     if name.lower() in _FRAMING:
-        raise LocalProtocolError(f"the header {name} is made here, it cannot be given")
+        raise LocalProtocolError(f"the header {name} is set by the encoder, remove it")
 
 
 def encode_fields(headers: Iterable[tuple[str, str]]) -> str:
     """Return header lines with their line ends.
 
     Raises:
-        LocalProtocolError: a name or value that would be something else on the wire (CR, LF, NUL, not Latin-1), or a
-            header that says how the body ends.
+        LocalProtocolError: a name or value would be misread on the wire (CR, LF, NUL, not Latin-1), or the
+            header determines how the body ends.
     """
     lines = []
     for name, value in headers:

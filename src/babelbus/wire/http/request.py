@@ -1,4 +1,4 @@
-"""A request as the server reads it, and many of them that are nearly the same (`http_runs.py`)."""
+"""A request as the server reads it, and runs of requests that are nearly the same (`runs.py`)."""
 
 import msgspec
 
@@ -22,15 +22,15 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def query(self) -> str:
-        """What stands behind the `?` of the target, not decoded."""
+        """The part of the target behind the `?`, not decoded."""
         return split_target(self.target)[1]
 
 
 class RequestRun(msgspec.Struct, frozen=True, gc=False):
     """Requests that followed each other and are the same but for the value of one header and for the body.
 
-    `request` is what they have in common; it stands for as many runs as there are of it, so it can be looked up by
-    being the same object, and it is read only. `values` are those of the header, as bytes; `None` when it is not there.
+    `request` is the part that the requests have in common: one object for all runs with the same head, so a caller can
+    look it up by identity; it is read only. `values` are those of the header, as bytes; `None` without the header.
     """
 
     request: Request
@@ -38,17 +38,17 @@ class RequestRun(msgspec.Struct, frozen=True, gc=False):
     bodies: list[bytes]
 
     def requests(self, varying: str) -> list[Request]:
-        """Return them one by one; `varying` is the header's name."""
-        one = self.request
+        """Return the requests one by one; `varying` is the header's name."""
+        shared = self.request
         values = [None] * len(self.bodies) if self.values is None else self.values
         return [
             Request(
-                one.method,
-                one.target,
-                dict(one.headers) if value is None else {**one.headers, varying: value.decode("latin-1")},
+                shared.method,
+                shared.target,
+                dict(shared.headers) if value is None else {**shared.headers, varying: value.decode("latin-1")},
                 body,
-                one.keep_alive,
-                one.version,
+                shared.keep_alive,
+                shared.version,
             )
             for value, body in zip(values, self.bodies, strict=True)
         ]

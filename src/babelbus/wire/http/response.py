@@ -6,7 +6,7 @@ from babelbus.errors import LocalProtocolError
 from babelbus.wire.http.fields import HttpError, encode_fields, reason_of
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Tells a client that waits with its body to send it."""
+"""Asks a client that waits with its body to send the body."""
 
 
 def encode_response(
@@ -18,12 +18,12 @@ def encode_response(
     head_only: bool = False,
     version: str = "1.1",
 ) -> bytes:
-    """Return a whole response. With `head_only` (the answer to HEAD) its length is told, and its body not sent.
+    """Return a whole response. With `head_only` (the answer to HEAD) it has the body's length, without the body.
 
-    `version` is that of the request: a client of HTTP/1.0 must be told that the connection stays.
+    `version` is that of the request: a client of HTTP/1.0 needs a header that keeps the connection.
 
     Raises:
-        LocalProtocolError: a header with CR, LF or NUL, one that says how the body ends, a body where none may be.
+        LocalProtocolError: a header has CR, LF or NUL or determines how the body ends, or the status allows no body.
     """
     head = _encode_head(status, headers, keep_alive)
     if keep_alive and version == "1.0":  # RFC 9112, appendix C.2.2
@@ -39,12 +39,12 @@ def encode_response(
 def encode_stream_head(
     status: int, headers: Sequence[tuple[str, str]] = (), *, keep_alive: bool = True, chunked: bool = True
 ) -> bytes:
-    """Return the head of a response that has no end yet: `encode_chunk` for each part, `LAST_CHUNK` behind the last.
+    """Return the head of a response without a length: `encode_chunk` for each part, `LAST_CHUNK` behind the last.
 
     Without `chunked` (for HTTP/1.0) the parts follow as they are, and closing the connection ends them.
 
     Raises:
-        LocalProtocolError: a header with CR, LF or NUL, or one that says how the body ends.
+        LocalProtocolError: a header has CR, LF or NUL, or determines how the body ends.
     """
     head = _encode_head(status, headers, keep_alive and chunked)
     return (head + ("transfer-encoding: chunked\r\n\r\n" if chunked else "\r\n")).encode("latin-1")
@@ -58,6 +58,6 @@ def encode_error(error: HttpError, *, head_only: bool = False) -> bytes:
 
 def _encode_head(status: int, headers: Sequence[tuple[str, str]], keep_alive: bool) -> str:
     if not 100 <= status <= 999:
-        raise LocalProtocolError(f"no status of a response: {status}")
+        raise LocalProtocolError(f"invalid response status: {status}")
     close = "" if keep_alive else "connection: close\r\n"
     return f"HTTP/1.1 {status} {reason_of(status)}\r\n{encode_fields(headers)}{close}"

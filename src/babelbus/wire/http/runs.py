@@ -1,7 +1,7 @@
 """Pipelined requests that are the same but for one header, the length and the body: cut with one match each.
 
-A client that sends many requests writes the same head again and again, with another id. What such a head looks like is
-learned from two that were read in full one behind the other, so all that does not vary in the next ones was checked.
+A client that sends many requests writes the same head again and again, with another id. The pattern of such a head is
+learned from two heads that were read in full one behind the other, so all that does not vary in later ones is checked.
 """
 
 import re
@@ -12,18 +12,18 @@ import msgspec
 from babelbus.wire.http.request import Request, RequestRun
 
 PATTERNS_MAX = 8
-"""So many patterns are made for one connection: each costs as much as some hundred requests."""
+"""Most patterns made for one connection: each costs as much as some hundred requests."""
 LENGTHS_MAX = 64
 _LENGTH_NAME = b"content-length"
-# A value as http_fields allows it; blanks in front of it are part of the pattern, and behind it there are none.
+# A value as `fields` allows it; blanks in front of it are part of the pattern, and behind it there are none.
 _VALUE = rb"([!-~\x80-\xff][\t -~\x80-\xff]{0,255})(?<![ \t])"
 _LENGTH = rb"([0-9]{1,9})"
 
 
 class RunCutter:
-    """Knows one head by heart, and cuts the requests that have it. One for each connection.
+    """Cuts requests by the pattern of one head. One cutter for each connection.
 
-    `varying` is the name, in lower case, of the header whose value is another one in each request.
+    `varying` is the name, in lower case, of the header whose value differs in each request.
     """
 
     def __init__(self, varying: str, *, body_bytes_max: int) -> None:
@@ -42,7 +42,7 @@ class RunCutter:
     def learn(self, lines: Sequence[bytes], request: Request) -> None:
         """Record a head that was read in full: its lines and what they mean.
 
-        The request keeps its connection and has no body of unknown length.
+        The request must keep its connection and have no body of unknown length.
         """
         names = (self._varying.encode(), _LENGTH_NAME)
         places = [-1, -1]
@@ -52,7 +52,7 @@ class RunCutter:
             if at and name.lower() in names:
                 which = names.index(name.lower())
                 if places[which] >= 0:
-                    return  # repeated ones are not known by heart
+                    return  # repeated headers have no pattern
                 places[which] = at
                 skeleton[at] = name + colon + value[: len(value) - len(value.lstrip(b" \t"))]
         shape = tuple(skeleton)
@@ -81,50 +81,48 @@ class RunCutter:
         self._requests = {}
 
     def cut(self, data: bytes, position: int) -> tuple[RequestRun | None, int]:
-        """Return the requests that begin at `position`, as many as are alike and complete, and where they end."""
+        """Return the equal and complete requests that begin at `position`, and where they end."""
         pattern = self._pattern
         if pattern is None:
             return None, position
-        found = pattern.match(data, position)
-        if found is None:
+        match_ = pattern.match(data, position)
+        if match_ is None:
             return None, position
         value_at, length_at = self._groups
         match, size = pattern.match, len(data)
-        length_text = found[length_at] if length_at else b""
+        length_text = match_[length_at] if length_at else b""
         length = int(length_text or 0)
         if length > self._body_bytes_max:
             return None, position
         values: list[bytes] = []
         bodies: list[bytes] = []
         add_value, add_body = values.append, bodies.append
-        while found is not None and (not length_at or found[length_at] == length_text):
-            start = found.end()
+        while match_ is not None and (not length_at or match_[length_at] == length_text):
+            start = match_.end()
             end = start + length
             if end > size:
                 break
-            add_value(found[value_at])
+            add_value(match_[value_at])
             add_body(data[start:end])
             position = end
-            found = match(data, position)
+            match_ = match(data, position)
         if not bodies:
             return None, position
         return RequestRun(self._request(length_text), values if value_at else None, bodies), position
 
     def single(self, data: bytes) -> tuple[Request, bytes | None, bytes] | None:
-        """Return the one request of this kind that the whole of `data` is: what requests have in common, value,
-        body.
-        """
-        found = None if self._pattern is None else self._pattern.match(data)
-        if found is None:
+        """Return shared request, value and body if the whole of `data` is one request of this kind."""
+        match = None if self._pattern is None else self._pattern.match(data)
+        if match is None:
             return None
         value_at, length_at = self._groups
-        length_text = found[length_at] if length_at else b""
-        start = found.end()
+        length_text = match[length_at] if length_at else b""
+        start = match.end()
         length = len(data) - start
         if length != int(length_text or 0) or length > self._body_bytes_max:
             return None
         request = self._requests.get(length_text) or self._request(length_text)
-        return request, found[value_at] if value_at else None, data[start:]
+        return request, match[value_at] if value_at else None, data[start:]
 
     def _request(self, length_text: bytes) -> Request:
         request = self._requests.get(length_text)

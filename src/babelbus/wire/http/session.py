@@ -35,7 +35,7 @@ class Successor(Protocol):
         """Whether the peer has proved who it is."""
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection."""
 
 
 class HttpSession(ABC):
@@ -62,13 +62,13 @@ class HttpSession(ABC):
 
     @abstractmethod
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
-        """Carry out a request and answer it; return `False` to be asked again when the outbox has room.
+        """Handle a request and answer it; return `False` to be called again when the outbox has room.
 
         With a `refusal` the request comes from a page that may only read; refuse everything else.
         """
 
     def answer_run(self, run: RequestRun, *, is_last: bool) -> bool:
-        """Carry out a run; return `False` to get its requests one by one."""
+        """Handle a run; return `False` to get its requests one by one."""
         return False
 
     def settle(self) -> None:
@@ -97,7 +97,7 @@ class HttpSession(ABC):
         self._outbox.answer(lambda: response, len(response))
 
     def follow(self, successor: Successor) -> None:
-        """Let a successor read from now on."""
+        """Start the successor: it reads from now on."""
         self._successor = successor
         self.is_over = True
         unread = self._decoder.unread()
@@ -151,7 +151,7 @@ class HttpSession(ABC):
         return self._heard and (self._successor is None or self._successor.established)
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection."""
         if self._successor is not None:
             self._successor.close()
 

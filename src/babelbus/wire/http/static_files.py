@@ -1,4 +1,4 @@
-"""Files of a folder as an HTTP server gives them: by the path of a URL, with a type, a tag and a date.
+"""Files of a folder as an HTTP server sends them: by the path of a URL, with a type, a tag and a date.
 
 The one module here that touches the disk: what it may open is decided where the path is read.
 """
@@ -36,51 +36,51 @@ _UNKNOWN = "application/octet-stream"
 
 
 class FileRefusedError(BabelbusError):
-    """A file that is there and is not served: it is too large, or cannot be read."""
+    """A file exists and is not served: too large, or unreadable."""
 
 
 class File(msgspec.Struct, frozen=True):
-    """One file, whole."""
+    """One whole file."""
 
     content_type: str
     data: bytes
     """Empty if `unchanged`."""
     tag: str
-    """An entity tag in its quotes (RFC 9110, section 8.8.3): another one when the file has changed."""
+    """An entity tag in its quotes (RFC 9110, section 8.8.3): it differs after the file has changed."""
     changed: str
-    """When it was changed last, as a date of HTTP."""
+    """Time of the last change, as a date of HTTP."""
     unchanged: bool = False
     """Whether the client has it: answer 304."""
 
 
 class Files:
-    """What lies below one folder. `read` waits for the disk and may run in any thread."""
+    """The files below one folder. `read` waits for the disk and may run in any thread."""
 
     def __init__(self, root: str, *, bytes_max: int) -> None:
         self._root = Path(os.path.realpath(root))
         self._bytes_max = bytes_max
 
     def read(self, path: str, *, asked: Mapping[str, str] | None = None, always: bool = False) -> File | None:
-        """Return the file of a decoded path of a URL, else the index of the folder, else, with `always`, the root's.
+        """Return the file at a decoded URL path, else the folder's index, else, with `always`, the root's index.
 
-        The last is what applications need whose addresses are made in the browser. `None`: there is none, or the path
-        would leave the folder, by `..` or by a link, or names a hidden file. `asked` are the headers of a request: what
-        it says that its client has is not read.
+        Applications whose addresses are made in the browser need `always`. `None`: no file, or the path would leave
+        the folder, by `..` or by a link, or names a hidden file. `asked` are the headers of a request: a file that the
+        client already has is not read.
 
         Raises:
-            FileRefusedError: it has more than `bytes_max` bytes, or cannot be read.
+            FileRefusedError: the file has more than `bytes_max` bytes, or cannot be read.
         """
         parts = [part for part in path.split("/") if part]
         if any(part[0] == "." or "\\" in part or "\0" in part for part in parts):
             return None
-        wanted = self._root.joinpath(*parts)
-        candidates = [wanted / INDEX] if path.endswith("/") else [wanted, wanted / INDEX]
+        target = self._root.joinpath(*parts)
+        candidates = [target / INDEX] if path.endswith("/") else [target, target / INDEX]
         if always:
             candidates.append(self._root / INDEX)
         for candidate in candidates:
-            found = self._read(candidate, asked or {})
-            if found is not None:
-                return found
+            file = self._read(candidate, asked or {})
+            if file is not None:
+                return file
         return None
 
     def _read(self, path: Path, asked: Mapping[str, str]) -> File | None:
@@ -88,7 +88,7 @@ class Files:
             real = Path(os.path.realpath(path))
             if not real.is_relative_to(self._root):
                 return None
-            # A FIFO must not hold the thread, and what became a link meanwhile is none of ours.
+            # A FIFO must not hold the thread, and a path that became a link meanwhile may lead out of the folder.
             descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 return self._read_open(descriptor, path.name, asked)
@@ -121,14 +121,14 @@ def content_type_of(name: str) -> str:
 
 
 def has_current(asked: Mapping[str, str], tag: str, changed_seconds: int) -> bool:
-    """Return whether a request's headers say that its client has what is asked for (RFC 9110, section 13.1).
+    """Return whether a request's headers say that its client has the current file (RFC 9110, section 13.1).
 
-    `tag` is in its quotes; where there are tags, the date does not count. A date that is none counts for nothing.
+    `tag` is in its quotes; when the headers have tags, the date does not count. An invalid date is ignored.
     """
     tags = asked.get("if-none-match")
     if tags is not None:
-        held = [one.strip().removeprefix("W/") for one in tags.split(",")]
-        return "*" in held or tag in held
+        tags_of_client = [text.strip().removeprefix("W/") for text in tags.split(",")]
+        return "*" in tags_of_client or tag in tags_of_client
     date = parsedate_tz(asked.get("if-modified-since", ""))
     if date is None:
         return False

@@ -37,11 +37,11 @@ class Cutter:
         self._head_bytes = 6 if is_server else 2
         self._message_bytes_max = message_bytes_max
         self._compressed = compressed
-        self._open = 0  # first byte of the fragmented message that has not ended; 0 if there is none
+        self._open = 0  # first byte of the fragmented message that has not ended; 0 without such a message
         self._open_bytes = 0
 
     def cut(self, data: bytes, firsts: list[int], starts: list[int], ends: list[int]) -> int:
-        """Record the complete frames of `data`, and return where the first incomplete one begins."""
+        """Record the complete frames of `data`, and return where the first incomplete frame begins."""
         position, size = 0, len(data)
         mask_bit, head_bytes, bytes_max = self._mask_bit, self._head_bytes, self._message_bytes_max
         short_max = min(125, bytes_max)
@@ -63,7 +63,7 @@ class Cutter:
                 step = start + length - position
                 if step == last_step and position + step <= size:
                     run = _run(data, position, step, start - position - head_bytes + 2, run_max)
-                    # A run that was a chance is looked for in a few frames only; a long one, in ever more.
+                    # Behind a short run only a few frames are searched for the next; behind a long run, ever more.
                     run_max = min(run_max * 4, _RUN_MAX) if run == run_max else _RUN_MIN
                     after = position + run * step
                     firsts += [first] * run
@@ -87,13 +87,13 @@ class Cutter:
             position = end
             if first < _WHOLE_TEXT or first > _WHOLE_BINARY:
                 if first == FIN | CLOSE:
-                    return size  # after a close frame there is nothing (section 5.5.1): the rest is not looked at
+                    return size  # after a close frame there is nothing (section 5.5.1): the rest is ignored
                 self._note(first, length)
                 whole = not self._open
         return position
 
     def _read_head(self, head: bytes) -> tuple[int, int] | None:
-        """Return how many bytes the head of any frame has, and its payload; None if more must come to say that."""
+        """Return the size of a frame's head and of its payload; None if the head is incomplete."""
         first, length = head[0], head[1] - self._mask_bit
         self._check(first, length)
         length_bytes = 0 if length < 126 else 2 if length == 126 else 8
@@ -104,7 +104,7 @@ class Cutter:
             length = _read_length(head[2 : 2 + length_bytes])
         total = self._open_bytes + length
         if total > self._message_bytes_max and not first & CLOSE:
-            # Refused before it arrives: a peer must not make us hold what it may only promise.
+            # Refused before it arrives: a peer must not make us hold what it only announces.
             raise WebSocketError(
                 MESSAGE_TOO_BIG, f"a message of {total} bytes or more, limit {self._message_bytes_max}"
             )
@@ -113,7 +113,7 @@ class Cutter:
     def _check(self, first: int, length: int) -> None:
         opcode = first & 15
         if not 0 <= length < 128:
-            raise WebSocketError(PROTOCOL_ERROR, "a frame that is masked by a server, or not masked by a client")
+            raise WebSocketError(PROTOCOL_ERROR, "a frame is masked by a server, or not masked by a client")
         if opcode > BINARY and opcode not in _CONTROLS:
             raise WebSocketError(PROTOCOL_ERROR, f"a frame of unknown kind {opcode}")
         compressed = first & RESERVED == COMPRESSED and self._compressed and opcode in (TEXT, BINARY)
@@ -121,16 +121,16 @@ class Cutter:
             raise WebSocketError(PROTOCOL_ERROR, f"a frame with reserved bits: first byte 0x{first:02x}")
         if opcode >= CLOSE:
             if not first & FIN:
-                raise WebSocketError(PROTOCOL_ERROR, "a control frame that is a fragment")
+                raise WebSocketError(PROTOCOL_ERROR, "a control frame is fragmented")
             if length > CONTROL_BYTES_MAX:
                 raise WebSocketError(PROTOCOL_ERROR, f"a control frame of more than {CONTROL_BYTES_MAX} bytes")
         elif opcode == CONTINUATION and not self._open:
-            raise WebSocketError(PROTOCOL_ERROR, "a fragment that continues nothing")
+            raise WebSocketError(PROTOCOL_ERROR, "a continuation without a message")
         elif opcode != CONTINUATION and self._open:
-            raise WebSocketError(PROTOCOL_ERROR, "a message that begins before the last one has ended")
+            raise WebSocketError(PROTOCOL_ERROR, "a message begins before the previous one has ended")
 
     def _note(self, first: int, length: int) -> None:
-        """Remember that this frame, which is no close frame, is complete."""
+        """Record that this frame, which is no close frame, is complete."""
         if first & CLOSE:
             return
         if first & FIN:
@@ -141,9 +141,7 @@ class Cutter:
 
 
 def _run(data: bytes, position: int, step: int, head_bytes: int, run_max: int) -> int:
-    """Return how many frames from `position` on have the same head but for the key: what holds for one holds for
-    all.
-    """
+    """Return how many frames from `position` on have the same head but for the key: a check of one is valid for all."""
     run = min((len(data) - position) // step, run_max)
     for start in range(position, position + head_bytes):
         column = data[start : start + run * step : step]
@@ -155,7 +153,7 @@ def _read_length(field: bytes) -> int:
     length = int.from_bytes(field, "big")
     if length >> 63:
         raise WebSocketError(PROTOCOL_ERROR, "a frame length with its highest bit set")
-    # Section 5.2: the shortest form MUST be used. Every sender has it; one that has not is broken, or tries
+    # Section 5.2: the shortest form MUST be used. Every sender does; one that does not is broken, or tries
     # to make two readers disagree.
     if length < (126 if len(field) == 2 else 2**16):
         raise WebSocketError(PROTOCOL_ERROR, f"a frame length of {length} in {len(field)} bytes")

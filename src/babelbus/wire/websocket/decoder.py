@@ -1,7 +1,7 @@
 """WebSocket (RFC 6455): bytes <-> messages, a whole chunk at a time. The handshake is in `upgrade.py`.
 
 A chunk goes through three steps: one loop finds where its frames begin and end, one XOR unmasks them all, and the
-payloads become messages: all at once if every frame is a whole text, which is what our peers mostly send.
+payloads become messages: all at once if every frame is a whole text, the most frequent case.
 """
 
 import codecs
@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class Texts(msgspec.Struct, frozen=True, gc=False):
-    """What a chunk was made of, if it was whole texts alone and its reader wants them so: each valid UTF-8."""
+    """The texts of a chunk of nothing but whole texts, if the reader accepts them together: each valid UTF-8."""
 
     payloads: list[bytes]
 
@@ -55,13 +55,13 @@ class Ping(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pong(msgspec.Struct, frozen=True, gc=False):
-    """The peer answers a ping, or says unasked that it is there."""
+    """The peer answers a ping, or shows unasked that it is connected."""
 
     data: bytes
 
 
 class Close(msgspec.Struct, frozen=True, gc=False):
-    """The peer says its last word; `code` is 1005 if it gave none. Nothing it sends afterwards is read."""
+    """The peer closes; `code` is 1005 if it sent none. Nothing that it sends afterwards is read."""
 
     code: int
     reason: str
@@ -74,8 +74,8 @@ class Decoder:
     """Cuts the bytes of one peer into messages; with `together`, the texts of a chunk may come as one event.
 
     Attributes:
-        error: why nothing more can be read; say so with `encode_close(error.code, str(error))` when `events` has given
-            the last messages, then close the connection.
+        error: why nothing more can be read; when `events` has returned the last messages, send
+            `encode_close(error.code, str(error))`, then close the connection.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Decoder:
         self._inflater = Inflater(deflate, is_server=is_server, bytes_max=message_bytes_max) if deflate else None
         self._closed = False
         self._held: bytes | bytearray = b""
-        self._gathering = 0  # first byte of the message whose frames are being put together; 0 if there is none
+        self._gathering = 0  # first byte of the message whose frames are being joined; 0 without such a message
         self._gathered = bytearray()
         self._characters = codecs.getincrementaldecoder("utf-8")()
 
     def receive_data(self, data: bytes) -> None:
-        """Take what the transport read, cut anywhere; parse it with `events`."""
+        """Receive bytes from the transport, cut anywhere; parse them with `events`."""
         if self._closed or self.error is not None:
             return
         if not self._held:
@@ -104,12 +104,12 @@ class Decoder:
         self._held += data
 
     def events(self) -> list[Event]:
-        """Return what has arrived completely, in order; the rest waits for more data.
+        """Return the complete events in order; the rest waits for more data.
 
-        What was whole before the peer broke the protocol is given first, with `error` set; carry it out, then close.
+        Events that were complete before the peer broke the protocol are returned first, with `error` set; then close.
 
         Raises:
-            WebSocketError: the peer broke the protocol and there is nothing left to give.
+            WebSocketError: the peer broke the protocol and no complete event is left.
         """
         events: list[Event] = []
         if self.error is None and len(self._held) >= self._cutter.needed:
@@ -141,7 +141,7 @@ class Decoder:
                     events += map(Message, payloads, repeat(True))
             else:
                 self._interpret(firsts, payloads, events)
-        except WebSocketError as error:  # it stands before what the cutting refused
+        except WebSocketError as error:  # its frame is in front of the frame that the cutter refused
             self.error = error
         if self.error is not None or self._closed:
             self._held = b""
@@ -166,7 +166,7 @@ class Decoder:
                 self._gather(first, payload, events)
 
     def _gather(self, first: int, payload: bytes, events: list[Event]) -> None:
-        """Take a fragment, or a message that is compressed."""
+        """Add a fragment or a compressed message, and append the event that it completes."""
         if not self._gathering:
             self._gathering = first
         self._gathered += payload
@@ -180,10 +180,10 @@ class Decoder:
                 _check_text(data)
         else:
             if text:
-                try:  # as far as it has come: section 8.1 lets a bad text fail early
+                try:  # as far as the text has arrived: section 8.1 lets a bad text fail early
                     self._characters.decode(payload, last)
                 except UnicodeDecodeError as error:
-                    raise WebSocketError(INVALID_DATA, "a text that is not UTF-8") from error
+                    raise WebSocketError(INVALID_DATA, "a text is not UTF-8") from error
             if not last:
                 return
             data = bytes(self._gathered)
@@ -196,7 +196,7 @@ def _check_text(data: bytes) -> None:
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        raise WebSocketError(INVALID_DATA, "a text that is not UTF-8") from error
+        raise WebSocketError(INVALID_DATA, "a text is not UTF-8") from error
 
 
 def _read_close(payload: bytes) -> Close:
@@ -208,47 +208,47 @@ def _read_close(payload: bytes) -> Close:
     try:
         return Close(code, payload[2:].decode())
     except UnicodeDecodeError as error:
-        raise WebSocketError(INVALID_DATA, "a reason to close that is not UTF-8") from error
+        raise WebSocketError(INVALID_DATA, "a close reason is not UTF-8") from error
 
 
 def _may_be_sent(code: int) -> bool:
-    # Section 7.4.2 and the registry: 1004 to 1006 and 1015 never stand in a frame, 1016 to 2999 are nobody's yet.
+    # Section 7.4.2 and the registry: 1004 to 1006 and 1015 are never sent, 1016 to 2999 are unassigned.
     return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
 
 
 def encode_texts(payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
-    """Return the frames of texts (UTF-8, not checked), together, for one write. A client masks."""
+    """Return the frames of texts (UTF-8, not checked), joined for one write. A client masks."""
     return encode_frames(_WHOLE_TEXT, payloads, mask=mask)
 
 
 def encode_binaries(payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
-    """Return the frames of binary messages, together, for one write. A client masks."""
+    """Return the frames of binary messages, joined for one write. A client masks."""
     return encode_frames(_WHOLE_BINARY, payloads, mask=mask)
 
 
 def encode_ping(data: bytes = b"", *, mask: bool = False) -> bytes:
-    """Ask whether the peer is there; it answers with the same data.
+    """Return a ping; the peer answers with the same data.
 
     Raises:
-        LocalProtocolError: more than 125 bytes.
+        LocalProtocolError: `data` has more than 125 bytes.
     """
     return _encode_control(PING, data, mask)
 
 
 def encode_pong(data: bytes, *, mask: bool = False) -> bytes:
-    """Answer a ping with its data.
+    """Return the answer to a ping, with its data.
 
     Raises:
-        LocalProtocolError: more than 125 bytes.
+        LocalProtocolError: `data` has more than 125 bytes.
     """
     return _encode_control(PONG, data, mask)
 
 
 def encode_close(code: int = NORMAL, reason: str = "", *, mask: bool = False) -> bytes:
-    """Say the last word; 1005 sends no code (the answer to a close without one). A long reason is cut at a character.
+    """Return a close frame; 1005 sends no code (the answer to a close without one). A long reason is cut.
 
     Raises:
-        LocalProtocolError: a code that no frame may carry.
+        LocalProtocolError: `code` may not be sent in a frame.
     """
     if code == NO_STATUS:
         return _encode_control(CLOSE, b"", mask)

@@ -24,7 +24,7 @@ _MEMORY_LEVEL = 5  # 32 KiB for each compressor together with a window of 12 bit
 
 
 class Deflate(msgspec.Struct, frozen=True):
-    """What both sides agreed on: whose window is forgotten after each message, and how large each is (log2 bytes)."""
+    """The agreement of both sides: whose window is reset after each message, and how large each is (log2 bytes)."""
 
     server_no_context_takeover: bool = False
     client_no_context_takeover: bool = False
@@ -45,12 +45,12 @@ class Inflater:
         """Return the message that was compressed as `data`.
 
         Raises:
-            WebSocketError: it would be larger than the limit, or it is no deflate stream.
+            WebSocketError: the message would exceed the limit, or `data` is no deflate stream.
         """
         try:
             message = self._all_of(bytes(data) + _TAIL)
         except zlib.error as error:
-            raise WebSocketError(INVALID_DATA, f"a message that does not decompress: {error}") from error
+            raise WebSocketError(INVALID_DATA, f"a message does not decompress: {error}") from error
         if self._forgets:
             self._inflate = zlib.decompressobj(-self._bits)
         return message
@@ -60,7 +60,7 @@ class Inflater:
         if not self._inflate.eof:
             return message
         # A peer may end a message with a final block and a zero byte (section 7.2.3.4). The stream goes on in a new
-        # object, which knows of the window what this message filled; a reference further back fails, it never lies.
+        # object, whose window this message filled; a reference further back fails instead of returning wrong data.
         rest = self._inflate.unused_data
         self._inflate = zlib.decompressobj(-self._bits, zdict=message[-_WINDOW_BYTES:])
         message += self._part(rest, self._bytes_max - len(message))
@@ -69,15 +69,15 @@ class Inflater:
         return message
 
     def _part(self, data: bytes, bytes_max: int) -> bytes:
-        # One byte more than allowed is asked for: a bomb is noticed when it is that large, not when it is unpacked.
+        # One byte more than allowed is requested: a bomb is noticed when it is that large, not when it is unpacked.
         message = self._inflate.decompress(data, bytes_max + 1)
         if len(message) > bytes_max:
-            raise WebSocketError(MESSAGE_TOO_BIG, f"a message that decompresses to more than {self._bytes_max} bytes")
+            raise WebSocketError(MESSAGE_TOO_BIG, f"a message decompresses to more than {self._bytes_max} bytes")
         return message
 
 
 class Deflater:
-    """Compresses the messages to one peer; those below `bytes_min` are sent as they are, as they would gain nothing."""
+    """Compresses the messages to one peer; those below `bytes_min` would not shrink, and are sent as they are."""
 
     def __init__(self, agreed: Deflate, *, is_server: bool, bytes_min: int = 128) -> None:
         self._forgets = agreed.server_no_context_takeover if is_server else agreed.client_no_context_takeover
@@ -87,11 +87,11 @@ class Deflater:
         self._deflate = self._begin()
 
     def encode_texts(self, payloads: Sequence[bytes]) -> bytes:
-        """Return the frames of texts (UTF-8), together, for one write."""
+        """Return the frames of texts (UTF-8), joined for one write."""
         return b"".join([self._encode(TEXT, payload) for payload in payloads])
 
     def encode_binaries(self, payloads: Sequence[bytes]) -> bytes:
-        """Return the frames of binary messages, together, for one write."""
+        """Return the frames of binary messages, joined for one write."""
         return b"".join([self._encode(BINARY, payload) for payload in payloads])
 
     def _encode(self, opcode: int, payload: bytes) -> bytes:

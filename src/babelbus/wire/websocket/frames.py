@@ -32,7 +32,7 @@ _KEY_BYTES = 4
 _HEADS = 4096  # payloads below this many bytes have their head made beforehand
 _FEW = 6  # fewer frames than this are unmasked one by one: numpy takes some microseconds to start
 _SMALL_BYTES = 512  # a payload below is one integer to XOR, a larger one is an array
-# Where the key's bytes for a word stand, seen from a payload that begins at each place of a word.
+# Bytes of the key for a word, by the position in the word at which a payload begins.
 _TURNS = np.array([[(byte - begin) % 4 - _KEY_BYTES for byte in range(4)] for begin in range(4)])
 _BEFORE = np.arange(1, 4)
 _AFTER = np.arange(3)
@@ -42,7 +42,7 @@ Words = npt.NDArray[np.uint32]
 
 
 class WebSocketError(RemoteProtocolError):
-    """The peer broke WebSocket; it gets a close frame with `code` and the message, then the connection is closed."""
+    """The peer broke WebSocket; it is sent a close frame with `code` and the message, then the connection closes."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -50,7 +50,7 @@ class WebSocketError(RemoteProtocolError):
 
 
 def toggle_mask(data: bytes, start: int, end: int, key: bytes) -> bytes:
-    """Mask the payload that `data` has from `start` to `end`, or unmask it: both are the same XOR (section 5.3)."""
+    """Mask the payload in `data[start:end]`, or unmask it: both are the same XOR (section 5.3)."""
     size = end - start
     if size < _SMALL_BYTES:
         keys = (key * ((size + 3) >> 2))[:size]
@@ -62,11 +62,11 @@ def toggle_mask(data: bytes, start: int, end: int, key: bytes) -> bytes:
 
 
 def _toggle_masks(data: bytes, starts: Positions, ends: Positions) -> Words:
-    """Return `data` with each part from `starts[i]` to `ends[i]` XORed with the four bytes in front of it.
+    """Return `data` with each part from `starts[i]` to `ends[i]` XORed with the four bytes in front of the part.
 
-    The parts are payloads of frames: in order, at least six bytes apart. So no word of four bytes belongs to two of
-    them, and the XOR of the whole chunk is one: each key, turned to where its words begin, as often as they are many,
-    with zeros between. Up to three bytes on each side of a part change too. `data` is a whole number of words.
+    The parts are payloads of frames: in order, at least six bytes apart. So no word of four bytes belongs to two parts,
+    and the whole chunk takes a single XOR: with each key, rotated to the start of its words and repeated for all of
+    them, and zeros between. Up to three bytes on each side of a part change too. `data` is a whole number of words.
     """
     edges = np.zeros(2 * len(starts) + 2, np.int64)
     edges[1:-1:2] = starts >> 2
@@ -96,7 +96,7 @@ def unmask(data: bytes, starts: list[int], ends: list[int]) -> list[bytes]:
 
 
 def encode_head(first: int, size: int, *, mask: bool = False) -> bytes:
-    """Return the head of a frame without its key, with the shortest length there is (section 5.2)."""
+    """Return the head of a frame without its key, with the shortest length field (section 5.2)."""
     bit = MASKED if mask else 0
     if size < 126:
         return bytes((first, bit | size))
@@ -111,10 +111,10 @@ def _heads(first: int, mask: bool) -> list[bytes]:
 
 
 def encode_frames(first: int, payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
-    """Return the frames of `payloads`, one each, together, for one write."""
+    """Return one frame for each payload, joined for one write."""
     try:
         heads = list(map(_heads(first, mask).__getitem__, map(len, payloads)))
-    except IndexError:  # one of them is large
+    except IndexError:  # a payload is large
         heads = [encode_head(first, len(payload), mask=mask) for payload in payloads]
     if mask:
         return _encode_masked(heads, payloads)
@@ -125,7 +125,7 @@ def encode_frames(first: int, payloads: Sequence[bytes], *, mask: bool = False) 
 
 
 def _encode_masked(heads: list[bytes], payloads: Sequence[bytes]) -> bytes:
-    # Keys that nobody can foretell (section 10.3): what a script makes a client send must not look like HTTP.
+    # Unpredictable keys (section 10.3): bytes that a script makes a client send must not look like HTTP.
     keys = secrets.token_bytes(_KEY_BYTES * len(payloads))
     parts = [
         keys[4 * number : 4 * number + 4].join((head, payload))

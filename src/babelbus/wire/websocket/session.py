@@ -32,15 +32,15 @@ class WebSocketSession(ABC):
         """Keep the messages of a chunk; all earlier messages are done.
 
         Raises:
-            RemoteProtocolError: a message is none of the protocol; the messages before it are kept.
+            RemoteProtocolError: the protocol does not have a message; the messages before it are kept.
         """
 
     @abstractmethod
     def work(self) -> bool:
-        """Carry out what is kept, as far as the outbox has room; return whether everything is done.
+        """Handle the kept messages, as far as the outbox has room; return whether all are done.
 
         Raises:
-            RemoteProtocolError: a message may not come in this place.
+            RemoteProtocolError: a message is not allowed in this place.
         """
 
     @property
@@ -90,10 +90,10 @@ class WebSocketSession(ABC):
             raise
 
     def _read(self) -> None:
-        """Take the messages that arrived, and answer pings.
+        """Receive the messages that arrived, and answer pings.
 
         Raises:
-            RemoteProtocolError, PeerLeavesError: the client broke the protocol, or closes; what came before is taken.
+            RemoteProtocolError, PeerLeavesError: the client broke the protocol, or closes; earlier messages are kept.
         """
         texts: list[bytes] = []
         closing: Close | None = None

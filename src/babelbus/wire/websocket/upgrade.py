@@ -18,12 +18,12 @@ VERSION = "13"
 _EXTENSION = "permessage-deflate"
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _OUR_WINDOW_BITS = 12  # 4 KiB: thousands of connections share the memory of a few large windows
-_OUR_WINDOW_BITS_MIN = 9  # zlib makes no raw stream with less
+_OUR_WINDOW_BITS_MIN = 9  # zlib makes no raw stream with a smaller window
 _PART = re.compile(r'\s*([^\s;,="]+)\s*(?:=\s*(?:"([^"\\]*)"|([^\s;,="]+))\s*)?([;,]|$)')
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    """The handshake is done: send `response`, then speak WebSocket, compressed if `deflate` is set."""
+    """A complete handshake: send `response`, then speak WebSocket, compressed if `deflate` is set."""
 
     response: bytes
     subprotocol: str | None
@@ -36,7 +36,7 @@ def make_key() -> str:
 
 
 def accept_key(key: str) -> str:
-    """Return what proves that a server has read `key`."""
+    """Return the proof that a server has read `key`."""
     return base64.b64encode(hashlib.sha1(key.encode("latin-1") + _GUID, usedforsecurity=False).digest()).decode()
 
 
@@ -47,30 +47,30 @@ def accept_upgrade(
     deflate: bool = False,
     headers: Sequence[tuple[str, str]] = (),
 ) -> Upgrade:
-    """Answer a client's handshake.
+    """Return the answer to a client's handshake.
 
     Args:
-        request: what the client asked; its path, origin and credentials are the caller's business.
-        subprotocols: those that we speak; the client's first that is among them is chosen.
+        request: the client's request; the caller checks its path, origin and credentials.
+        subprotocols: those of the server; the client's first that is among them is chosen.
         deflate: whether messages may be compressed.
-        headers: further ones for the response.
+        headers: further headers for the response.
 
     Raises:
-        HttpError: it is no such handshake; its `headers` say what would be.
+        HttpError: the request is no valid handshake; the error's `headers` name what is expected.
     """
-    asked = request.headers
-    upgrades = "websocket" in tokens(asked.get("upgrade", "")) and "upgrade" in tokens(asked.get("connection", ""))
+    offer = request.headers
+    upgrades = "websocket" in tokens(offer.get("upgrade", "")) and "upgrade" in tokens(offer.get("connection", ""))
     if request.method != "GET":
         raise HttpError(405, "a WebSocket begins with GET", [("allow", "GET")])
     if not upgrades or request.version == "1.0":
-        raise HttpError(426, "only WebSocket is spoken here", [("upgrade", "websocket")])
-    if asked.get("sec-websocket-version") != VERSION:
+        raise HttpError(426, "only WebSocket is supported here", [("upgrade", "websocket")])
+    if offer.get("sec-websocket-version") != VERSION:
         raise HttpError(426, "the version of WebSocket here is 13", [("sec-websocket-version", VERSION)])
-    key = asked.get("sec-websocket-key", "")
+    key = offer.get("sec-websocket-key", "")
     if not _is_key(key):
         raise HttpError(400, "no sec-websocket-key of 16 bytes")
-    subprotocol = _choose(asked.get("sec-websocket-protocol", ""), subprotocols)
-    agreed = _agree(asked.get("sec-websocket-extensions", "")) if deflate else None
+    subprotocol = _choose(offer.get("sec-websocket-protocol", ""), subprotocols)
+    agreed = _agree(offer.get("sec-websocket-extensions", "")) if deflate else None
     lines = [("upgrade", "websocket"), ("sec-websocket-accept", accept_key(key))]
     if subprotocol is not None:
         lines.append(("sec-websocket-protocol", subprotocol))
@@ -90,13 +90,13 @@ def _is_key(key: str) -> bool:
 
 def _choose(asked: str, ours: Sequence[str]) -> str | None:
     offered = [part.strip(" \t") for part in asked.split(",")] if asked else []
-    if any(TOKEN.fullmatch(one) is None for one in offered) or len(set(offered)) != len(offered):
-        raise HttpError(400, "sec-websocket-protocol with names that are none, or the same twice")
-    return next((one for one in offered if one in ours), None)
+    if any(TOKEN.fullmatch(name) is None for name in offered) or len(set(offered)) != len(offered):
+        raise HttpError(400, "sec-websocket-protocol with an invalid or repeated name")
+    return next((name for name in offered if name in ours), None)
 
 
 def _agree(value: str) -> tuple[Deflate, str] | None:
-    """Take the first offer that we can serve, and return it with the text that accepts it; an odd one is declined."""
+    """Return the first offer that we support with the text that accepts it; invalid offers are declined."""
     for name, parameters in _read_extensions(value):
         agreed = _read_offer(parameters) if name == _EXTENSION else None
         if agreed is not None:
@@ -110,7 +110,7 @@ def _agree(value: str) -> tuple[Deflate, str] | None:
 
 
 def _read_extensions(value: str) -> list[tuple[str, list[tuple[str, str | None]]]]:
-    found: list[tuple[str, list[tuple[str, str | None]]]] = []
+    extensions: list[tuple[str, list[tuple[str, str | None]]]] = []
     position, begins = 0, True
     if value.rstrip().endswith(";"):
         raise HttpError(400, f"sec-websocket-extensions {value[:80]!r}")
@@ -120,17 +120,17 @@ def _read_extensions(value: str) -> list[tuple[str, list[tuple[str, str | None]]
             raise HttpError(400, f"sec-websocket-extensions {value[:80]!r}")
         name = match[1].lower()
         if begins:
-            found.append((name, []))
+            extensions.append((name, []))
         else:
-            found[-1][1].append((name, match[2] if match[2] is not None else match[3]))
+            extensions[-1][1].append((name, match[2] if match[2] is not None else match[3]))
         begins = match[4] == ","
         position = match.end()
-    return found
+    return extensions
 
 
 def _read_offer(parameters: list[tuple[str, str | None]]) -> Deflate | None:
-    given = dict(parameters)
-    if len(given) != len(parameters):
+    values = dict(parameters)
+    if len(values) != len(parameters):
         return None
     bits = WINDOW_BITS_MAX
     for name, value in parameters:
@@ -144,8 +144,8 @@ def _read_offer(parameters: list[tuple[str, str | None]]) -> Deflate | None:
         if not good:
             return None
     return Deflate(
-        server_no_context_takeover="server_no_context_takeover" in given,
-        client_no_context_takeover="client_no_context_takeover" in given,
+        server_no_context_takeover="server_no_context_takeover" in values,
+        client_no_context_takeover="client_no_context_takeover" in values,
         server_max_window_bits=min(bits, _OUR_WINDOW_BITS),
     )
 
@@ -163,13 +163,13 @@ def encode_upgrade_request(
     deflate: bool = False,
     headers: Sequence[tuple[str, str]] = (),
 ) -> bytes:
-    """Return a client's handshake; `key` is of `make_key`.
+    """Return a client's handshake; `key` is from `make_key`.
 
     Raises:
-        LocalProtocolError: a path or header that would be something else on the wire.
+        LocalProtocolError: a path or header would be misread on the wire.
     """
     if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
-        raise LocalProtocolError(f"no path: {path[:40]!r}")
+        raise LocalProtocolError(f"invalid path: {path[:40]!r}")
     lines = [("host", host), ("upgrade", "websocket"), ("sec-websocket-key", key), ("sec-websocket-version", VERSION)]
     if subprotocols:
         lines.append(("sec-websocket-protocol", ", ".join(subprotocols)))
@@ -182,10 +182,10 @@ def encode_upgrade_request(
 def check_upgrade_response(
     response: Response, key: str, *, subprotocols: Sequence[str] = (), deflate: bool = False
 ) -> tuple[str | None, Deflate | None]:
-    """Check a server's answer to our handshake, and return the subprotocol and the compression that it chose.
+    """Check a server's answer to our handshake, and return its choice of subprotocol and compression.
 
     Raises:
-        HttpError: the server refused (with its status), or chose what was not offered.
+        HttpError: the server refused (with its status), or chose an option that was not offered.
     """
     headers = response.headers
     if response.status != 101:
@@ -194,7 +194,7 @@ def check_upgrade_response(
         raise HttpError(400, "the server switched to something that is not WebSocket")
     accepted = headers.get("sec-websocket-accept", "").encode("latin-1")
     if not hmac.compare_digest(accepted, accept_key(key).encode("latin-1")):
-        raise HttpError(400, "the server has not read our key")
+        raise HttpError(400, "the server's sec-websocket-accept does not match our key")
     subprotocol = headers.get("sec-websocket-protocol")
     if subprotocol is not None and subprotocol not in subprotocols:
         raise HttpError(400, f"the server chose the subprotocol {subprotocol[:40]!r}, which was not offered")
@@ -207,11 +207,11 @@ def check_upgrade_response(
 
 
 def _read_answer(parameters: list[tuple[str, str | None]]) -> Deflate:
-    given = dict(parameters)
-    bits = given.pop("server_max_window_bits", str(WINDOW_BITS_MAX))
-    flags = {name: given.pop(name, "") for name in ("server_no_context_takeover", "client_no_context_takeover")}
-    # `client_max_window_bits` may only stand where it was offered (section 7.1.2.2), and we do not offer it.
-    if given or not _is_bits(bits) or any(value not in ("", None) for value in flags.values()):
+    values = dict(parameters)
+    bits = values.pop("server_max_window_bits", str(WINDOW_BITS_MAX))
+    flags = {name: values.pop(name, "") for name in ("server_no_context_takeover", "client_no_context_takeover")}
+    # `client_max_window_bits` is allowed only when it was offered (section 7.1.2.2), and we do not offer it.
+    if values or not _is_bits(bits) or any(value not in ("", None) for value in flags.values()):
         raise HttpError(400, f"the server accepted {_EXTENSION} with parameters that were not offered")
     return Deflate(
         server_no_context_takeover=flags["server_no_context_takeover"] is None,
