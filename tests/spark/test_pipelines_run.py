@@ -1,6 +1,7 @@
 """Pipelines at work: a real Spark, a real server, the flights of the first days of 2013."""
 
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -201,6 +202,22 @@ def test_enrich_joins_the_state_and_a_second_stream(place: Place) -> None:
     assert {one["airline"] for one in found} <= set(names.values())
     assert len(with_weather) > 300
     assert len(found) == len({(one["carrier"], one["flight"], one["timestamp"]) for one in found})
+
+
+def test_enrich_compares_a_flight_with_the_weather_of_its_hour_alone(spark: SparkSession) -> None:
+    loaded = load(str(EXAMPLES / "enrich.py"))
+    flight = (
+        "timestamp TIMESTAMP, hour TIMESTAMP, carrier STRING, flight INT, airline STRING, origin STRING, dest STRING"
+    )
+    numbers = "temp: DOUBLE, wind_speed: DOUBLE, precip: DOUBLE, visib: DOUBLE"
+    hourly = f"timestamp TIMESTAMP, data STRUCT<origin: STRING, {numbers}>"
+    joined = loaded.functions["with_weather"](
+        spark,
+        named=spark.createDataFrame([], f"{flight}, dep_delay INT"),
+        weather=spark.createDataFrame([], hourly),
+    )
+    condition = next(line for line in str(joined._jdf.queryExecution().analyzed()).splitlines() if "Join" in line)
+    assert re.search(r"hour#\d+ = hour#\d+", condition), condition
 
 
 def _milliseconds(text: str) -> int:
