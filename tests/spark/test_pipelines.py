@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.request import urlopen
@@ -160,6 +161,22 @@ def test_every_example_is_found_and_read() -> None:
     names = {one.pipeline.name for one in found}
     assert names >= {"archive", "replay", "rollup", "enrich", "deduplicate", "quality", "traffic"}
     assert all(one.pipeline.description for one in found)
+
+
+@pytest.mark.parametrize("file", list(find(str(EXAMPLES))))
+def test_every_example_says_how_to_make_the_topics_of_its_sinks(file: str) -> None:
+    text = Path(file).read_text(encoding="utf-8")
+    for sink in load(file).pipeline.sinks.values():
+        topic = sink.topic or sink.state
+        assert not topic or f"babelbus topics create {topic}" in text
+
+
+@pytest.mark.parametrize("topics", [".*", "flights|traffic|gaps|plant.*"])
+def test_the_traffic_pipeline_does_not_read_its_own_topics(topics: str) -> None:
+    pattern = load(str(EXAMPLES / "traffic.py"), {"topics": topics}).pipeline.sources["records"].pattern
+    assert pattern is not None
+    names = ["flights", "plant/1", "traffic", "gaps"]
+    assert [name for name in names if re.fullmatch(pattern, name)] == ["flights", "plant/1"]
 
 
 def test_the_bus_of_the_command_line_is_for_those_that_name_none() -> None:
