@@ -90,7 +90,7 @@ class Place:
         watched = Watched()
         # Spark gives a Python worker 15 s to connect, too short on a busy machine: what fails is done again.
         policy = Policy(str(self.folder / checkpoint), trigger, restarts_max=3, backoff_seconds=0.1)
-        Runner(self.spark, load(str(EXAMPLES / name), settings), self.bus, policy, watched).run()
+        Runner(self.spark, load(str(EXAMPLES / name), settings), lambda: self.bus, policy, watched).run()
         return watched
 
 
@@ -296,7 +296,7 @@ def test_a_pipeline_runs_until_it_is_told_to_stop_and_goes_on_where_it_was(place
         waiter = threading.Thread(target=lambda w=watched, s=stop: (w.seen.wait(300), s.set()))
         waiter.start()
         policy = Policy(str(place.folder / "checkpoint"), "100ms", restarts_max=3)
-        Runner(place.spark, load(str(file)), place.bus, policy, watched, stop=stop).run()
+        Runner(place.spark, load(str(file)), lambda: place.bus, policy, watched, stop=stop).run()
         waiter.join()
         assert [batch.lag for batch in watched.batches][-1:] == [0]
         assert len(place.read("out")) == expected
@@ -313,7 +313,7 @@ def test_a_query_that_fails_is_started_again_so_many_times_and_no_more(place: Pl
     policy = Policy(str(place.folder / "checkpoint"), "once", restarts_max=1, backoff_seconds=0.01)
     place.create("out")
     with pytest.raises(QueryFailedError, match=r"sinks.out: the query failed 2 times in a row: .*too bad"):
-        Runner(place.spark, load(str(file)), place.bus, policy, watched).run()
+        Runner(place.spark, load(str(file)), lambda: place.bus, policy, watched).run()
     assert [seconds for _, seconds in watched.failures] == [0.01, None]
 
 
