@@ -200,6 +200,10 @@ def test_enrich_joins_the_state_and_a_second_stream(place: Place) -> None:
     with_weather = [one for one in found if one["temp"] is not None]
     assert told.rows("enriched")[0] >= 400 + len(hours)
     assert {one["airline"] for one in found} <= set(names.values())
+    # The record's time is the flight's, so that windows over the topic count the flight's day.
+    times = {record.timestamp for record in place.read("enriched")}
+    assert times == {_milliseconds(one["timestamp"]) for one in found}
+    assert max(times) <= last
     assert len(with_weather) > 300
     assert len(found) == len({(one["carrier"], one["flight"], one["timestamp"]) for one in found})
 
@@ -284,6 +288,31 @@ steps:
 sinks:
   out: {from: text, topic: out}
 """
+
+
+def test_a_sink_takes_the_partition_and_the_subject_that_a_step_made_but_not_those_that_were_read(
+    place: Place,
+) -> None:
+    place.create("flights", "read")
+    place.live.call(lambda: place.live.server.broker.create_topic("made", 2, {}))
+    file = place.folder / "one.yaml"
+    file.write_text("""
+name: one
+sources:
+  raw: {topic: flights, options: {startingOffsets: earliest}}
+steps:
+  made: {sql: "SELECT value, timestamp, partition + 1 AS partition, concat('made/', subject) AS subject FROM raw"}
+sinks:
+  read: {from: raw, topic: read}
+  made: {from: made, topic: made}
+""")
+    place.publish("flights", departures(5))
+    policy = Policy(str(place.folder / "checkpoint"), "once", restarts_max=3, backoff_seconds=0.1)
+    Runner(place.spark, load(str(file)), lambda: place.bus, policy, Watched()).run()
+    assert len(place.read("read")) == 5
+    rows = place.spark.read.format("babelbus").options(path=place.bus.path, subscribe="read,made").load()
+    found = {(row.topic, row.partition, row.subject) for row in rows.collect()}
+    assert found == {("read", 0, "read"), ("made", 1, "made/flights")}
 
 
 def test_a_pipeline_runs_until_it_is_told_to_stop_and_goes_on_where_it_was(place: Place) -> None:

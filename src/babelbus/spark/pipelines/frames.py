@@ -16,6 +16,8 @@ from babelbus.spark.pipelines.model import Function, Scalar, Source
 from babelbus.spark.pipelines.session import REFUSALS, refused
 
 Opener = Callable[[SparkSession, Source, Bus], DataFrame]
+OF_SOURCE = {"babelbus": "source"}
+"""Metadata of the columns that say where a record was read; a column that a step computes has none."""
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
 
 
@@ -119,6 +121,9 @@ def text_options(options: dict[str, Scalar]) -> dict[str, str]:
 
 
 def _prepared(loaded: Loaded, name: str, source: Source, frame: DataFrame) -> DataFrame:
+    if source.is_bus and not source.state:
+        for column in ("partition", "subject"):
+            frame = frame.withMetadata(column, OF_SOURCE)
     if source.json is not None:
         with _naming(loaded, f"sources.{name}.json"):
             frame = frame.withColumn("data", F.from_json(F.col("value").cast("string"), source.json))
