@@ -16,6 +16,7 @@ import msgspec
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType, TimestampType
 
+from babelbus.clock import Clock, SystemClock
 from babelbus.records.columns import Columns
 from babelbus.records.format import TOMBSTONE, decode_headers
 from babelbus.spark.errors import OptionError, SchemaError, SparkError
@@ -107,9 +108,10 @@ class StateTask(InputPartition):
 class StateReader(DataSourceReader):
     """`spark.read.format("babelbus").option("table", "state")`. One task reads it all and holds it in memory."""
 
-    def __init__(self, options: StateOptions, schema: StructType) -> None:
+    def __init__(self, options: StateOptions, schema: StructType, *, clock: Clock | None = None) -> None:
         self._options = options
         self._schema = schema
+        self._clock = clock
 
     def partitions(self) -> Sequence[InputPartition]:
         """Settle the moment.
@@ -139,6 +141,10 @@ class StateReader(DataSourceReader):
             return offset + 1
         if time_ms is None:
             return None
+        if time_ms >= (self._clock or SystemClock()).now_ms():
+            raise OptionError(
+                f"option asOfTimestamp: {time_ms} ms is in the future; leave the option out for the state as it is now"
+            )
         found = reach.find_time(STATE_TOPIC, PARTITION, time_ms + 1)
         return None if found is None or found >= bounds.end else found
 
