@@ -1,8 +1,10 @@
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from babelbus.spark import option_values
 from babelbus.spark.errors import OptionError
 from babelbus.spark.options import EARLIEST, LATEST, SourceOptions, parse
 from babelbus.spark.sink_options import parse_sink
@@ -196,3 +198,24 @@ def test_the_server_and_the_key_may_come_from_the_environment(
     found = parse({"subscribe": "t"}).place
     assert (found.address, found.identity, found.path) == ("bus:5320", "key", "")
     assert parse(place).place.path == place["path"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("groupIdPrefix", "groupId"),
+        ("fetchOffset.numRetries", "requestTimeoutMs"),
+        ("kafkaConsumer.pollTimeoutMs", "requestTimeoutMs"),
+        ("kafka.security.protocol", "identity"),
+    ],
+)
+def test_an_option_of_kafka_without_a_meaning_here_is_a_warning_that_names_ours(
+    place: dict[str, str], caplog: pytest.LogCaptureFixture, name: str, ours: str
+) -> None:
+    option_values._warn.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert parse(place | {name: "1"}) == parse(place | {name.lower(): "1"}) == parse(place)
+        parse_sink({"url": "bus:1", "identity": "key", name: "1"}, "batch")
+    messages = [record.getMessage() for record in caplog.records if f"option {name} " in record.getMessage()]
+    assert len(messages) == 1  # not with each of the many times that Spark has the options read
+    assert ours in messages[0]
