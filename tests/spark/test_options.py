@@ -219,3 +219,17 @@ def test_an_option_of_kafka_without_a_meaning_here_is_a_warning_that_names_ours(
     messages = [record.getMessage() for record in caplog.records if f"option {name} " in record.getMessage()]
     assert len(messages) == 1  # not with each of the many times that Spark has the options read
     assert ours in messages[0]
+
+
+def test_a_batch_that_can_have_no_records_is_refused(place: dict[str, str]) -> None:
+    for start in ("latest", '{"t": {"0": -1, "1": -1}}'):
+        assert "begins at the latest offset has no records" in refusal(place | {"startingOffsets": start}, "batch")
+    parse(place | {"startingOffsets": '{"t": {"0": -1, "1": 5}}'}, "batch")
+    times = {"startingTimestamp": "9", "endingTimestamp": "5"}
+    assert refusal(place | times, "batch") == "option startingTimestamp: 9 is after endingTimestamp, 5"
+
+
+def test_a_table_and_an_insert_are_refused_with_the_way_that_works(place: dict[str, str]) -> None:
+    assert "write CREATE TEMPORARY VIEW" in refusal(place | {"provider": "babelbus"})
+    with pytest.raises(OptionError, match=r"^option subscribe is for reading: .* df.write.format"):
+        parse_sink({"url": "bus:1", "identity": "key", "subscribe": "t", "topic": "t"}, "batch")

@@ -93,6 +93,7 @@ def test_parameters_are_put_in_wherever_they_are_named_and_numbers_stay_numbers(
         ),
         ('topic: "long_${topic}"', "parquet: a, mode: update", "sinks.out.mode: parquet files take append only"),
         ('topic: "long_${topic}"', "parquet: a, compact_files: 1", "sinks.out.compact_files: 1 is too few"),
+        ('topic: "long_${topic}"', "format: babelbus, mode: update", "sinks.out.mode: update goes with topic"),
         ('topic: "long_${topic}"', "parquet: a, key: b", "sinks.out.key: goes with topic and state, not with parquet"),
     ],
 )  # fmt: skip
@@ -103,6 +104,8 @@ def test_a_wrong_field_is_named_with_its_file(tmp_path: Path, old: str, new: str
 
 def test_a_file_that_is_no_pipeline_is_refused(tmp_path: Path) -> None:
     assert "it is no YAML" in refused(tmp_path, "name: [")
+    twice = GOOD + "steps:\n  short: {sql: SELECT 1}\n"
+    assert refused(tmp_path, twice) == ": line 10: the key 'steps' is there twice: write it once"
     assert "a pipeline is a mapping" in refused(tmp_path, "- 1")
     assert "has no variable 'pipeline'" in refused(tmp_path, "x = 1", "none.py")
     assert "ZeroDivisionError when the file is run: division by zero" in refused(tmp_path, "1 / 0", "zero.py")

@@ -355,7 +355,11 @@ def test_check_finds_what_is_wrong_without_running(place: Place) -> None:
         return {one.field: one.text for one in check(place.spark, load(str(file)), place.bus) if one.ok is False}
 
     assert faults(ONE.replace("topic: out", "console: true")) == {}
-    assert "there is no topic 'out'" in faults(ONE)["sinks.out"]
+    assert faults(ONE)["sinks.out"] == "there is no topic 'out': babelbus topics create out"
+    later = ONE.replace("sinks:", '  last: {sql: "SELECT * FROM raw"}\nsinks:').replace(
+        "timestamp FROM raw", "timestamp FROM last"
+    )
+    assert faults(later)["steps.text"] == "reads the step 'last', which is below it: move that step up"
     assert "there is no topic 'fligths'" in faults(ONE.replace("flights", "fligths"))["sources.raw"]
     assert "colour" in faults(ONE.replace("SELECT key,", "SELECT colour,"))["steps.text"]
     assert "PARSE_SYNTAX_ERROR" in faults(ONE.replace("SELECT key,", "SELECT FROM WHERE key,"))["steps.text"]

@@ -83,11 +83,19 @@ class Survey:
             BabelbusError: an offset or a time does not exist, or the bus did not answer.
         """
         bounds = self.bounds()
+        pattern = self._options.topics.pattern
+        if pattern and not bounds:
+            raise OptionError(f"option subscribePattern: no topic has a name that {pattern!r} fits (whole names)")
         start, end = self.settle(bounds, self._options.start), self.settle(bounds, self._options.end)
         for (topic, number), offset in start.items():
             there = bounds[topic, number]
             if offset > there.end:
                 self.lose(topic, number, offset, there, 0, "it does not exist yet")
+            elif offset > max(end[topic, number], there.first):
+                raise OptionError(
+                    f"option {self._options.start.option}: reading of topic {topic!r}, partition {number} would begin"
+                    f" at offset {offset}, after its end at {end[topic, number]} (option {self._options.end.option})"
+                )
         return self.spans(start, end, bounds)
 
     def settle(self, bounds: dict[At, Bounds], edge: Edge) -> dict[At, int]:

@@ -34,6 +34,11 @@ def normalise(given: Mapping[str, str], names: Iterable[str], aliases: Mapping[s
     Raises:
         OptionError: one is unknown, or given under two names. Spark tells data sources all names in lower case.
     """
+    if "provider" in given:  # Spark adds it to the options of a table
+        raise OptionError(
+            "a table of the catalogue (CREATE TABLE ... USING babelbus) is not possible:"
+            " write CREATE TEMPORARY VIEW name USING babelbus OPTIONS (...)"
+        )
     known = {name.lower(): name for name in names} | dict(aliases)
     options: dict[str, str] = {}
     for key, value in given.items():

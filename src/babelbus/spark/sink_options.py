@@ -11,6 +11,7 @@ import msgspec
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.spark.errors import OptionError
 from babelbus.spark.option_values import SERVER_ALIASES, normalise, read_bytes, read_choice, wrong_value
+from babelbus.spark.options import NAMES as SOURCE_NAMES
 from babelbus.spark.options import SERVER_VARIABLE, Place, read_place
 from babelbus.spark.partitioner import Kind as Partitioning
 from babelbus.spark.sink_errors import OutputModeError
@@ -53,6 +54,13 @@ def parse_sink(given: Mapping[str, str], kind: Kind) -> SinkOptions:
     Raises:
         OptionError: one is unknown, missing, wrong, or does not go with another.
     """
+    known = SERVER_ALIASES | _SPARKS_OWN | {name.lower(): name for name in NAMES}
+    for name in SOURCE_NAMES:
+        if name.lower() not in known and name.lower() in given:
+            raise OptionError(
+                f"option {name} is for reading: leave it out to write. A view (INSERT INTO) cannot be written to:"
+                " write with df.write.format('babelbus')"
+            )
     options = normalise(given, NAMES, SERVER_ALIASES | _SPARKS_OWN, "the sink")
     if "path" in options:
         raise OptionError("option path (or save(path), start(path)) is for reading: to write give url, the server")

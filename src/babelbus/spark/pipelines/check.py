@@ -15,6 +15,7 @@ from pyspark.sql.utils import is_remote
 
 from babelbus.errors import BabelbusError
 from babelbus.spark.available_offsets import Survey
+from babelbus.spark.errors import UnknownTopicError
 from babelbus.spark.options import SourceOptions, parse
 from babelbus.spark.pipelines.bus import WAYS, Bus
 from babelbus.spark.pipelines.delta import need_delta
@@ -158,7 +159,11 @@ def _sink_place(spark: SparkSession, target: Target) -> None:
     if _is_bus(sink):
         parsed = parse_sink(_writing(target) | {"checkpointLocation": "any"}, "stream")
         for topic in filter(None, (parsed.topic, parsed.dead_letter_topic)) if target.bus.url else ():
-            _reach(parse(target.bus.options({}, writing=True) | {"assign": json.dumps({topic: [0]})}, "batch"))
+            try:
+                _reach(parse(target.bus.options({}, writing=True) | {"assign": json.dumps({topic: [0]})}, "batch"))
+            except UnknownTopicError:
+                problem = f"there is no topic {topic!r}: babelbus topics create {topic}"
+                raise PipelineError(target.file, field, problem) from None
     if sink.delta is not None:
         need_delta()
     if sink.format is None:
@@ -209,8 +214,6 @@ def _parsed(frame: DataFrame, target: Target) -> SinkOptions:
         check_mode(parsed, "stream", overwrite=sink.mode == "complete")
         return parsed
     if sink.format is not None:
-        if frame.isStreaming:
-            raise PipelineError(target.file, f"{field}.mode", "update goes with topic and state, not with this format")
         return parse_sink(options, "batch")
     own = {"txnId": "any", "batchId": "0"}
     for name in options:

@@ -139,8 +139,14 @@ def _naming(loaded: Loaded, field: str, missing: frozenset[str] = frozenset()) -
     try:
         yield
     except REFUSALS as error:
-        if _absent(error) not in missing:
-            raise refused(loaded.file, field, error) from error
+        absent = _absent(error)
+        if absent in missing:
+            return
+        if absent in loaded.pipeline.steps:
+            own = f"steps.{absent}" == field
+            problem = "reads itself" if own else f"reads the step {absent!r}, which is below it: move that step up"
+            raise PipelineError(loaded.file, field, problem) from error
+        raise refused(loaded.file, field, error) from error
 
 
 def _absent(error: BaseException) -> str | None:

@@ -298,6 +298,10 @@ def _check_sink(field: str, sink: Sink) -> None:
         raise Wrong(f"{field}.compact_files", f"{sink.compact_files} is too few: from 2 files on there is one to save")
     if sink.mode != "append" and kind in ("parquet", "delta"):
         raise Wrong(f"{field}.mode", f"{kind} files take append only: what was written stays")
+    if sink.mode == "update" and (sink.format or "").lower() == "babelbus":
+        raise Wrong(
+            f"{field}.mode", "update goes with topic and state, not with the format babelbus: name one of these"
+        )
     if sink.trigger is not None:
         read_trigger(f"{field}.trigger", sink.trigger)
 
