@@ -46,12 +46,12 @@ class FilteringReader(BatchReader):
     _filters: Sequence[Filter] = ()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take the filters that choose what is read, and give back those that Spark must still apply."""
+        """Keep the filters that choose what is read, and return the filters that Spark must still apply."""
         self._filters = [one for one in filters if _column(one) in _NEVER_NULL]
         return [one for one in filters if not is_exact(one)]
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Settle what is read, without what no filter lets through."""
+        """Return the tasks, without the records that no filter accepts."""
         reach = open_reach(self._options.place)
         spans = prune(Survey(self._options, reach).batch(), self._filters, reach)
         return plan_tasks(self._options, spans)

@@ -1,4 +1,4 @@
-"""What an option may look like, of the source and of the sink: numbers, sizes, times, words; and how they are named."""
+"""The forms of options of the source and the sink: names, numbers, sizes, times, words."""
 
 import difflib
 import json
@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SERVER_ALIASES = {"kafka.bootstrap.servers": "url", "bootstrap.servers": "url", "servers": "url"}
-"""What users of Spark's Kafka source call the server."""
+"""The names of the server in Spark's Kafka source."""
 _OF_KAFKA = {
     "groupidprefix": "groupId names the group of a query",
     "fetchoffset.": "requestTimeoutMs bounds how long the server may be away",
     "kafkaconsumer.": "requestTimeoutMs bounds how long the server may be away",
     "kafka.": "url, identity, serverFingerprint and requestTimeoutMs are the options of the connection",
 }
-"""How options of the Kafka connector begin that have no meaning here, and our options in their place."""
+"""Prefixes of the Kafka connector's options that have no meaning here, and our options in their place."""
 MISSPELT_RATIO = 0.9
 """From here on an option of Kafka's is one of ours, misspelt: kafka.bootstrap.server."""
 
@@ -59,7 +59,7 @@ def normalise(given: Mapping[str, str], names: Iterable[str], aliases: Mapping[s
 
 @cache
 def _warn(option: str, instead: str) -> None:
-    """Log once in each process that an option has no effect: Spark has the options read many times."""
+    """Record in the log, once in each process, that an option has no effect: Spark parses the options many times."""
     log.warning("option %s of the Kafka connector has no effect here: %s", option, instead)
 
 

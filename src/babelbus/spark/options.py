@@ -33,7 +33,7 @@ FINGERPRINT_VARIABLE = "BABELBUS_SERVER_FINGERPRINT"
 INT64_MAX = 2**63 - 1
 GROUP_BYTES_MAX = 249
 TASK_BYTES = 256 * 2**20
-"""What a task reads unless the user says it: a second's work. With half of it, reading takes an eighth longer."""
+"""Default size of a task: a second's work. With half of it, reading takes an eighth longer."""
 
 _ALIASES = {
     "maxrecordspertrigger": "maxOffsetsPerTrigger",
@@ -55,7 +55,7 @@ _URL_ONLY = ("identity", "serverFingerprint", "requestTimeoutMs", "groupId")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where the bytes are: a data folder, or a server and how to speak to it. No secret stands in it."""
+    """Where the bytes are: a data folder, or a server and how to speak to it. Holds no secret."""
 
     path: str = ""
     address: str = ""
@@ -83,11 +83,11 @@ class Edge(msgspec.Struct, frozen=True):
     offsets: Offsets = {}
     timestamps: Offsets = {}
     option: str = ""
-    """The option that said so, for messages."""
+    """Name of the option that set this edge, for messages."""
 
 
 class SourceOptions(msgspec.Struct, frozen=True):
-    """What the user asked for, checked."""
+    """The checked options of a query."""
 
     place: Place
     topics: Topics
@@ -104,14 +104,14 @@ class SourceOptions(msgspec.Struct, frozen=True):
     fail_on_data_loss: bool
     include_headers: bool
     group: str = ""
-    """Under which name the server hears how far a stream is; empty: it does not."""
+    """Name of the group under which a stream reports its progress to the server; empty: no reports."""
 
 
 def parse(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "any") -> SourceOptions:
-    """Check the options of a query and return what they mean; `any` is for before it is known which kind it is.
+    """Check the options of a query and return their meaning; `any`: the kind of query is not known yet.
 
     Raises:
-        OptionError: one is unknown, missing, wrong, or does not go with another.
+        OptionError: an option is unknown, missing, wrong, or does not go with another option.
     """
     options = normalise(given, NAMES, SERVER_ALIASES | _ALIASES, "the source")
     for name in _STREAM_ONLY if query == "batch" else _BATCH_ONLY if query == "stream" else ():
@@ -157,7 +157,7 @@ def read_place(options: Mapping[str, str]) -> Place:
     """Return where the records are.
 
     Raises:
-        OptionError: neither or both are named, or one of them is none.
+        OptionError: neither or both of path and url are given, or their value is wrong.
     """
     path, url = options.get("path"), options.get("url")
     if path is not None and url is not None:

@@ -21,7 +21,7 @@ NAMES = (
     "topic", "table", "partitioner", "deadLetterTopic", "maxRecordBytes", "txnId", "batchId", "delivery",
 )  # fmt: skip
 _SPARKS_OWN = {name.lower(): name for name in ("checkpointLocation", "queryName", "path")}
-"""What Spark puts among them, and what `save(path)` does."""
+"""Options that Spark adds, and that `save(path)` adds."""
 RECORD_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 """Largest record that one request can stage: a frame without the ids and the topic's name."""
 RECORD_BYTES_MIN = 1024
@@ -32,7 +32,7 @@ Kind = Literal["batch", "stream"]
 
 
 class SinkOptions(msgspec.Struct, frozen=True):
-    """What the user asked for, checked.
+    """The checked options of a write.
 
     `transaction` is empty where none can be derived: a save gets a fresh one, a stream one for each run.
     """
@@ -52,7 +52,7 @@ def parse_sink(given: Mapping[str, str], kind: Kind) -> SinkOptions:
     """Check the options of a write and return what they mean.
 
     Raises:
-        OptionError: one is unknown, missing, wrong, or does not go with another.
+        OptionError: an option is unknown, missing, wrong, or does not go with another option.
     """
     known = SERVER_ALIASES | _SPARKS_OWN | {name.lower(): name for name in NAMES}
     for name in SOURCE_NAMES:
@@ -95,7 +95,7 @@ def check_mode(options: SinkOptions, kind: Kind, *, overwrite: bool) -> None:
     """Check that the output mode is one that a log can do.
 
     Raises:
-        OutputModeError: it is not.
+        OutputModeError: a log cannot do the output mode.
     """
     if not overwrite:
         return

@@ -69,7 +69,7 @@ class HistoryGoneError(SparkError):
 
 
 class _Value(msgspec.Struct, gc=False):
-    """What a key holds."""
+    """The value of a key."""
 
     value: bytes
     version: int
@@ -114,11 +114,11 @@ class StateReader(DataSourceReader):
         self._clock = clock
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Settle the moment.
+        """Return the one task, for the moment that the options name.
 
         Raises:
             OptionError: the moment has not come yet.
-            HistoryGoneError: it is not known any more.
+            HistoryGoneError: compaction has removed changes before the moment.
             BabelbusError: the bus did not answer.
         """
         place = self._options.source.place
@@ -178,7 +178,7 @@ def load(task: StateTask) -> dict[bytes, _Value]:
 
 
 def _replay(reach: Reach, start: int, end: int, values: dict[bytes, _Value]) -> bool:
-    """Carry out the changes of some offsets; return whether some were missing."""
+    """Apply the changes of a range of offsets; return whether offsets were missing."""
     count = 0
     for columns in reach.read(STATE_TOPIC, PARTITION, start, end) if end > start else ():
         count += _apply(columns, start, end, values)
@@ -218,7 +218,7 @@ def _check_history(place: Place, end: int, *, gaps: bool) -> None:
     """Check that nothing is missing of what must be known of the records in front of `end`.
 
     Raises:
-        HistoryGoneError: something may be.
+        HistoryGoneError: a change may be missing.
     """
     until = None
     if place.path:

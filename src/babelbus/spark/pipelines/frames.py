@@ -158,7 +158,7 @@ def _absent(error: BaseException) -> str | None:
 
 @contextmanager
 def _kept(faults: dict[str, PipelineError] | None) -> Iterator[None]:
-    """Put a fault to the others, where somebody collects them."""
+    """Collect a fault in `faults` instead of raising it."""
     try:
         yield
     except PipelineError as error:

@@ -16,7 +16,7 @@ from babelbus.spark.pipelines.model import Function, Pipeline, Scalar, Step, Wro
 
 SUFFIXES = (".yaml", ".yml", ".py")
 VARIABLE = "pipeline"
-"""What a Python file calls its dictionary."""
+"""Name of the dictionary in a Python file."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -192,10 +192,10 @@ def _function(file: str, field: str, step: Step) -> Function:
 
 
 def _check_inputs(pipeline: Pipeline, functions: Mapping[str, Function]) -> None:
-    """Check that all that is asked for stands above who asks.
+    """Check that the inputs of each step and sink are defined above it.
 
     Raises:
-        Wrong: it does not.
+        Wrong: an input is not defined above.
     """
     known = {"spark", *pipeline.parameters, *pipeline.sources}
     for name, step in pipeline.steps.items():

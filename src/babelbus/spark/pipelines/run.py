@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 BACKOFF_SECONDS_MAX = 60.0
 BATCH_END_SECONDS_MAX = 60.0
-"""How long a stop waits for the batch under way. What is cut short then is done again at the next start."""
+"""Longest wait of a stop for the batch under way. A batch that is cut short is done again at the next start."""
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """How a pipeline runs."""
+    """The settings of a run."""
 
     checkpoint: str
     trigger: str | None = None
@@ -48,19 +48,19 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class Watcher(Protocol):
-    """Who is told what happens."""
+    """Receives what happens in a run."""
 
     def started(self, sink: str) -> None:
         """Record that a query runs."""
 
     def batch(self, batch: Batch) -> None:
-        """Hear of a batch that is done."""
+        """Record a batch that is done."""
 
     def skipped(self, sink: str, reason: str) -> None:
-        """Record that nothing is done, for it was before."""
+        """Record that a save is skipped, since it was done before."""
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
-        """Record that a query failed, and when it is started again (`None`: it is not)."""
+        """Record that a query failed, and when it is started again (`None`: never)."""
 
 
 class Runner:
@@ -133,7 +133,7 @@ class Runner:
         self._watcher.started(job.target.name)
 
     def _save(self, job: "_Job", frame: DataFrame) -> None:
-        """Fill a sink from what is no stream: that is done once, and is one batch."""
+        """Write a frame that is no stream to a sink, once, as one batch."""
         self._watcher.started(job.target.name)
         begun = self._clock.monotonic()
         rows = save(frame, job.target)
@@ -149,7 +149,7 @@ class Runner:
         self._watcher.batch(Batch(name, job.target.name, 0, rows, rows, 0, 0, None, 0, 0, seconds, None))
 
     def _look(self, job: "_Job") -> None:
-        """See what became of one query since the last look."""
+        """Check what became of one query since the last check."""
         if job.done:
             return
         if job.query is None:
@@ -252,7 +252,7 @@ def lock(folder: str) -> Iterator[None]:
     """Keep a checkpoint's folder for ourselves, for a `with`; one that is not on this machine cannot be locked.
 
     Raises:
-        CheckpointInUseError: somebody has it.
+        CheckpointInUseError: another process has locked it.
     """
     if not is_local(folder):
         yield

@@ -38,7 +38,7 @@ class Target(msgspec.Struct, frozen=True):
     trigger_seconds: float | None
     """Between two batches; 0: at once; `None`: what there is now, then the end."""
     identity: str = ""
-    """What a save of it is known by, for sinks that are no streams (`saves.identity`)."""
+    """Identity of a save, for sinks of frames that are no streams (`saves.identity`)."""
     remote: bool = False
     """The checkpoint is where a Connect server is."""
 
@@ -66,13 +66,13 @@ def start(frame: DataFrame, target: Target) -> StreamingQuery:
 
 
 def save(frame: DataFrame, target: Target) -> int | None:
-    """Fill a sink from a frame that is no stream, once; return the number of rows, `None` when it was done before.
+    """Write a frame that is no stream to a sink, once; return the number of rows, `None` when it was done before.
 
     Topics, the state and Delta get them once for a checkpoint and an identity; files are added each time.
 
     Raises:
         PipelineError: Spark or the sink refused it.
-        NoteDamagedError: it is not known whether it was done.
+        NoteDamagedError: the note of the save cannot be read.
     """
     sink, field = target.sink, f"sinks.{target.name}"
     check_save(target)
