@@ -18,11 +18,12 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 ONLY ?=
 ARGS ?=
 
-.PHONY: help demo test interop torture serve bench check clean
+.PHONY: help demo demo-data test interop torture serve bench check clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo     publish 336,776 real events, kill the server in between, read everything back and compare'
+	@echo "make demo-data  load the demo's flights, weather and airlines into the server that runs on ./data"
 	@echo 'make test     run the tests (the short form of each)'
 	@echo 'make interop  run released clients of others (worterbuch-js, zbuspy, Chromium) against our server'
 	@echo 'make torture  run the long form of the tests: crashes, faults, random bytes'
@@ -33,6 +34,9 @@ help:
 
 demo: $(VENV)/.ready-spark $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python examples/demo.py $(ARGS)
+
+demo-data: $(VENV)/.ready-run $(VENV)/.ready-flights
+	@$(BIN)/python examples/load_demo.py $(ARGS)
 
 test: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python tests/run.py $(ARGS)

@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from rich.console import Console
 from rich.table import Table
 
-from babelbus.client import BlockingClient, Record
+from babelbus.client import BlockingClient
 from babelbus.spark.java import java_home
 from babelbus.spark.python import worker_python
-from examples.flights import Weather, flights, planes, weather
+from examples.flights import flights, planes, weather
+from examples.load_demo import hour_ms, weather_records
 from examples.one_bus import Lines
 
 FLIGHTS = "flights"
@@ -47,16 +47,9 @@ def publish_weather(client: BlockingClient, data_folder: str) -> int:
     babelbus = str(Path(sys.executable).parent / "babelbus")
     making = [babelbus, "topics", "create", DELAYS, "--retain", "last", "--cleanup", "compact"]
     subprocess.run([*making, "--data-folder", data_folder], check=True, stdout=subprocess.DEVNULL)
-    records = [
-        Record(msgspec.json.encode(row), row.origin.encode(), (), timestamp=_hour_ms(row))
-        for row in sorted(weather(), key=_hour_ms)
-    ]
+    records = list(weather_records())
     client.publish_many(WEATHER, records)
     return len(records)
-
-
-def _hour_ms(row: Weather) -> int:
-    return int(datetime.fromisoformat(row.time_hour.replace("Z", "+00:00")).timestamp() * 1000)
 
 
 @contextmanager
@@ -195,7 +188,7 @@ def expected() -> Totals:
     """Make the same totals of the source, in plain Python."""
     rain: dict[tuple[str, int], float] = {}
     for row in weather():
-        rain[row.origin, _hour_ms(row)] = float(row.precip or 0)
+        rain[row.origin, hour_ms(row)] = float(row.precip or 0)
     seats = {plane.tailnum: plane.seats or 0 for plane in planes()}
     totals: Totals = defaultdict(lambda: [0, 0, 0, 0])
     for event in flights():

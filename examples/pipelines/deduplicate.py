@@ -1,7 +1,7 @@
 """One topic into another without the records that were published twice.
 
     babelbus topics create once
-    babelbus pipeline run examples/pipelines/deduplicate.py --set topic=flights --set into=once
+    babelbus pipeline run examples/pipelines/deduplicate.py
 
 Two records are the same one if `same` (SQL over the columns of a record) gives the same for both, and their times are
 no further apart than `within`. So long each is remembered, in Spark's state store on disk.

@@ -1,7 +1,10 @@
 """The bus watching itself: who publishes what, how much of it, and where offsets are missing.
 
-    babelbus topics create traffic
+    babelbus topics create traffic && babelbus topics create gaps
     babelbus pipeline run examples/pipelines/traffic.py --set topics='flights|plant.*'
+
+`topics` is a regular expression, by default all topics. The pipeline's own two topics are never read: each batch would
+publish what the next one reads.
 
 - `traffic` (a topic): per window, topic, protocol and source: records, bytes, rate, largest payload. Protocol and
   source are of the header ce_source, which the bus gives to what comes through it; '-' where a record has none.
@@ -20,7 +23,7 @@ pipeline = {
     },
     "sources": {
         "records": {
-            "pattern": "${topics}",
+            "pattern": "(?!(?:${into}|${gaps_into})$$)(?:${topics})",
             "watermark": {"delay": "${lateness}"},
             "options": {"startingOffsets": "earliest", "includeHeaders": True},
         }

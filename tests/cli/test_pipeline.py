@@ -9,6 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from babelbus.spark.pipelines.run import lock
 from tests.cli.shell import Served, Shell
 from tests.support.bus import SAFETY_NET_SECONDS
 
@@ -133,6 +134,52 @@ def test_a_pipeline_runs_until_ctrl_c_with_a_line_for_each_batch_and_metrics(ser
     assert any("stopping after the batch under way" in line for line in words)
     assert not any("Traceback" in line for line in words)
     assert any(name.endswith(".parquet") for name in os.listdir(served.folder / "out"))
+
+
+COPY = """
+name: copy
+sources:
+  raw: {topic: words, options: {startingOffsets: earliest}}
+sinks:
+  out: {from: raw, topic: copied, options: {requestTimeoutMs: 100}}
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_pipeline_finds_a_server_that_is_started_after_it(shell: Shell) -> None:
+    (shell.folder / "copy.yaml").write_text(COPY)
+    served = Served(shell.folder)
+    for topic in ("words", "copied"):
+        served.run("topics", "create", topic)
+    served.run("publish", "words", "one", "two")
+    assert served.stop() == 0
+    process = shell.start("pipeline", "run", "copy.yaml", "--json", "--restarts", "1000")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    words = []
+    for line in process.stderr:
+        words.append(line)
+        if "failed, starting again" in line:
+            break
+    assert any(f"no server runs on {shell.data}" in line for line in words), words
+    served = Served(shell.folder)  # on other ports than before
+    try:
+        assert json.loads(process.stdout.readline())["rows_out"] == 2
+        assert served.run("fetch", "copied", "--json").count("\n") == 2
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=300)
+        assert process.returncode == 0
+    finally:
+        assert served.stop() == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_checkpoint_that_is_in_use_is_refused_before_spark_starts(shell: Shell) -> None:
+    (shell.folder / "rate.yaml").write_text(RATE)
+    with lock(str(shell.folder / "checkpoints" / "rate")):
+        told = shell.run("pipeline", "run", "rate.yaml", code=1)
+    assert "is in use: the pipeline runs already" in told
+    assert "starting Spark" not in told
 
 
 RATE = """

@@ -6,7 +6,8 @@ import pytest
 from babelbus.records.columns import iterate
 from babelbus.records.format import CorruptRecordError, encode_batch
 from babelbus.records.record import Record
-from babelbus.spark.errors import UnknownTopicError
+from babelbus.spark.available_offsets import Survey
+from babelbus.spark.errors import OptionError, UnknownTopicError
 from babelbus.spark.folder import FolderReach, PartitionFolder
 from babelbus.storage.errors import OffsetOutOfRangeError
 from tests.spark.support import NOW, Folder, numbered, snapshot
@@ -178,3 +179,21 @@ def test_the_topics_of_a_folder_are_listed_under_their_names(folder: Folder, tmp
     assert found.bounds("Öl", (0,)) == {}
     with pytest.raises(UnknownTopicError, match="'nothing'"):
         found.bounds("nothing", None)
+
+
+def test_a_batch_that_can_have_no_records_is_refused_when_the_topics_are_known(folder: Folder) -> None:
+    folder.add(numbered(10))
+
+    def batch(**given: object) -> int:
+        options = folder.options(**given)
+        return sum(len(span) for span in Survey(options, FolderReach(str(folder.path))).batch())
+
+    ends = {"startingOffsets": '{"news": {"0": 7}}', "endingOffsets": '{"news": {"0": 5}}'}
+    with pytest.raises(
+        OptionError, match=r"startingOffsets: .* at offset 7, after its end at 5 \(option endingOffsets"
+    ):
+        batch(**ends)
+    assert batch(**ends | {"startingOffsets": '{"news": {"0": 5}}'}) == 0
+    assert batch(subscribePattern="ne.*") == 10
+    with pytest.raises(OptionError, match=r"subscribePattern: no topic has a name that 'ne' fits"):
+        batch(subscribePattern="ne")

@@ -1,8 +1,10 @@
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from babelbus.spark import option_values
 from babelbus.spark.errors import OptionError
 from babelbus.spark.options import EARLIEST, LATEST, SourceOptions, parse
 from babelbus.spark.sink_options import parse_sink
@@ -196,3 +198,38 @@ def test_the_server_and_the_key_may_come_from_the_environment(
     found = parse({"subscribe": "t"}).place
     assert (found.address, found.identity, found.path) == ("bus:5320", "key", "")
     assert parse(place).place.path == place["path"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("groupIdPrefix", "groupId"),
+        ("fetchOffset.numRetries", "requestTimeoutMs"),
+        ("kafkaConsumer.pollTimeoutMs", "requestTimeoutMs"),
+        ("kafka.security.protocol", "identity"),
+    ],
+)
+def test_an_option_of_kafka_without_a_meaning_here_is_a_warning_that_names_ours(
+    place: dict[str, str], caplog: pytest.LogCaptureFixture, name: str, ours: str
+) -> None:
+    option_values._warn.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert parse(place | {name: "1"}) == parse(place | {name.lower(): "1"}) == parse(place)
+        parse_sink({"url": "bus:1", "identity": "key", name: "1"}, "batch")
+    messages = [record.getMessage() for record in caplog.records if f"option {name} " in record.getMessage()]
+    assert len(messages) == 1  # not with each of the many times that Spark has the options read
+    assert ours in messages[0]
+
+
+def test_a_batch_that_can_have_no_records_is_refused(place: dict[str, str]) -> None:
+    for start in ("latest", '{"t": {"0": -1, "1": -1}}'):
+        assert "begins at the latest offset has no records" in refusal(place | {"startingOffsets": start}, "batch")
+    parse(place | {"startingOffsets": '{"t": {"0": -1, "1": 5}}'}, "batch")
+    times = {"startingTimestamp": "9", "endingTimestamp": "5"}
+    assert refusal(place | times, "batch") == "option startingTimestamp: 9 is after endingTimestamp, 5"
+
+
+def test_a_table_and_an_insert_are_refused_with_the_way_that_works(place: dict[str, str]) -> None:
+    assert "write CREATE TEMPORARY VIEW" in refusal(place | {"provider": "babelbus"})
+    with pytest.raises(OptionError, match=r"^option subscribe is for reading: .* df.write.format"):
+        parse_sink({"url": "bus:1", "identity": "key", "subscribe": "t", "topic": "t"}, "batch")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.request import urlopen
@@ -92,6 +93,7 @@ def test_parameters_are_put_in_wherever_they_are_named_and_numbers_stay_numbers(
         ),
         ('topic: "long_${topic}"', "parquet: a, mode: update", "sinks.out.mode: parquet files take append only"),
         ('topic: "long_${topic}"', "parquet: a, compact_files: 1", "sinks.out.compact_files: 1 is too few"),
+        ('topic: "long_${topic}"', "format: babelbus, mode: update", "sinks.out.mode: update goes with topic"),
         ('topic: "long_${topic}"', "parquet: a, key: b", "sinks.out.key: goes with topic and state, not with parquet"),
     ],
 )  # fmt: skip
@@ -102,6 +104,8 @@ def test_a_wrong_field_is_named_with_its_file(tmp_path: Path, old: str, new: str
 
 def test_a_file_that_is_no_pipeline_is_refused(tmp_path: Path) -> None:
     assert "it is no YAML" in refused(tmp_path, "name: [")
+    twice = GOOD + "steps:\n  short: {sql: SELECT 1}\n"
+    assert refused(tmp_path, twice) == ": line 10: the key 'steps' is there twice: write it once"
     assert "a pipeline is a mapping" in refused(tmp_path, "- 1")
     assert "has no variable 'pipeline'" in refused(tmp_path, "x = 1", "none.py")
     assert "ZeroDivisionError when the file is run: division by zero" in refused(tmp_path, "1 / 0", "zero.py")
@@ -160,6 +164,22 @@ def test_every_example_is_found_and_read() -> None:
     names = {one.pipeline.name for one in found}
     assert names >= {"archive", "replay", "rollup", "enrich", "deduplicate", "quality", "traffic"}
     assert all(one.pipeline.description for one in found)
+
+
+@pytest.mark.parametrize("file", list(find(str(EXAMPLES))))
+def test_every_example_says_how_to_make_the_topics_of_its_sinks(file: str) -> None:
+    text = Path(file).read_text(encoding="utf-8")
+    for sink in load(file).pipeline.sinks.values():
+        topic = sink.topic or sink.state
+        assert not topic or f"babelbus topics create {topic}" in text
+
+
+@pytest.mark.parametrize("topics", [".*", "flights|traffic|gaps|plant.*"])
+def test_the_traffic_pipeline_does_not_read_its_own_topics(topics: str) -> None:
+    pattern = load(str(EXAMPLES / "traffic.py"), {"topics": topics}).pipeline.sources["records"].pattern
+    assert pattern is not None
+    names = ["flights", "plant/1", "traffic", "gaps"]
+    assert [name for name in names if re.fullmatch(pattern, name)] == ["flights", "plant/1"]
 
 
 def test_the_bus_of_the_command_line_is_for_those_that_name_none() -> None:

@@ -1,6 +1,7 @@
 """Pipelines at work: a real Spark, a real server, the flights of the first days of 2013."""
 
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ class Place:
         watched = Watched()
         # Spark gives a Python worker 15 s to connect, too short on a busy machine: what fails is done again.
         policy = Policy(str(self.folder / checkpoint), trigger, restarts_max=3, backoff_seconds=0.1)
-        Runner(self.spark, load(str(EXAMPLES / name), settings), self.bus, policy, watched).run()
+        Runner(self.spark, load(str(EXAMPLES / name), settings), lambda: self.bus, policy, watched).run()
         return watched
 
 
@@ -199,8 +200,28 @@ def test_enrich_joins_the_state_and_a_second_stream(place: Place) -> None:
     with_weather = [one for one in found if one["temp"] is not None]
     assert told.rows("enriched")[0] >= 400 + len(hours)
     assert {one["airline"] for one in found} <= set(names.values())
+    # The record's time is the flight's, so that windows over the topic count the flight's day.
+    times = {record.timestamp for record in place.read("enriched")}
+    assert times == {_milliseconds(one["timestamp"]) for one in found}
+    assert max(times) <= last
     assert len(with_weather) > 300
     assert len(found) == len({(one["carrier"], one["flight"], one["timestamp"]) for one in found})
+
+
+def test_enrich_compares_a_flight_with_the_weather_of_its_hour_alone(spark: SparkSession) -> None:
+    loaded = load(str(EXAMPLES / "enrich.py"))
+    flight = (
+        "timestamp TIMESTAMP, hour TIMESTAMP, carrier STRING, flight INT, airline STRING, origin STRING, dest STRING"
+    )
+    numbers = "temp: DOUBLE, wind_speed: DOUBLE, precip: DOUBLE, visib: DOUBLE"
+    hourly = f"timestamp TIMESTAMP, data STRUCT<origin: STRING, {numbers}>"
+    joined = loaded.functions["with_weather"](
+        spark,
+        named=spark.createDataFrame([], f"{flight}, dep_delay INT"),
+        weather=spark.createDataFrame([], hourly),
+    )
+    condition = next(line for line in str(joined._jdf.queryExecution().analyzed()).splitlines() if "Join" in line)
+    assert re.search(r"hour#\d+ = hour#\d+", condition), condition
 
 
 def _milliseconds(text: str) -> int:
@@ -269,6 +290,31 @@ sinks:
 """
 
 
+def test_a_sink_takes_the_partition_and_the_subject_that_a_step_made_but_not_those_that_were_read(
+    place: Place,
+) -> None:
+    place.create("flights", "read")
+    place.live.call(lambda: place.live.server.broker.create_topic("made", 2, {}))
+    file = place.folder / "one.yaml"
+    file.write_text("""
+name: one
+sources:
+  raw: {topic: flights, options: {startingOffsets: earliest}}
+steps:
+  made: {sql: "SELECT value, timestamp, partition + 1 AS partition, concat('made/', subject) AS subject FROM raw"}
+sinks:
+  read: {from: raw, topic: read}
+  made: {from: made, topic: made}
+""")
+    place.publish("flights", departures(5))
+    policy = Policy(str(place.folder / "checkpoint"), "once", restarts_max=3, backoff_seconds=0.1)
+    Runner(place.spark, load(str(file)), lambda: place.bus, policy, Watched()).run()
+    assert len(place.read("read")) == 5
+    rows = place.spark.read.format("babelbus").options(path=place.bus.path, subscribe="read,made").load()
+    found = {(row.topic, row.partition, row.subject) for row in rows.collect()}
+    assert found == {("read", 0, "read"), ("made", 1, "made/flights")}
+
+
 def test_a_pipeline_runs_until_it_is_told_to_stop_and_goes_on_where_it_was(place: Place) -> None:
     place.create("flights", "out")
     file = place.folder / "one.yaml"
@@ -279,7 +325,7 @@ def test_a_pipeline_runs_until_it_is_told_to_stop_and_goes_on_where_it_was(place
         waiter = threading.Thread(target=lambda w=watched, s=stop: (w.seen.wait(300), s.set()))
         waiter.start()
         policy = Policy(str(place.folder / "checkpoint"), "100ms", restarts_max=3)
-        Runner(place.spark, load(str(file)), place.bus, policy, watched, stop=stop).run()
+        Runner(place.spark, load(str(file)), lambda: place.bus, policy, watched, stop=stop).run()
         waiter.join()
         assert [batch.lag for batch in watched.batches][-1:] == [0]
         assert len(place.read("out")) == expected
@@ -296,7 +342,7 @@ def test_a_query_that_fails_is_started_again_so_many_times_and_no_more(place: Pl
     policy = Policy(str(place.folder / "checkpoint"), "once", restarts_max=1, backoff_seconds=0.01)
     place.create("out")
     with pytest.raises(QueryFailedError, match=r"sinks.out: the query failed 2 times in a row: .*too bad"):
-        Runner(place.spark, load(str(file)), place.bus, policy, watched).run()
+        Runner(place.spark, load(str(file)), lambda: place.bus, policy, watched).run()
     assert [seconds for _, seconds in watched.failures] == [0.01, None]
 
 
@@ -309,7 +355,11 @@ def test_check_finds_what_is_wrong_without_running(place: Place) -> None:
         return {one.field: one.text for one in check(place.spark, load(str(file)), place.bus) if one.ok is False}
 
     assert faults(ONE.replace("topic: out", "console: true")) == {}
-    assert "there is no topic 'out'" in faults(ONE)["sinks.out"]
+    assert faults(ONE)["sinks.out"] == "there is no topic 'out': babelbus topics create out"
+    later = ONE.replace("sinks:", '  last: {sql: "SELECT * FROM raw"}\nsinks:').replace(
+        "timestamp FROM raw", "timestamp FROM last"
+    )
+    assert faults(later)["steps.text"] == "reads the step 'last', which is below it: move that step up"
     assert "there is no topic 'fligths'" in faults(ONE.replace("flights", "fligths"))["sources.raw"]
     assert "colour" in faults(ONE.replace("SELECT key,", "SELECT colour,"))["steps.text"]
     assert "PARSE_SYNTAX_ERROR" in faults(ONE.replace("SELECT key,", "SELECT FROM WHERE key,"))["steps.text"]

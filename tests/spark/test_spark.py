@@ -93,7 +93,6 @@ def test_a_batch_reads_between_the_offsets_it_is_given(spark: SparkSession, fold
 def test_nothing_at_all_is_an_empty_frame(spark: SparkSession, folder: Folder) -> None:
     folder.log()
     assert read(spark, folder).count() == 0
-    assert read(spark, folder, subscribePattern="none").count() == 0
 
 
 def test_what_is_wrong_is_said_in_one_line(spark: SparkSession, folder: Folder) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
+from babelbus.clock import ManualClock
 from babelbus.core.broker import STATE_TOPIC
 from babelbus.core.state import log as state_log
 from babelbus.core.state.key_index import KeyPattern
@@ -135,8 +136,15 @@ def test_the_table_as_of_a_moment_is_what_it_was(live: LiveServer, place: dict[s
     assert values(place, asOfOffset=1) == {"a": "1", "b": "1"}
     assert values(place, asOfOffset=2) == {"a": "2", "b": "1"}
     assert values(place, asOfTimestamp=1) == {}
-    assert values(place, asOfTimestamp="2100-01-01 00:00") == values(place) == {"a": "2"}
-    assert values(place, asOfTimestamp=FAR_MS) == {"a": "2"}
+    last = max(row["timestamp"] for row in read(place))
+    clock = ManualClock(int(last.timestamp() * 1000) + 2)
+    options = parse_state(place | {"asOfTimestamp": str(clock.now_ms() - 1)}, "batch")
+    reader = StateReader(options, state_schema(), clock=clock)
+    assert [row["key"] for row in rows_of([batch for task in reader.partitions() for batch in reader.read(task)])] == [
+        "a"
+    ]
+    with pytest.raises(OptionError, match=r"asOfTimestamp: .* is in the future"):
+        values(place, asOfTimestamp="2100-01-01 00:00")
     with pytest.raises(OptionError, match="ends at offset 4, 4 is not there"):
         values(place, asOfOffset=4)
 

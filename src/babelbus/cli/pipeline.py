@@ -115,7 +115,7 @@ def run(
     from babelbus.spark.pipelines.load import load
     from babelbus.spark.pipelines.metrics import PipelineMetrics
     from babelbus.spark.pipelines.model import Wrong, read_trigger
-    from babelbus.spark.pipelines.run import Policy, Runner
+    from babelbus.spark.pipelines.run import Policy, Runner, lock
     from babelbus.spark.pipelines.session import session
 
     if trigger:
@@ -125,21 +125,28 @@ def run(
             raise click.UsageError(str(wrong)) from None
     loaded = load(file, settings)
     name = loaded.pipeline.name
-    place, bus, conf = _spark(target, spark_options)
+    place = _place(spark_options)
     folder = _checkpoint(checkpoint, name, place)
+
+    def find_bus() -> "Bus":
+        return _bus(target, place, spark_options["way"], awaited=True)
+
+    bus = find_bus()
+    if bus.url and not (target.running() or click.get_current_context().params["server"]):
+        note(f"no server runs on {target.folder}: what is read from or written to the bus waits for {bus.url}")
     watchers: list[Any] = [_Printer(as_json)]
     if metrics_port is not None:
         metrics = PipelineMetrics(name)
         note(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")
         watchers.append(metrics)
     policy = Policy(folder, "once" if once else trigger, restarts, remote=bool(place.remote))
-    reporter = _reporter(target, name)
-    if reporter is not None:
-        watchers.append(reporter)
-    with _Stop() as stop, reporter or contextlib.nullcontext():
+    reporter = Reporter(_admin(target), name)
+    watchers.append(reporter)
+    # Locked before Spark starts: that takes seconds.
+    with contextlib.nullcontext() if place.remote else lock(folder), _Stop() as stop, reporter:
         note(f"pipeline {name}: starting Spark on {place.remote or place.master}, checkpoint {folder}")
-        with session(name, place, loaded.pipeline.spark | conf, checkpoint=folder) as spark:
-            Runner(spark, loaded, bus, policy, _All(watchers), stop=stop.begin()).run()
+        with session(name, place, loaded.pipeline.spark | spark_options["conf"], checkpoint=folder) as spark:
+            Runner(spark, loaded, find_bus, policy, _All(watchers), stop=stop.begin()).run()
     note(f"pipeline {name}: {'stopped' if stop.asked.is_set() else 'done'}")
 
 
@@ -171,7 +178,8 @@ def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **
         except PipelineError as error:
             rows.append({"file": file, "field": error.field, "ok": False, "text": error.problem})
     if loaded:
-        place, bus, conf = _spark(target, spark_options)
+        place, conf = _place(spark_options), spark_options["conf"]
+        bus = _bus(target, place, spark_options["way"], awaited=False)
         with session("check", place, conf, checkpoint="") as spark:
             for entry in loaded:
                 findings = look(spark, entry, bus, conf)
@@ -278,8 +286,8 @@ def _need_spark() -> None:
             raise CommandError(f"pipelines need {module}, which is not installed: pip install 'babelbus[spark]'")
 
 
-def _spark(target: Target, options: dict[str, Any]) -> "tuple[Place, Bus, dict[str, str]]":
-    """Return the place of Spark, the way to the bus, and the session's settings."""
+def _place(options: dict[str, Any]) -> "Place":
+    """Return where Spark runs."""
     from babelbus.spark.pipelines.session import Place
 
     master, remote = options["master"], options["remote"]
@@ -289,8 +297,7 @@ def _spark(target: Target, options: dict[str, Any]) -> "tuple[Place, Bus, dict[s
         master, remote = "", master
     elif remote and not remote.startswith(CONNECT_SCHEME):
         raise click.UsageError(f"--remote: {remote!r} is no Spark Connect server: write {CONNECT_SCHEME}host:15002")
-    place = Place(master, remote, options["ship"])
-    return place, _bus(target, place, options["way"]), options["conf"]
+    return Place(master, remote, options["ship"])
 
 
 def _checkpoint(given: str | None, name: str, place: "Place") -> str:
@@ -305,8 +312,11 @@ def _checkpoint(given: str | None, name: str, place: "Place") -> str:
     return folder if "://" in folder else os.path.abspath(folder)
 
 
-def _bus(target: Target, place: "Place", way: str | None) -> "Bus":
-    """Return the way to the bus: from the options, else to the server on the data folder, else the folder alone."""
+def _bus(target: Target, place: "Place", way: str | None, *, awaited: bool) -> "Bus":
+    """Return the way to the bus: the server that the options name, else that of the data folder, else the folder alone.
+
+    With `awaited` a server that does not run yet is at the address of the configuration.
+    """
     from babelbus.spark.pipelines.bus import Bus
 
     local = not place.remote and place.master.startswith("local")
@@ -317,7 +327,9 @@ def _bus(target: Target, place: "Place", way: str | None) -> "Bus":
     named = bool(options["server"] or options["admin"])
     files = way == "files" or (way is None and here and local and not named)
     path = target.folder if files else ""
-    if not named and target.running() is None:
+    identity = os.path.abspath(options["identity"] or target.conf("admin_key"))
+    awaited = awaited and os.path.exists(identity) and target.config.jebp.port > 0
+    if not named and not awaited and target.running() is None:
         if way == "server":
             raise CommandError(f"--read server: no server runs on {target.folder}; name one with --server")
         return Bus(path=path)
@@ -325,37 +337,39 @@ def _bus(target: Target, place: "Place", way: str | None) -> "Bus":
     return Bus(
         url=f"jebp://{arguments['address']}",
         path=path,
-        identity=os.path.abspath(options["identity"] or target.conf("admin_key")),
+        identity=identity,
         fingerprint=arguments["server_fingerprint"] or "",
-        keeps_state=_keeps_state(target),
+        keeps_state=_keeps_state(_admin(target)),
     )
 
 
-def _keeps_state(target: Target) -> Callable[[str], bool | None]:
-    """Return a function that asks the server, if its endpoint is in reach, whether a topic keeps state."""
-    api = _admin(target)
+def _keeps_state(find_api: "Callable[[], AdminApi | None]") -> Callable[[str], bool | None]:
+    """Return the function that asks the server whether a topic keeps state, if its administration is in reach."""
 
     def ask(topic: str) -> bool | None:
         try:
+            api = find_api()
             return None if api is None else bool(api.topic(topic)["settings"].get("retain") == "last")
         except CommandError:
-            return None  # no such topic, or no server: its writer will meet the error
+            return None  # no such topic, or the server is away: the writer finds that
 
     return ask
 
 
-def _admin(target: Target) -> "AdminApi | None":
-    """Return the administration endpoint if it is in reach: that of the server here, or the one in the options."""
-    running = target.running()
-    if not click.get_current_context().params["admin"] and (running is None or "admin" not in running.addresses):
-        return None
-    return target.api()
+def _admin(target: Target) -> "Callable[[], AdminApi | None]":
+    """Return the function that finds the administration endpoint: the one that was named, else that of the server here.
 
+    It looks anew with each call: the server may have been started since the last one.
+    """
+    named = bool(click.get_current_context().params["admin"])  # the function is called from other threads too
 
-def _reporter(target: Target, name: str) -> Reporter | None:
-    """Return the reporter of the pipeline's state to the server, if the server is in reach."""
-    api = _admin(target)
-    return None if api is None else Reporter(api, name)
+    def find() -> "AdminApi | None":
+        running = target.running()
+        if not named and (running is None or "admin" not in running.addresses):
+            return None
+        return target.api()
+
+    return find
 
 
 class _StoppedEarlyError(BaseException):

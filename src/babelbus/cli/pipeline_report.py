@@ -1,6 +1,7 @@
 """A running pipeline reports its state to the server, so that the server's metrics show it."""
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from babelbus.cli.command import CommandError
@@ -16,11 +17,11 @@ TELL_SECONDS = 5.0
 class Reporter:
     """Records each batch and reports to the server from a thread of its own: a slow server delays no batch.
 
-    Use it in a `with`; the last report says that nothing runs any more.
+    Use it in a `with`; the last report says that nothing runs any more. While no server is found, nothing is reported.
     """
 
-    def __init__(self, api: "AdminApi", pipeline: str) -> None:
-        self._api = api
+    def __init__(self, find_api: "Callable[[], AdminApi | None]", pipeline: str) -> None:
+        self._find_api = find_api
         self._pipeline = pipeline
         self._sinks: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -58,7 +59,9 @@ class Reporter:
         with self._lock:
             sinks = {name: dict(sink) for name, sink in self._sinks.items()}
         try:
-            self._api.tell_pipeline(self._pipeline, sinks)
+            api = self._find_api()
+            if api is not None:
+                api.tell_pipeline(self._pipeline, sinks)
             self._complained = False
         except CommandError as error:
             if not self._complained:

@@ -1,4 +1,4 @@
-"""What there is to read right now, and which offsets of it the options mean. Runs on the driver."""
+"""The records that can be read now, and the offsets of them that the options mean. Runs on the driver."""
 
 import logging
 import re
@@ -23,7 +23,7 @@ class Survey:
         self._options = options
         self._reach = reach
         self.lost_records = 0
-        """How many offsets were wanted and gone since this object was made, with failOnDataLoss=false."""
+        """Number of requested offsets that were gone since this object was made, with failOnDataLoss=false."""
 
     def bounds(self, *, missing_ok: bool = False) -> dict[At, Bounds]:
         """Return what each partition holds that is read, by topic and number.
@@ -38,7 +38,7 @@ class Survey:
         topics = self._options.topics
         chosen = [*topics.names, *topics.assigned]
         if topics.pattern:
-            # The bus's own topics are read by whoever names them, as in Spark's Kafka source.
+            # The bus's own topics are read only when they are named, as in Spark's Kafka source.
             listed = [name for name in self._reach.topics() if not name.startswith("$")]
             chosen = [name for name in listed if re.fullmatch(topics.pattern, name)]
         found: dict[At, Bounds] = {}
@@ -65,7 +65,7 @@ class Survey:
         return topic in topics.names
 
     def find(self, at: At) -> Bounds | None:
-        """Return what one partition holds, whether it is read or not; `None` if there is none that we may read.
+        """Return what one partition holds, whether it is read or not; `None` if there is no such partition for us.
 
         Raises:
             BabelbusError: the bus did not answer.
@@ -83,11 +83,19 @@ class Survey:
             BabelbusError: an offset or a time does not exist, or the bus did not answer.
         """
         bounds = self.bounds()
+        pattern = self._options.topics.pattern
+        if pattern and not bounds:
+            raise OptionError(f"option subscribePattern: no topic has a name that {pattern!r} fits (whole names)")
         start, end = self.settle(bounds, self._options.start), self.settle(bounds, self._options.end)
         for (topic, number), offset in start.items():
             there = bounds[topic, number]
             if offset > there.end:
                 self.lose(topic, number, offset, there, 0, "it does not exist yet")
+            elif offset > max(end[topic, number], there.first):
+                raise OptionError(
+                    f"option {self._options.start.option}: reading of topic {topic!r}, partition {number} would begin"
+                    f" at offset {offset}, after its end at {end[topic, number]} (option {self._options.end.option})"
+                )
         return self.spans(start, end, bounds)
 
     def settle(self, bounds: dict[At, Bounds], edge: Edge) -> dict[At, int]:
@@ -154,7 +162,7 @@ class Survey:
         return found
 
     def lose(self, topic: str, partition: int, wanted: int, there: Bounds | None, lost: int, why: str) -> None:
-        """Refuse to go on without records that are gone, or count them.
+        """Refuse to continue without records that are gone, or count the lost records.
 
         Raises:
             DataLossError: failOnDataLoss is true.

@@ -95,7 +95,7 @@ def cut(sizes: I64) -> Iterator[tuple[int, int]]:
 
 
 def numbers(column: pa.Array, default: int) -> I64:
-    """Return a column of numbers; `default` stands for null."""
+    """Return a column of numbers; `default` replaces null."""
     return np.asarray(column.cast(pa.int64()).fill_null(default).to_numpy(zero_copy_only=False), np.int64)
 
 

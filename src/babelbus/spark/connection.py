@@ -32,7 +32,7 @@ _open: dict[tuple[Place, int], BlockingClient] = {}
 
 
 class Patience:
-    """How long one server may be away: pauses between attempts, longer and longer, until `requestTimeoutMs` is over.
+    """The time that a server may be away: pauses between attempts, longer and longer, until `requestTimeoutMs` is over.
 
     It counts from the first failure on, and says once that it waits and once that the server is back.
     """
@@ -85,12 +85,12 @@ def connect(place: Place, patience: Patience, *, fingerprint: str = "", reconnec
 
     Args:
         fingerprint: of the server, where the options do not say it but an earlier connection did.
-        reconnect: whether the client makes a connection that is lost again by itself.
+        reconnect: whether the client connects again after a lost connection.
 
     Raises:
         ConnectionLostError: the server was away for too long.
-        NotAuthorisedError, UntrustedServerError: it does not know us, or is another one; waiting does not help.
-        IdentityError: the key file is none.
+        NotAuthorisedError, UntrustedServerError: the server does not know our key, or is another server.
+        IdentityError: the file is no key file.
     """
     identity = Identity.load(find_file(place.identity))
     while True:
@@ -118,7 +118,7 @@ def connection(place: Place) -> Iterator[BlockingClient]:
 
     Raises:
         ClientError: the server was not to be reached, is another one, or does not know us.
-        IdentityError: the key file is none.
+        IdentityError: the file is no key file.
     """
     at = place, os.getpid()  # never across a fork
     client = _open.get(at)

@@ -47,7 +47,7 @@ class Headers:
         self.values = _gather(buffer, values, value_sizes)
 
     def drop(self, entries: I64) -> None:
-        """Take some entries away."""
+        """Remove entries."""
         kept = np.ones(len(self.rows), bool)
         kept[entries] = False
         mask = pa.array(kept)

@@ -175,7 +175,7 @@ class Encoder:
         self._count_partitions = count_partitions
         self._partitioner = Partitioner(options.partitioner, turn)
         self.dead = 0
-        """How many rows became dead letters."""
+        """Number of rows that became dead letters."""
 
     def encode(self, batch: pa.RecordBatch, now_ms: int) -> Iterator[Piece]:
         """Yield the records of a chunk. `now_ms` is the time of those that have none.

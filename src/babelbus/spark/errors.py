@@ -1,4 +1,4 @@
-"""What goes wrong between Spark and the bus; each message is one line that says what to do or what is left."""
+"""Errors between Spark and the bus; each message is one line that says what to do or what is left."""
 
 from babelbus.errors import BabelbusError
 

@@ -1,9 +1,9 @@
 """Filter push-down: conditions on topic, partition, offset and timestamp choose what is read at all.
 
 Spark offers filters only with `spark.sql.python.filterPushdown.enabled`, which is off by default, and then refuses
-every reader that has a `pushFilters`. So the class that has one is given out only while Spark pushes filters down,
-which shows on the stack. Should Spark rename that file, nothing breaks: filters are then applied by Spark alone, and a
-test of ours fails.
+every reader that has a `pushFilters`. So the class that has one is returned only in the processes that push filters
+down: Spark starts them with a module of their own. If Spark renames that module, nothing breaks: filters are then
+applied by Spark alone, and a test of ours fails.
 """
 
 import sys
@@ -29,19 +29,15 @@ from babelbus.spark.plan import Span
 from babelbus.spark.reader import BatchReader, plan_tasks
 from babelbus.spark.record_source import Reach, open_reach
 
-_PUSH_DOWN_FILE = "data_source_pushdown_filters.py"
+_PUSH_DOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp"})
 _EPOCH_MS = 1000
 
 
 def is_push_down() -> bool:
-    """Return whether Spark builds the reader in order to push filters down."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_filename.endswith(_PUSH_DOWN_FILE):
-            return True
-    return False
+    """Return whether this process is one that pushes filters down."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)  # where Spark runs no daemon that imports the module
+    return _PUSH_DOWN_WORKER in sys.modules or getattr(main, "name", "") == _PUSH_DOWN_WORKER
 
 
 class FilteringReader(BatchReader):
@@ -50,12 +46,12 @@ class FilteringReader(BatchReader):
     _filters: Sequence[Filter] = ()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take the filters that choose what is read, and give back those that Spark must still apply."""
+        """Keep the filters that choose what is read, and return the filters that Spark must still apply."""
         self._filters = [one for one in filters if _column(one) in _NEVER_NULL]
         return [one for one in filters if not is_exact(one)]
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Settle what is read, without what no filter lets through."""
+        """Return the tasks, without the records that no filter accepts."""
         reach = open_reach(self._options.place)
         spans = prune(Survey(self._options, reach).batch(), self._filters, reach)
         return plan_tasks(self._options, spans)

@@ -1,6 +1,6 @@
 """Reading a data folder in place, whether a server runs on it or not, and without changing anything in it.
 
-What a reader may see is what a server that started now would show: whole records, of whole batches of a producer, and
+A reader may see the records that a server started now would show: whole records, of whole batches of a producer, and
 durable. So before an end is reported the log is flushed (`fdatasync`), which any reader of a file may ask for: a record
 that Spark has counted cannot be lost with the power and its offset given to another.
 """
@@ -76,7 +76,7 @@ class ReadOnlyFiles(LocalFiles):
 
 
 class Tail(msgspec.Struct):
-    """How far the last segment of a partition was read and found good."""
+    """The position to which the last segment of a partition was read and found good."""
 
     base: int
     position: int
@@ -277,7 +277,7 @@ class PartitionFolder:
 
 
 class _Kept(msgspec.Struct):
-    """What a server keeps of a topic, as far as it matters here."""
+    """The settings of a topic that matter here."""
 
     id: str = ""
 
@@ -362,7 +362,7 @@ class FolderReach:
         return self._partition(topic, partition).read(start, end)
 
     def close(self) -> None:
-        """Give up what is open: nothing stays open between calls."""
+        """Close what is open: nothing stays open between calls."""
 
     def _partition(self, topic: str, number: int) -> PartitionFolder:
         found = self._partitions.get((topic, number))

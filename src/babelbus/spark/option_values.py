@@ -1,31 +1,53 @@
-"""What an option may look like, of the source and of the sink: numbers, sizes, times, words; and how they are named."""
+"""The forms of options of the source and the sink: names, numbers, sizes, times, words."""
 
 import difflib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from babelbus.spark.errors import OptionError
 from babelbus.units import UnitError, parse_duration, parse_size
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 SERVER_ALIASES = {"kafka.bootstrap.servers": "url", "bootstrap.servers": "url", "servers": "url"}
-"""What users of Spark's Kafka source call the server."""
+"""The names of the server in Spark's Kafka source."""
+_OF_KAFKA = {
+    "groupidprefix": "groupId names the group of a query",
+    "fetchoffset.": "requestTimeoutMs bounds how long the server may be away",
+    "kafkaconsumer.": "requestTimeoutMs bounds how long the server may be away",
+    "kafka.": "url, identity, serverFingerprint and requestTimeoutMs are the options of the connection",
+}
+"""Prefixes of the Kafka connector's options that have no meaning here, and our options in their place."""
+MISSPELT_RATIO = 0.9
+"""From here on an option of Kafka's is one of ours, misspelt: kafka.bootstrap.server."""
 
 
 def normalise(given: Mapping[str, str], names: Iterable[str], aliases: Mapping[str, str], who: str) -> dict[str, str]:
-    """Return the options under the names that we write, whatever their case.
+    """Return the options under the names that we write, whatever their case; those of Kafka alone are left out.
 
     Raises:
         OptionError: one is unknown, or given under two names. Spark tells data sources all names in lower case.
     """
+    if "provider" in given:  # Spark adds it to the options of a table
+        raise OptionError(
+            "a table of the catalogue (CREATE TABLE ... USING babelbus) is not possible:"
+            " write CREATE TEMPORARY VIEW name USING babelbus OPTIONS (...)"
+        )
     known = {name.lower(): name for name in names} | dict(aliases)
     options: dict[str, str] = {}
     for key, value in given.items():
         name = known.get(key.lower())
         if name is None:
+            instead = next((text for start, text in _OF_KAFKA.items() if key.lower().startswith(start)), "")
+            if instead and not difflib.get_close_matches(key.lower(), known, 1, MISSPELT_RATIO):
+                _warn(key, instead)
+                continue
             near = difflib.get_close_matches(key.lower(), known, 1)
             hint = f": did you mean {known[near[0]]}?" if near else ";"
             raise OptionError(f"option {key} is unknown{hint} {who} has {', '.join(names)}")
@@ -33,6 +55,12 @@ def normalise(given: Mapping[str, str], names: Iterable[str], aliases: Mapping[s
             raise OptionError(f"option {name} is given twice, as {key} too")
         options[name] = value
     return options
+
+
+@cache
+def _warn(option: str, instead: str) -> None:
+    """Record in the log, once in each process, that an option has no effect: Spark parses the options many times."""
+    log.warning("option %s of the Kafka connector has no effect here: %s", option, instead)
 
 
 def wrong_value(name: str, value: str, wanted: str) -> OptionError:

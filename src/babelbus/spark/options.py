@@ -33,14 +33,14 @@ FINGERPRINT_VARIABLE = "BABELBUS_SERVER_FINGERPRINT"
 INT64_MAX = 2**63 - 1
 GROUP_BYTES_MAX = 249
 TASK_BYTES = 256 * 2**20
-"""What a task reads unless the user says it: a second's work. With half of it, reading takes an eighth longer."""
+"""Default size of a task: a second's work. With half of it, reading takes an eighth longer."""
 
 _ALIASES = {
     "maxrecordspertrigger": "maxOffsetsPerTrigger",
     "minrecordspertrigger": "minOffsetsPerTrigger",
     "kafka.group.id": "groupId",
 }
-_NAMES = (
+NAMES = (
     "path", "url", "identity", "serverFingerprint", "requestTimeoutMs",
     "subscribe", "subscribePattern", "assign",
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
@@ -55,7 +55,7 @@ _URL_ONLY = ("identity", "serverFingerprint", "requestTimeoutMs", "groupId")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where the bytes are: a data folder, or a server and how to speak to it. No secret stands in it."""
+    """Where the bytes are: a data folder, or a server and how to speak to it. Holds no secret."""
 
     path: str = ""
     address: str = ""
@@ -83,11 +83,11 @@ class Edge(msgspec.Struct, frozen=True):
     offsets: Offsets = {}
     timestamps: Offsets = {}
     option: str = ""
-    """The option that said so, for messages."""
+    """Name of the option that set this edge, for messages."""
 
 
 class SourceOptions(msgspec.Struct, frozen=True):
-    """What the user asked for, checked."""
+    """The checked options of a query."""
 
     place: Place
     topics: Topics
@@ -104,21 +104,16 @@ class SourceOptions(msgspec.Struct, frozen=True):
     fail_on_data_loss: bool
     include_headers: bool
     group: str = ""
-    """Under which name the server hears how far a stream is; empty: it does not."""
-
-
-def names() -> tuple[str, ...]:
-    """Return all options, as they are written."""
-    return _NAMES
+    """Name of the group under which a stream reports its progress to the server; empty: no reports."""
 
 
 def parse(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "any") -> SourceOptions:
-    """Check the options of a query and return what they mean; `any` is for before it is known which kind it is.
+    """Check the options of a query and return their meaning; `any`: the kind of query is not known yet.
 
     Raises:
-        OptionError: one is unknown, missing, wrong, or does not go with another.
+        OptionError: an option is unknown, missing, wrong, or does not go with another option.
     """
-    options = normalise(given, _NAMES, SERVER_ALIASES | _ALIASES, "the source")
+    options = normalise(given, NAMES, SERVER_ALIASES | _ALIASES, "the source")
     for name in _STREAM_ONLY if query == "batch" else _BATCH_ONLY if query == "stream" else ():
         if name in options:
             other = "streams: it has no meaning in spark.read" if query == "batch" else "batches: a stream has no end"
@@ -132,12 +127,15 @@ def parse(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "
         raise OptionError(f"option minOffsetsPerTrigger: {least} is more than maxOffsetsPerTrigger, {most}")
     topics = _topics(options)
     start = _edge(options, "starting", LATEST if query == "stream" else EARLIEST, topics)
+    end = _edge(options, "ending", LATEST, topics)
+    if query == "batch":
+        _check_range(start, end)
     strategy = read_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     return SourceOptions(
         place=read_place(options),
         topics=topics,
         start=start,
-        end=_edge(options, "ending", LATEST, topics),
+        end=end,
         latest_if_no_time=strategy == "latest",
         records_per_trigger_max=most,
         bytes_per_trigger_max=read_bytes(options, "maxBytesPerTrigger"),
@@ -159,7 +157,7 @@ def read_place(options: Mapping[str, str]) -> Place:
     """Return where the records are.
 
     Raises:
-        OptionError: neither or both are named, or one of them is none.
+        OptionError: neither or both of path and url are given, or their value is wrong.
     """
     path, url = options.get("path"), options.get("url")
     if path is not None and url is not None:
@@ -257,6 +255,22 @@ def _edge(options: Mapping[str, str], side: Literal["starting", "ending"], defau
             raise wrong_value(for_all, value, "milliseconds since the epoch")
         return Edge(timestamp=int(value), option=for_all)
     return by_each or by_offset
+
+
+def _check_range(start: Edge, end: Edge) -> None:
+    """Check that a batch can have records at all.
+
+    Raises:
+        OptionError: it begins at the end of all topics, or at a time after the one where it ends.
+    """
+    offsets = {offset for each in start.offsets.values() for offset in each.values()}
+    if (offsets == {LATEST} if offsets else start.offset == LATEST) and not start.timestamps:
+        raise OptionError(
+            f"option {start.option}: a batch that begins at the latest offset has no records; write earliest,"
+            " an offset or a time, or read a stream"
+        )
+    if start.timestamp is not None and end.timestamp is not None and start.timestamp > end.timestamp:
+        raise OptionError(f"option {start.option}: {start.timestamp} is after {end.option}, {end.timestamp}")
 
 
 def _offsets_edge(options: Mapping[str, str], name: str, side: str, default: int, topics: Topics) -> Edge:

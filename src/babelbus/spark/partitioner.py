@@ -10,26 +10,26 @@ import numpy.typing as npt
 I64 = npt.NDArray[np.int64]
 Kind = Literal["key", "spread"]
 ANY_PARTITION = -1
-"""What a row names that names no partition."""
+"""Partition number of a row that names no partition."""
 GetKeys = Callable[[], Sequence[bytes | None]]
 
 
 class Partitioner:
     """Chooses for the rows of one task, chunk after chunk: the same chunks go to the same partitions each time.
 
-    A row goes to the partition that it names. Of the others `key` sends those with a key to that of its CRC-32, as the
-    server and the command line do, so that a key is in one partition whoever published it; those without one go to the
-    same partition as the others of their chunk, and the next chunk's to the next. `spread` deals them out one by one.
+    A row goes to the partition that it names. For the other rows, `key` chooses the partition by the CRC-32 of the key,
+    as the server and the command line do, so that a key is in one partition whichever client published it. The rows of
+    a chunk without a key go to one partition, those of the next chunk to the next. `spread` assigns rows one by one.
 
     Args:
-        turn: where it begins to go round; tasks have different ones.
+        turn: the first partition of a round; tasks have different ones.
     """
 
     def __init__(self, kind: Kind = "key", turn: int = 0) -> None:
         self._kind = kind
         self._first = self._turn = turn
         self._dealt: dict[str, int] = {}
-        """How many rows of a topic were dealt out."""
+        """Number of rows that were assigned, by topic."""
 
     def next(self, count: int) -> int:
         """Return the partition whose turn it is, of `count`."""

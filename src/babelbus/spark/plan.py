@@ -10,20 +10,20 @@ Offsets = dict[str, dict[int, int]]
 At = tuple[str, int]
 """Topic and partition."""
 NOTE = ","
-"""How the names of what stands beside the topics in an offset of Spark's begin; no topic's name has it."""
+"""Prefix of the entries beside the topics in an offset of Spark's; no topic's name has it."""
 IDS = f"{NOTE}ids"
 """Which ids the topics had."""
 LOST = f"{NOTE}lost"
-"""How many offsets were gone when the query came to them, since its beginning."""
+"""Number of offsets that were gone when the query came to them, since its beginning."""
 SHARE_BYTES_MIN = 8 * 2**20
 """Less than this is read by one core before another one has begun."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What a partition holds: offsets `first` to `end` (excluded), in about `size_bytes` bytes.
+    """The contents of a partition: offsets `first` to `end` (excluded), in about `size_bytes` bytes.
 
-    `identity` changes when the topic is removed and made again; empty where that cannot be seen. What stands behind
-    a `#` in it holds for one folder on one machine only.
+    `identity` changes when the topic is removed and made again; empty where that cannot be seen. The part
+    after a `#` holds for one folder on one machine only.
     """
 
     first: int
@@ -38,7 +38,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """What `identity` says everywhere and for good: the id that the server gave to the topic, empty if none."""
+        """The part of `identity` that holds everywhere: the id of the topic from the server, empty if it has none."""
         return self.identity.partition("#")[0]
 
 
@@ -56,7 +56,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def split(span: Span, records_max: int) -> list[Span]:
-    """Cut a span into equal pieces of `records_max` offsets at the most."""
+    """Split a span into equal pieces of `records_max` offsets at the most."""
     pieces = -(-len(span) // max(records_max, 1))
     edges = [span.start + len(span) * number // pieces for number in range(pieces + 1)]
     return [Span(span.topic, span.partition, start, end, span.size_bytes // pieces) for start, end in pairwise(edges)]
@@ -70,7 +70,7 @@ def make_tasks(
     tasks_min: int | None = None,
     cores: int = 1,
 ) -> list[list[Span]]:
-    """Deal spans out to tasks: large ones are cut, small ones share a task.
+    """Assign spans to tasks: large spans are split, small spans share a task.
 
     A task costs Spark about 35 ms whatever it does, so there is not one for each partition. A piece has `target_bytes`
     at the most, fewer if `tasks_min` tasks are wanted, and with `records_max` each task reads that many at the most.
@@ -102,9 +102,9 @@ def make_tasks(
 
 
 def limit_records(start: Mapping[At, int], end: Mapping[At, int], most: int) -> dict[At, int]:
-    """Give how far each partition is read so that all together give about `most` offsets, in proportion to backlogs.
+    """Return the end of reading in each partition, about `most` offsets in all, in proportion to backlogs.
 
-    Each that has something gets at least one, as in Spark's Kafka source, so that none starves.
+    Each partition with a backlog gets at least one offset, as in Spark's Kafka source, so that none starves.
     """
     return limit_bytes(start, end, dict.fromkeys(end, 1.0), most)
 
@@ -112,7 +112,7 @@ def limit_records(start: Mapping[At, int], end: Mapping[At, int], most: int) -> 
 def limit_bytes(
     start: Mapping[At, int], end: Mapping[At, int], record_bytes: Mapping[At, float], most: float
 ) -> dict[At, int]:
-    """Do the same for about `most` bytes, given the size of a record in each partition."""
+    """Return the end of reading in each partition, about `most` bytes in all, given the sizes of records."""
     total = sum((end[at] - start[at]) * record_bytes[at] for at in end)
     if total <= most:
         return dict(end)

@@ -36,13 +36,12 @@ def without_archives(paths: Iterable[str], packages: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def keep_imports() -> None:
-    """Let the garbage collection of this process pass over what is there now; for processes of Spark's, when all that
-    they need is imported."""
+    """Keep the present objects of this process out of garbage collection: for Spark's workers, after their imports."""
     gc.freeze()
 
 
 def main() -> None:
-    """Become the Python that this runs in, with the same arguments."""
+    """Replace this process by the Python that it runs in, with the same arguments."""
     paths = os.environ.get("PYTHONPATH")
     if paths:
         kept = without_archives(paths.split(os.pathsep), sysconfig.get_path("purelib"))

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Task(InputPartition):
-    """What one Spark task reads."""
+    """The spans that one Spark task reads."""
 
     def __init__(self, place: Place, spans: list[Span], *, fail_on_data_loss: bool) -> None:
         super().__init__(None)
@@ -41,7 +41,7 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Settle what is read and deal it out to tasks."""
+        """Return the tasks for what there is to read now."""
         survey = Survey(self._options, open_reach(self._options.place))
         keep_imports()
         return plan_tasks(self._options, survey.batch())
@@ -52,7 +52,7 @@ class BatchReader(DataSourceReader):
 
 
 def plan_tasks(options: SourceOptions, spans: list[Span]) -> list[InputPartition]:
-    """Deal spans out to the tasks of one job."""
+    """Assign spans to the tasks of one job."""
     tasks = make_tasks(
         spans,
         target_bytes=options.task_bytes,

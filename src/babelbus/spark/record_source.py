@@ -1,4 +1,4 @@
-"""Two ways to the same records: the files of a data folder, and a server. What stands above does not know which."""
+"""Two ways to the same records: the files of a data folder, and a server. Callers do not know which."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class Reach(Protocol):
     def bounds(self, topic: str, wanted: tuple[int, ...] | None) -> dict[int, Bounds]:
         """Return what the wanted partitions of a topic hold (`None`: all); what lies below their ends is durable.
 
-        A partition that there is not is left out.
+        A partition that does not exist is left out.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -38,7 +38,7 @@ class Reach(Protocol):
         """
 
     def close(self) -> None:
-        """Give up connections and files."""
+        """Close connections and files."""
 
 
 _open: dict[tuple[Place, int], Reach] = {}

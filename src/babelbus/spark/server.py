@@ -77,7 +77,7 @@ class ServerReach:
         return batch.base_offset if batch is not None else None
 
     def move_group(self, topic: str, group: str, offsets: dict[int, int]) -> None:
-        """Tell how far a stream is in the partitions of a topic: the next offset that it reads of each.
+        """Send the server the next offset of a stream in each partition of a topic.
 
         Raises:
             OptionError: the group cannot be one that a reader moves.
@@ -133,7 +133,7 @@ class ServerReach:
                     ahead.cancel()
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -189,7 +189,7 @@ class ServerReach:
 
         Raises:
             NoOffsetError: there is no such offset.
-            RecordsRefusedError: the server cannot give them: the first one is damaged, as a rule.
+            RecordsRefusedError: the server cannot send the records: usually the first one is damaged.
             UnknownTopicError, ClientError: see `bounds`.
         """
         while True:

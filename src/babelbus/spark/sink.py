@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 PROBE_PARTITION = 2**31 - 1
 KNOWN_SECONDS = 60.0
-"""How long it is remembered that topics are there and how many partitions they have: asking takes a round trip."""
+"""Lifetime of what is known of topics and their partitions: each question takes a round trip."""
 _PARTITIONS = re.compile(r"has partitions 0 to (\d+), not \d+$")
 _NO_TOPIC = re.compile(r"there is no topic .*$")
 _NO_PLACE = re.compile(r"(topic .* is the server's own|no right to publish to .*|topic .* keeps no state.*)$")
@@ -43,7 +43,7 @@ _checked: dict[tuple[Place, str, bool, str], float] = {}
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task tells the driver: which part it staged, of which batch. `records` is 0 when there were no rows."""
+    """The message of a task to the driver: the part that it staged, and its batch. `records` is 0 without rows."""
 
     transaction: str
     batch_id: int
@@ -64,7 +64,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def check_targets(options: SinkOptions, clock: Clock | None = None) -> None:
-    """See on the driver, before there are rows, that they can go to the topics that the options name.
+    """Check on the driver, before there are rows, that they can go to the topics that the options name.
 
     What was found in order is believed for `KNOWN_SECONDS`, for a stream asks with each batch.
 

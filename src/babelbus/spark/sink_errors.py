@@ -1,4 +1,4 @@
-"""What goes wrong when Spark writes; each message is one line that says what to do."""
+"""Errors of writing; each message is one line that says what to do."""
 
 from babelbus.spark.errors import SparkError
 

@@ -11,6 +11,7 @@ import msgspec
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.spark.errors import OptionError
 from babelbus.spark.option_values import SERVER_ALIASES, normalise, read_bytes, read_choice, wrong_value
+from babelbus.spark.options import NAMES as SOURCE_NAMES
 from babelbus.spark.options import SERVER_VARIABLE, Place, read_place
 from babelbus.spark.partitioner import Kind as Partitioning
 from babelbus.spark.sink_errors import OutputModeError
@@ -20,7 +21,7 @@ NAMES = (
     "topic", "table", "partitioner", "deadLetterTopic", "maxRecordBytes", "txnId", "batchId", "delivery",
 )  # fmt: skip
 _SPARKS_OWN = {name.lower(): name for name in ("checkpointLocation", "queryName", "path")}
-"""What Spark puts among them, and what `save(path)` does."""
+"""Options that Spark adds, and that `save(path)` adds."""
 RECORD_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 """Largest record that one request can stage: a frame without the ids and the topic's name."""
 RECORD_BYTES_MIN = 1024
@@ -31,7 +32,7 @@ Kind = Literal["batch", "stream"]
 
 
 class SinkOptions(msgspec.Struct, frozen=True):
-    """What the user asked for, checked.
+    """The checked options of a write.
 
     `transaction` is empty where none can be derived: a save gets a fresh one, a stream one for each run.
     """
@@ -51,8 +52,15 @@ def parse_sink(given: Mapping[str, str], kind: Kind) -> SinkOptions:
     """Check the options of a write and return what they mean.
 
     Raises:
-        OptionError: one is unknown, missing, wrong, or does not go with another.
+        OptionError: an option is unknown, missing, wrong, or does not go with another option.
     """
+    known = SERVER_ALIASES | _SPARKS_OWN | {name.lower(): name for name in NAMES}
+    for name in SOURCE_NAMES:
+        if name.lower() not in known and name.lower() in given:
+            raise OptionError(
+                f"option {name} is for reading: leave it out to write. A view (INSERT INTO) cannot be written to:"
+                " write with df.write.format('babelbus')"
+            )
     options = normalise(given, NAMES, SERVER_ALIASES | _SPARKS_OWN, "the sink")
     if "path" in options:
         raise OptionError("option path (or save(path), start(path)) is for reading: to write give url, the server")
@@ -87,7 +95,7 @@ def check_mode(options: SinkOptions, kind: Kind, *, overwrite: bool) -> None:
     """Check that the output mode is one that a log can do.
 
     Raises:
-        OutputModeError: it is not.
+        OutputModeError: a log cannot do the output mode.
     """
     if not overwrite:
         return

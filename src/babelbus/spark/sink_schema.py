@@ -26,7 +26,7 @@ COLUMNS: dict[str, tuple[DataType, ...]] = {
     "subject": (StringType(),),
 }
 LEFT_OUT: dict[str, DataType] = {"offset": LongType(), "timestampType": IntegerType()}
-"""What the source gives and a record cannot be given: who copies a topic need not drop them."""
+"""Columns of the source that a record cannot be given: a copy of a topic need not drop them."""
 STATE_COLUMNS: dict[str, tuple[DataType, ...]] = {"key": _TEXT, "value": _TEXT, "timestamp": (TimestampType(),)}
 
 

@@ -23,7 +23,7 @@ _OF_STREAMS = (
 
 
 class StateOptions(msgspec.Struct, frozen=True):
-    """What the user asked for, checked. The moment is after a record's offset, or after all up to a time (ms)."""
+    """The checked options of a query of the state. The moment is after an offset or a time (ms)."""
 
     source: SourceOptions
     as_of_offset: int | None = None
@@ -34,7 +34,7 @@ def is_state(given: Mapping[str, str]) -> bool:
     """Return whether the table of the state is asked for.
 
     Raises:
-        OptionError: another table is.
+        OptionError: the query asks for another table.
     """
     table = next((value for name, value in given.items() if name.lower() == "table"), None)
     if table is not None and table.strip().lower() != "state":
@@ -46,7 +46,7 @@ def parse_state(given: Mapping[str, str], query: Literal["batch", "stream", "any
     """Check the options of a query of the state and return what they mean; `any` as in `options.parse`.
 
     Raises:
-        OptionError: one is unknown, missing, wrong, or does not go with another.
+        OptionError: an option is unknown, missing, wrong, or does not go with another option.
     """
     known = {name.lower(): name for name in (*_PLACE, *_OF_BATCHES, *_OF_STREAMS)}
     options: dict[str, str] = {}

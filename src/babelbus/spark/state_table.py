@@ -16,6 +16,7 @@ import msgspec
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType, TimestampType
 
+from babelbus.clock import Clock, SystemClock
 from babelbus.records.columns import Columns
 from babelbus.records.format import TOMBSTONE, decode_headers
 from babelbus.spark.errors import OptionError, SchemaError, SparkError
@@ -68,7 +69,7 @@ class HistoryGoneError(SparkError):
 
 
 class _Value(msgspec.Struct, gc=False):
-    """What a key holds."""
+    """The value of a key."""
 
     value: bytes
     version: int
@@ -107,16 +108,17 @@ class StateTask(InputPartition):
 class StateReader(DataSourceReader):
     """`spark.read.format("babelbus").option("table", "state")`. One task reads it all and holds it in memory."""
 
-    def __init__(self, options: StateOptions, schema: StructType) -> None:
+    def __init__(self, options: StateOptions, schema: StructType, *, clock: Clock | None = None) -> None:
         self._options = options
         self._schema = schema
+        self._clock = clock
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Settle the moment.
+        """Return the one task, for the moment that the options name.
 
         Raises:
             OptionError: the moment has not come yet.
-            HistoryGoneError: it is not known any more.
+            HistoryGoneError: compaction has removed changes before the moment.
             BabelbusError: the bus did not answer.
         """
         place = self._options.source.place
@@ -139,6 +141,10 @@ class StateReader(DataSourceReader):
             return offset + 1
         if time_ms is None:
             return None
+        if time_ms >= (self._clock or SystemClock()).now_ms():
+            raise OptionError(
+                f"option asOfTimestamp: {time_ms} ms is in the future; leave the option out for the state as it is now"
+            )
         found = reach.find_time(STATE_TOPIC, PARTITION, time_ms + 1)
         return None if found is None or found >= bounds.end else found
 
@@ -172,7 +178,7 @@ def load(task: StateTask) -> dict[bytes, _Value]:
 
 
 def _replay(reach: Reach, start: int, end: int, values: dict[bytes, _Value]) -> bool:
-    """Carry out the changes of some offsets; return whether some were missing."""
+    """Apply the changes of a range of offsets; return whether offsets were missing."""
     count = 0
     for columns in reach.read(STATE_TOPIC, PARTITION, start, end) if end > start else ():
         count += _apply(columns, start, end, values)
@@ -212,7 +218,7 @@ def _check_history(place: Place, end: int, *, gaps: bool) -> None:
     """Check that nothing is missing of what must be known of the records in front of `end`.
 
     Raises:
-        HistoryGoneError: something may be.
+        HistoryGoneError: a change may be missing.
     """
     until = None
     if place.path:

@@ -54,7 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: JsonOffsets | None = None
         self._bounds: dict[At, Bounds] = {}
         self._seen: dict[At, Bounds] = {}
-        """What was there last, of the topics that the offsets are of: of one that was removed or made again, too."""
+        """The last bounds seen of each partition of the offsets, also of topics that were removed or made again."""
         self._identities: dict[At, str] = {}
         self._target: dict[At, int] | None = None
         self._waiting_since: float | None = None
@@ -63,7 +63,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- what Spark asks on the driver -------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a new query begins; Spark asks twice, and must hear the same twice."""
+        """Return where a new query begins; Spark asks twice, and must get the same answer."""
         if self._initial is None:
             bounds = self._look(missing_ok=False)
             self._initial = to_json(self._surveyor().settle(bounds, self._options.start), bounds)
@@ -112,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json({at: one.end for at, one in self._bounds.items()}, {}) if self._bounds else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Deal what lies between two offsets out to tasks."""
+        """Return the tasks that read what lies between two offsets."""
         begin, until = from_json(start), from_json(end)
         ids = end.get(IDS, {})
         if any(at not in self._bounds or self._bounds[at].end < until[at] for at in until):
@@ -152,7 +152,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._bounds
 
     def _tell(self, begin: dict[At, int]) -> None:
-        """Tell the server how far the query is: all in front of `begin` is done, for the next batch begins there."""
+        """Send the server the progress of the query: all in front of `begin` is done, the next batch begins there."""
         group = self._options.group
         if not group or begin == self._told:
             return
@@ -203,7 +203,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin, begun_again, lost
 
     def _lose_missing(self, at: At, offset: int, start: dict[At, int], unread: int) -> int:
-        """Refuse to go on without a partition that the checkpoint has, or give how many offsets are lost.
+        """Refuse to continue without a partition that the checkpoint has, or return the number of lost offsets.
 
         Raises:
             DataLossError: failOnDataLoss is true.

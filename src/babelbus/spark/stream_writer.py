@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BATCH_ID = "streaming.sql.batchId"
 RUN_ID = "spark.jobGroup.id"
-"""Where Spark's tasks are told these; `write` hears of them in no other way."""
+"""Properties of Spark's tasks; `write` gets these ids in no other way."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -52,5 +52,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
             commit(self._options, transaction, batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Drop it."""
+        """Drop what the tasks staged."""
         abort(self._options, messages)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 QUERY_ID = "sql.streaming.queryId"
-"""What Spark calls a query in the properties of its tasks."""
+"""Name of a query's id in the properties of Spark's tasks."""
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -1,4 +1,4 @@
-"""How a pipeline reaches the bus: options that every source and sink on it gets, unless it has its own."""
+"""The way of a pipeline to the bus: options that every source and sink on it gets, unless it has its own."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ class Bus(msgspec.Struct, frozen=True):
     identity: str = ""
     fingerprint: str = ""
     keeps_state: Callable[[str], bool | None] = _unknown
-    """Says whether what is published to a topic becomes state; `None` where nobody knows."""
+    """Returns whether what is published to a topic becomes state; `None` if that is not known."""
 
     def __bool__(self) -> bool:
         return bool(self.url or self.path)

@@ -1,4 +1,4 @@
-"""What can be known of a pipeline without running it: its topics are there, and Spark takes it, on empty sources."""
+"""Checks of a pipeline that do not run it: its topics exist, and Spark accepts its queries on empty sources."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from pyspark.sql.utils import is_remote
 
 from babelbus.errors import BabelbusError
 from babelbus.spark.available_offsets import Survey
+from babelbus.spark.errors import UnknownTopicError
 from babelbus.spark.options import SourceOptions, parse
 from babelbus.spark.pipelines.bus import WAYS, Bus
 from babelbus.spark.pipelines.delta import need_delta
@@ -41,7 +42,7 @@ _SINKS_ONLY = ("memory", "console", "noop")
 """Formats of Spark's own that cannot be read, some of which are not found by name either."""
 _UNKNOWN = re.compile(r"DATA_SOURCE_NOT_(?:FOUND|ENABLED)")
 _ANYWHERE = {"url": "jebp://nowhere:1", "identity": "none"}
-"""Where options are looked at and nobody is asked."""
+"""A place for options that are parsed without asking a server."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def check(spark: SparkSession, loaded: Loaded, bus: Bus, settings: Mapping[str, Scalar] | None = None) -> list[Finding]:
-    """Look at everything; findings whose `ok` is false are faults, and no fault hides another where that can be.
+    """Check everything; findings whose `ok` is false are faults, and no fault hides another where that can be.
 
     The queries are started on sources with the right columns and no rows, and end at once: only so does Spark say that
     an output mode or a join of streams is not possible. Nothing of the bus is written, and files are written to a
@@ -105,7 +106,7 @@ def _source(spark: SparkSession, loaded: Loaded, bus: Bus, name: str, source: So
 
 
 def _reach(options: SourceOptions) -> str:
-    """Ask the bus for the topics."""
+    """Fetch the topics of a source from the bus, and return how much they hold."""
     # Its user waits: whether the server is there is what `check` has to say, and a query would go on asking for it.
     place = msgspec.structs.replace(
         options.place, timeout_seconds=min(options.place.timeout_seconds, ANSWER_SECONDS_MAX)
@@ -149,7 +150,7 @@ def _noted(found: list[Finding], field: str) -> Iterator[None]:
 
 
 def _sink_place(spark: SparkSession, target: Target) -> None:
-    """See what can be seen of a sink without knowing its rows.
+    """Check what can be known of a sink without its rows.
 
     Raises:
         BabelbusError: a topic, a package or a format is not there, or an option is wrong.
@@ -158,7 +159,11 @@ def _sink_place(spark: SparkSession, target: Target) -> None:
     if _is_bus(sink):
         parsed = parse_sink(_writing(target) | {"checkpointLocation": "any"}, "stream")
         for topic in filter(None, (parsed.topic, parsed.dead_letter_topic)) if target.bus.url else ():
-            _reach(parse(target.bus.options({}, writing=True) | {"assign": json.dumps({topic: [0]})}, "batch"))
+            try:
+                _reach(parse(target.bus.options({}, writing=True) | {"assign": json.dumps({topic: [0]})}, "batch"))
+            except UnknownTopicError:
+                problem = f"there is no topic {topic!r}: babelbus topics create {topic}"
+                raise PipelineError(target.file, field, problem) from None
     if sink.delta is not None:
         need_delta()
     if sink.format is None:
@@ -185,7 +190,7 @@ def _sink_rows(frame: DataFrame, shaped: DataFrame, target: Target) -> None:
     """Check that a sink takes the columns in its mode.
 
     Raises:
-        BabelbusError: it does not.
+        BabelbusError: a column or the mode is refused.
     """
     sink, field = target.sink, f"sinks.{target.name}"
     if not frame.isStreaming:
@@ -209,8 +214,6 @@ def _parsed(frame: DataFrame, target: Target) -> SinkOptions:
         check_mode(parsed, "stream", overwrite=sink.mode == "complete")
         return parsed
     if sink.format is not None:
-        if frame.isStreaming:
-            raise PipelineError(target.file, f"{field}.mode", "update goes with topic and state, not with this format")
         return parse_sink(options, "batch")
     own = {"txnId": "any", "batchId": "0"}
     for name in options:
@@ -254,7 +257,7 @@ def _is_bus(sink: Sink) -> bool:
 
 
 def _writing(target: Target) -> dict[str, str]:
-    """Return the options of a sink on the bus, with a server that nobody asks where none is known."""
+    """Return the options of a sink on the bus, with a server that is never asked if the real one is not known."""
     sink = target.sink
     options = text_options(sink.options) if sink.format is not None else bus_options(target)
     here = sink.format is None and target.bus.url
@@ -276,7 +279,7 @@ def _own_session(spark: SparkSession, settings: Mapping[str, Scalar]) -> Iterato
 
 
 def _set(spark: SparkSession, name: str, value: Scalar, beaten_by: Mapping[str, Scalar]) -> Finding:
-    """Return the session a setting of the file, or see that Spark would take it at its start."""
+    """Set a setting of the file in the session, or check that Spark would accept it at its start."""
     field = f"spark.{name}"
     if name in beaten_by:
         return Finding(field, True, f"{beaten_by[name]}, of the command line")

@@ -22,7 +22,7 @@ def need_delta() -> None:
     """Check that the package is installed.
 
     Raises:
-        DeltaMissingError: it is not.
+        DeltaMissingError: the package is not installed.
     """
     if importlib.util.find_spec("deltalake") is None:
         raise DeltaMissingError("a sink delta needs the package deltalake: pip install deltalake")

@@ -1,4 +1,4 @@
-"""What goes wrong with a pipeline; each message is one line that names the file and the field."""
+"""Errors of pipelines; each message is one line that names the file and the field."""
 
 from babelbus.spark.errors import SparkError
 

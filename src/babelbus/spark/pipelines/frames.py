@@ -16,6 +16,8 @@ from babelbus.spark.pipelines.model import Function, Scalar, Source
 from babelbus.spark.pipelines.session import REFUSALS, refused
 
 Opener = Callable[[SparkSession, Source, Bus], DataFrame]
+OF_SOURCE = {"babelbus": "source"}
+"""Metadata of the columns that say where a record was read; a column that a step computes has none."""
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
 
 
@@ -119,6 +121,9 @@ def text_options(options: dict[str, Scalar]) -> dict[str, str]:
 
 
 def _prepared(loaded: Loaded, name: str, source: Source, frame: DataFrame) -> DataFrame:
+    if source.is_bus and not source.state:
+        for column in ("partition", "subject"):
+            frame = frame.withMetadata(column, OF_SOURCE)
     if source.json is not None:
         with _naming(loaded, f"sources.{name}.json"):
             frame = frame.withColumn("data", F.from_json(F.col("value").cast("string"), source.json))
@@ -134,8 +139,14 @@ def _naming(loaded: Loaded, field: str, missing: frozenset[str] = frozenset()) -
     try:
         yield
     except REFUSALS as error:
-        if _absent(error) not in missing:
-            raise refused(loaded.file, field, error) from error
+        absent = _absent(error)
+        if absent in missing:
+            return
+        if absent in loaded.pipeline.steps:
+            own = f"steps.{absent}" == field
+            problem = "reads itself" if own else f"reads the step {absent!r}, which is below it: move that step up"
+            raise PipelineError(loaded.file, field, problem) from error
+        raise refused(loaded.file, field, error) from error
 
 
 def _absent(error: BaseException) -> str | None:
@@ -147,7 +158,7 @@ def _absent(error: BaseException) -> str | None:
 
 @contextmanager
 def _kept(faults: dict[str, PipelineError] | None) -> Iterator[None]:
-    """Put a fault to the others, where somebody collects them."""
+    """Collect a fault in `faults` instead of raising it."""
     try:
         yield
     except PipelineError as error:

@@ -16,7 +16,7 @@ from babelbus.spark.pipelines.model import Function, Pipeline, Scalar, Step, Wro
 
 SUFFIXES = (".yaml", ".yml", ".py")
 VARIABLE = "pipeline"
-"""What a Python file calls its dictionary."""
+"""Name of the dictionary in a Python file."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -104,9 +104,22 @@ def load_module(file: str) -> ModuleType:
 def _read_yaml(file: str) -> Any:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is there twice: the last one would replace the first one in silence."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                name = str(key.value)
+                if name in seen:
+                    line = key.start_mark.line + 1
+                    raise Wrong("", f"line {line}: the key {name!r} is there twice: write it once")
+                seen.add(name)
+            return super().construct_mapping(node, deep)
+
     with open(file, encoding="utf-8") as source:
         try:
-            return yaml.safe_load(source)
+            return yaml.load(source, Loader)  # noqa: S506 - it is a safe one
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise Wrong("", f"it is no YAML: {' '.join(str(error).split())}") from None
 
@@ -179,10 +192,10 @@ def _function(file: str, field: str, step: Step) -> Function:
 
 
 def _check_inputs(pipeline: Pipeline, functions: Mapping[str, Function]) -> None:
-    """Check that all that is asked for stands above who asks.
+    """Check that the inputs of each step and sink are defined above it.
 
     Raises:
-        Wrong: it does not.
+        Wrong: an input is not defined above.
     """
     known = {"spark", *pipeline.parameters, *pipeline.sources}
     for name, step in pipeline.steps.items():

@@ -11,7 +11,7 @@ SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class PipelineMetrics:
-    """What the queries of one pipeline told; one label each for the pipeline and the sink."""
+    """Metrics of the queries of one pipeline; one label each for the pipeline and the sink."""
 
     def __init__(self, pipeline: str) -> None:
         self.registry = CollectorRegistry()
@@ -38,7 +38,7 @@ class PipelineMetrics:
         )
 
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
-        """Serve `/metrics` in a thread until `close`; return the port (the system chooses for 0)."""
+        """Start to serve `/metrics` in a thread until `close`; return the port (the system chooses for 0)."""
         server, _ = start_http_server(port, host, self.registry)
         self._server = server
         return int(server.server_port)
@@ -68,7 +68,7 @@ class PipelineMetrics:
             self._lag.labels(*at).set(batch.lag)
 
     def skipped(self, sink: str, reason: str) -> None:
-        """There is nothing to count."""
+        """Accept the notice: there is nothing to count."""
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         """Count a failure."""

@@ -1,4 +1,4 @@
-"""What a pipeline is made of: the fields of its file, and which of them go together (docs/pipeline.md, "The file").
+"""The parts of a pipeline: the fields of its file, and which of them go together (docs/pipeline.md, "The file").
 
 One shape for both forms: a YAML file, and the dictionary `pipeline` of a Python file.
 """
@@ -28,7 +28,7 @@ class Wrong(Exception):  # noqa: N818 - never leaves this package: `load` adds t
 
 
 class Watermark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How late an event may be: a window is final once an event `delay` later than its end was seen."""
+    """The lateness of events: a window is final once an event `delay` later than its end was seen."""
 
     delay: str
     column: str = "timestamp"
@@ -143,7 +143,7 @@ def read(given: Any) -> Pipeline:
 
 
 def fill(value: Any, parameters: dict[str, Scalar], field: str = "") -> Any:
-    """Put parameters in for `${name}` in all texts of a file's fields; `$$` stands for a `$`.
+    """Replace `${name}` by the parameter in all texts of a file's fields; `$$` means a `$`.
 
     Raises:
         Wrong: there is no such parameter.
@@ -174,7 +174,7 @@ def read_trigger(field: str, text: str) -> float | None:
     """Return the seconds between two batches, 0 for at once, `None` for `once`: what there is now, then the end.
 
     Raises:
-        Wrong: it is none of these.
+        Wrong: the text is neither a duration nor one of these words.
     """
     if text in ("once", "asap"):
         return None if text == "once" else 0.0
@@ -298,6 +298,10 @@ def _check_sink(field: str, sink: Sink) -> None:
         raise Wrong(f"{field}.compact_files", f"{sink.compact_files} is too few: from 2 files on there is one to save")
     if sink.mode != "append" and kind in ("parquet", "delta"):
         raise Wrong(f"{field}.mode", f"{kind} files take append only: what was written stays")
+    if sink.mode == "update" and (sink.format or "").lower() == "babelbus":
+        raise Wrong(
+            f"{field}.mode", "update goes with topic and state, not with the format babelbus: name one of these"
+        )
     if sink.trigger is not None:
         read_trigger(f"{field}.trigger", sink.trigger)
 

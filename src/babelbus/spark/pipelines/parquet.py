@@ -1,7 +1,7 @@
-"""A folder of Parquet in which each row stands once for every reader, and small files are merged.
+"""A folder of Parquet in which every reader finds each row once, and small files are merged.
 
-Spark's own file sink is exactly once for Spark alone: it keeps a list of the files that count, and whoever does not
-know it also reads what an interrupted batch left. Its files cannot be merged either. So here each batch is written
+Spark's own file sink is exactly once for Spark alone: it keeps a list of the files that count, and a reader that does
+not know it also reads what an interrupted batch left. Its files cannot be merged either. So here each batch is written
 aside and moved into place under a name that has its number; a batch that is done again first takes away what it had
 moved. Files are merged once their batch cannot come again. Needs a folder of a file system, which all executors share.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ASIDE = "_batch"
-"""What begins with `_` or `.` is no data to readers of Parquet."""
+"""Readers of Parquet ignore names that begin with `_` or `.`."""
 MERGED = "_merged.parquet"
 JOURNAL = "_merge.json"
 ROWS_PER_GROUP = 100_000
@@ -27,7 +27,7 @@ _FILE = re.compile(r"batch-(\d{10})(?:-to-(\d{10}))?-\d{5}\.parquet")
 
 
 class DamagedArchiveError(SparkError):
-    """What an interrupted merge left behind cannot be read."""
+    """The journal of an interrupted merge cannot be read."""
 
 
 class ParquetFolder:
@@ -59,7 +59,7 @@ class ParquetFolder:
             merge(folder, batch, self._files_max)
 
     def _begin(self, batch: int) -> None:
-        """Finish or undo what the run before was killed in: only the first batch of a run can be a repeated one."""
+        """Continue interrupted merges, and drop the files of a killed attempt at this batch, the first one of a run."""
         self._folder = os.path.abspath(self._folder)  # here, which may be on a Connect server
         for folder, _, names in os.walk(self._folder):
             if os.path.basename(folder).startswith(ASIDE):
@@ -111,7 +111,7 @@ def merge(folder: str, batch: int, files_max: int) -> bool:
 
 
 def finish_merge(folder: str) -> None:
-    """Put merged rows in the place of those they were made of, or drop them if they were not complete yet.
+    """Replace files by the file that they were merged into, or drop that file if it was not complete yet.
 
     Raises:
         DamagedArchiveError: the journal cannot be read.

@@ -1,4 +1,4 @@
-"""What a query tells of each batch: rows, lag, state, time; from Spark's progress, which is JSON."""
+"""The figures of each batch of a query: rows, lag, state, time; from Spark's progress, which is JSON."""
 
 from typing import Any
 

@@ -4,8 +4,8 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import msgspec
@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from babelbus.clock import Clock, SystemClock
+from babelbus.errors import BabelbusError
 from babelbus.spark.pipelines import progress
 from babelbus.spark.pipelines.bus import Bus
-from babelbus.spark.pipelines.errors import CheckpointInUseError, PipelineError, QueryFailedError, WorkerLateError
+from babelbus.spark.pipelines.errors import CheckpointInUseError, QueryFailedError, WorkerLateError
 from babelbus.spark.pipelines.frames import build
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import read_trigger
@@ -29,11 +30,11 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 BACKOFF_SECONDS_MAX = 60.0
 BATCH_END_SECONDS_MAX = 60.0
-"""How long a stop waits for the batch under way. What is cut short then is done again at the next start."""
+"""Longest wait of a stop for the batch under way. A batch that is cut short is done again at the next start."""
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """How a pipeline runs."""
+    """The settings of a run."""
 
     checkpoint: str
     trigger: str | None = None
@@ -43,33 +44,36 @@ class Policy(msgspec.Struct, frozen=True):
     backoff_seconds: float = 1.0
     """Before the first restart; doubled for each further one."""
     remote: bool = False
-    """The checkpoint is where a Connect server is, which is not for us to lock."""
+    """The checkpoint is where a Connect server is."""
 
 
 class Watcher(Protocol):
-    """Who is told what happens."""
+    """Receives what happens in a run."""
 
     def started(self, sink: str) -> None:
         """Record that a query runs."""
 
     def batch(self, batch: Batch) -> None:
-        """Hear of a batch that is done."""
+        """Record a batch that is done."""
 
     def skipped(self, sink: str, reason: str) -> None:
-        """Record that nothing is done, for it was before."""
+        """Record that a save is skipped, since it was done before."""
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
-        """Record that a query failed, and when it is started again (`None`: it is not)."""
+        """Record that a query failed, and when it is started again (`None`: never)."""
 
 
 class Runner:
-    """Runs one pipeline in one session. All calls are of one thread; `stop` is set by any."""
+    """Runs one pipeline in one session. All calls are of one thread; `stop` is set by any.
+
+    `find_bus` is called at each start of a query: the server may be at another address than at the last start.
+    """
 
     def __init__(
         self,
         spark: SparkSession,
         loaded: Loaded,
-        bus: Bus,
+        find_bus: Callable[[], Bus],
         policy: Policy,
         watcher: Watcher,
         *,
@@ -78,7 +82,7 @@ class Runner:
     ) -> None:
         self._spark = spark
         self._loaded = loaded
-        self._bus = bus
+        self._find_bus = find_bus
         self._policy = policy
         self._watcher = watcher
         self._stop = stop or threading.Event()
@@ -90,26 +94,24 @@ class Runner:
         Raises:
             PipelineError: Spark or the bus refused the pipeline; nothing was started, or all was stopped again.
             QueryFailedError: a query failed for good; the others were stopped.
-            CheckpointInUseError: another process runs on the same checkpoint.
         """
-        with nullcontext() if self._policy.remote else lock(self._policy.checkpoint):
-            jobs = [_Job(target) for target in self._targets()]
-            try:
+        jobs = [_Job(target) for target in self._targets()]
+        try:
+            for job in jobs:
+                self._begin(job)
+            while not self._stop.is_set() and any(not job.done for job in jobs):
+                self._stop.wait(POLL_SECONDS)
                 for job in jobs:
-                    self._begin(job)
-                while not self._stop.is_set() and any(not job.done for job in jobs):
-                    self._stop.wait(POLL_SECONDS)
-                    for job in jobs:
-                        self._look(job)
-            finally:
-                self._end(jobs)
+                    self._look(job)
+        finally:
+            self._end(jobs)
 
     def _targets(self) -> Iterator[Target]:
-        pipeline = self._loaded.pipeline
+        pipeline, bus = self._loaded.pipeline, self._find_bus()
         for name, sink in pipeline.sinks.items():
             text = self._policy.trigger or sink.trigger or pipeline.trigger
             yield Target(
-                self._loaded.file, name, sink, self._bus, self._policy.checkpoint, read_trigger("trigger", text),
+                self._loaded.file, name, sink, bus, self._policy.checkpoint, read_trigger("trigger", text),
                 identity(pipeline, name), self._policy.remote,
             )  # fmt: skip
 
@@ -122,7 +124,7 @@ class Runner:
 
     def _start(self, job: "_Job") -> None:
         # Built anew for each start: a frame of Spark's remembers files and views of the time it was made.
-        frame = build(self._spark, self._loaded, self._bus)[job.target.sink.input]
+        frame = build(self._spark, self._loaded, job.target.bus)[job.target.sink.input]
         if not frame.isStreaming:
             self._save(job, frame)
             return
@@ -131,7 +133,7 @@ class Runner:
         self._watcher.started(job.target.name)
 
     def _save(self, job: "_Job", frame: DataFrame) -> None:
-        """Fill a sink from what is no stream: that is done once, and is one batch."""
+        """Write a frame that is no stream to a sink, once, as one batch."""
         self._watcher.started(job.target.name)
         begun = self._clock.monotonic()
         rows = save(frame, job.target)
@@ -147,7 +149,7 @@ class Runner:
         self._watcher.batch(Batch(name, job.target.name, 0, rows, rows, 0, 0, None, 0, 0, seconds, None))
 
     def _look(self, job: "_Job") -> None:
-        """See what became of one query since the last look."""
+        """Check what became of one query since the last check."""
         if job.done:
             return
         if job.query is None:
@@ -169,8 +171,9 @@ class Runner:
 
     def _restart(self, job: "_Job") -> None:
         try:
+            job.target = msgspec.structs.replace(job.target, bus=self._find_bus())
             self._start(job)
-        except PipelineError as error:
+        except BabelbusError as error:
             self._fail(job, str(error), error)
 
     def _fail(self, job: "_Job", reason: str, error: BaseException) -> None:
@@ -249,7 +252,7 @@ def lock(folder: str) -> Iterator[None]:
     """Keep a checkpoint's folder for ourselves, for a `with`; one that is not on this machine cannot be locked.
 
     Raises:
-        CheckpointInUseError: somebody has it.
+        CheckpointInUseError: another process has locked it.
     """
     if not is_local(folder):
         yield

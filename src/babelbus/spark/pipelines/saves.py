@@ -1,4 +1,4 @@
-"""What a sink was filled with that is no stream: once for a checkpoint and for what the pipeline says."""
+"""Notes of the saves of frames that are no streams: each once for a checkpoint and a definition of the pipeline."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from babelbus.storage.files import LocalFiles
 
 
 class NoteDamagedError(SparkError):
-    """What was noted of a save cannot be read."""
+    """The note of a save cannot be read."""
 
 
 class _Noted(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ def identity(pipeline: Pipeline, sink: str) -> str:
 
 
 class Save:
-    """One save, as it is noted in the folder of its sink's checkpoint: whoever removes that folder may save again.
+    """One save, as it is noted in the folder of its sink's checkpoint: without that folder the save is done again.
 
     The note has the transaction, so that a save that was killed goes on with it; and it says when all is done. Where
     the folder is out of reach there is no note: the transaction is of its name, and the bus alone knows what was done.

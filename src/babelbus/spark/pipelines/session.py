@@ -43,7 +43,7 @@ SETTINGS: dict[str, str] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 _OF_SESSIONS = "spark.sql."
-"""How settings begin that a session may choose on a server that runs already."""
+"""Prefix of the settings that a session may choose on a server that runs already."""
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
@@ -55,10 +55,10 @@ CONNECT = {
     "pandas": "pandas",
     "zstandard": "zstandard",
 }
-"""What PySpark needs to speak to a Connect server: modules, and the packages that they come with."""
+"""Modules that PySpark needs to speak to a Connect server, and the packages that they come with."""
 
 REFUSALS = (PySparkException, Py4JError)
-"""What Spark raises where it refuses something: some of the JVM's errors come as they are."""
+"""Errors with which Spark refuses something: some of the JVM's errors come as they are."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 JAVA_DEFAULTS = "spark.driver.defaultJavaOptions"
 _LOG_SETTINGS = """rootLogger.level = {level}
@@ -162,8 +162,8 @@ def _launch(conf: SparkConf) -> None:
     """Start the JVM, unless this process has one, where signals do not reach it that are for us.
 
     `timeout`, a closed terminal and supervisors signal the whole process group or all processes of a service. A JVM
-    that ended with the first of them would fail the batch under way; ours is stopped by us, and ends by itself when
-    its standard input does: however this process ends.
+    that ended with the first of them would fail the batch under way; ours is stopped by us, and ends when its standard
+    input does: however this process ends.
     """
     if SparkContext._gateway is not None:
         return
@@ -175,7 +175,7 @@ def _launch(conf: SparkConf) -> None:
 
 @contextmanager
 def _held_signals() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of a `with`: a JVM whose start is broken off would stay for ever.
+    """Schedule Ctrl-C and SIGTERM for the end of a `with`: a JVM whose start is broken off would stay for ever.
 
     It also takes PySpark's own handler of Ctrl-C away, which cancels the batch under way.
     """
@@ -201,7 +201,7 @@ def need_connect() -> None:
     """Check that PySpark can speak to a Connect server.
 
     Raises:
-        ConnectMissingError: it cannot.
+        ConnectMissingError: packages are missing.
     """
     missing = [package for module, package in CONNECT.items() if not _is_there(module)]
     if missing:
@@ -262,7 +262,7 @@ def _log_settings(folder: str, level: str) -> str:
 
 
 def _pack(folder: str) -> str:
-    """Put our package into a zip, and return its path."""
+    """Write our package into a zip, and return its path."""
     path = os.path.join(folder, "babelbus.zip")
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

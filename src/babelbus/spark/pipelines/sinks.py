@@ -8,20 +8,22 @@ import msgspec
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import TimestampType
 
 from babelbus.spark.pipelines.bus import WAYS, Bus
 from babelbus.spark.pipelines.delta import DeltaFolder, need_delta
 from babelbus.spark.pipelines.errors import PipelineError
-from babelbus.spark.pipelines.frames import text_options
+from babelbus.spark.pipelines.frames import OF_SOURCE, text_options
 from babelbus.spark.pipelines.model import Sink
 from babelbus.spark.pipelines.parquet import ParquetFolder
 from babelbus.spark.pipelines.progress import OBSERVED, ROWS
 from babelbus.spark.pipelines.saves import Save
 from babelbus.spark.pipelines.session import REFUSALS, is_local, refused
+from babelbus.spark.sink_schema import STATE_COLUMNS
 
-CARRIED = ("key", "value", "headers", "timestamp")
-"""Columns of a record that are taken from a frame as they are. Its topic, partition and subject are of where it came
-from: they have to be asked for."""
+CARRIED = ("key", "value", "headers", "timestamp", "partition", "subject")
+"""Columns of a record that are taken from a frame as they are. A partition and a subject that were read from the bus
+are those of another topic, and are left out; a topic has to be asked for."""
 EXPRESSIONS = ("key", "value", "subject", "partition")
 
 
@@ -36,7 +38,7 @@ class Target(msgspec.Struct, frozen=True):
     trigger_seconds: float | None
     """Between two batches; 0: at once; `None`: what there is now, then the end."""
     identity: str = ""
-    """What a save of it is known by, for sinks that are no streams (`saves.identity`)."""
+    """Identity of a save, for sinks of frames that are no streams (`saves.identity`)."""
     remote: bool = False
     """The checkpoint is where a Connect server is."""
 
@@ -64,13 +66,13 @@ def start(frame: DataFrame, target: Target) -> StreamingQuery:
 
 
 def save(frame: DataFrame, target: Target) -> int | None:
-    """Fill a sink from a frame that is no stream, once; return the number of rows, `None` when it was done before.
+    """Write a frame that is no stream to a sink, once; return the number of rows, `None` when it was done before.
 
     Topics, the state and Delta get them once for a checkpoint and an identity; files are added each time.
 
     Raises:
         PipelineError: Spark or the sink refused it.
-        NoteDamagedError: it is not known whether it was done.
+        NoteDamagedError: the note of the save cannot be read.
     """
     sink, field = target.sink, f"sinks.{target.name}"
     check_save(target)
@@ -115,7 +117,8 @@ def check_save(target: Target) -> None:
 def shape(frame: DataFrame, target: Target) -> DataFrame:
     """Return the columns that the bus takes; other sinks get the frame as it is.
 
-    A frame without a column `value` becomes JSON: an object for each row, with `null` where there is none.
+    A frame without a column `value` becomes JSON: an object for each row, with `null` where there is none. Its columns
+    `key` and (in a topic) `timestamp` are those of the record too.
 
     Raises:
         PipelineError: a column is missing, or the topic of a sink of the state keeps none.
@@ -130,21 +133,25 @@ def shape(frame: DataFrame, target: Target) -> DataFrame:
             f"what is published to the topic {sink.state!r} does not become state:"
             f" babelbus topics alter {sink.state} --retain last",
         )  # fmt: skip
-    columns = {name: F.col(name) for name in CARRIED if name in frame.columns}
+    carried = {one.name: one for one in frame.schema.fields if one.name in CARRIED and one.metadata != OF_SOURCE}
+    columns = {name: F.col(name) for name in carried}
     if sink.topic is True:
         if "topic" not in frame.columns:
             raise PipelineError(target.file, f"{field}.topic", "the frame has no column 'topic' to name it")
         columns["topic"] = F.col("topic")
     if "value" not in columns:
         row = F.struct(*(F.col(f"`{name}`") for name in frame.columns))
-        columns = {name: column for name, column in columns.items() if name in ("topic", "key")}
+        kept = {"topic", "key"}
+        if sink.topic and "timestamp" in carried and isinstance(carried["timestamp"].dataType, TimestampType):
+            kept.add("timestamp")
+        columns = {name: column for name, column in columns.items() if name in kept}
         columns["value"] = F.to_json(row, {"ignoreNullFields": "false"})
     for name in EXPRESSIONS:
         expression = getattr(sink, name)
         if expression is not None:
             columns[name] = F.expr(expression)
     if sink.state:
-        columns.pop("headers", None)
+        columns = {name: column for name, column in columns.items() if name in STATE_COLUMNS}
         if "key" not in columns:
             raise PipelineError(target.file, f"{field}.key", "the state needs a key: the frame has no column 'key'")
     return frame.select(*(column.alias(name) for name, column in columns.items()))
