@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from babelbus.descriptors import is_reserved
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
@@ -61,6 +62,9 @@ class Connection(asyncio.Protocol):
         self._outbox.on_drained = self.room
         if len(self._connections) >= self._connections_max:
             self._refuse(logging.WARNING, "limit", f"{self._connections_max} connections are open")
+            return
+        if is_reserved(transport.get_extra_info("socket").fileno()):
+            self._refuse(logging.WARNING, "descriptors", "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return
         self._connections.add(self)
         self._metrics.connections.labels(self._protocol).inc()

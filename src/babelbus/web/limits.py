@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from babelbus.clock import Clock
+from babelbus.descriptors import is_reserved
 from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
 from babelbus.web.answers import Handler
@@ -44,6 +45,10 @@ class ConnectionLimits:
         """Pass a connection to the server, or close it if there are too many."""
         if len(server.connections) >= self._connections_max:
             self._refuse(transport, logging.WARNING, "limit", f"{self._connections_max} connections are open")
+            return
+        if is_reserved(transport.get_extra_info("socket").fileno(), is_admin=True):
+            text = "file descriptors run out; raise LimitNOFILE (ulimit -n)"
+            self._refuse(transport, logging.WARNING, "descriptors", text)
             return
         protocol = server()
         transport.set_protocol(protocol)
