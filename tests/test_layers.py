@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "babelbus"
 
-LEAVES = {"allocator", "errors", "clock", "config", "metrics", "units", "settings"}
+LEAVES = {"allocator", "errors", "clock", "config", "descriptors", "limited_log", "metrics", "units", "settings"}
 RECORDS = LEAVES | {"records"}
 STORAGE = RECORDS | {"storage"}
 CORE = STORAGE | {"core"}
@@ -20,6 +20,8 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "allocator": set(),
     "clock": set(),
+    "descriptors": set(),
+    "limited_log": {"clock"},
     "metrics": set(),
     "units": {"errors"},
     "settings": {"errors", "units"},

@@ -175,7 +175,10 @@ class Metrics:
         # Shown with "accepted": Prometheus takes a `connections_total` for the same name as the gauge `connections`.
         self.connections_total = counter("connections_accepted_total", "Connections accepted", "protocol")
         self.connections_refused_total = counter(
-            "connections_refused_total", "Connections turned away: limit, handshake, identity", "protocol", "reason"
+            "connections_refused_total",
+            "Connections turned away: limit, descriptors, handshake, identity",
+            "protocol",
+            "reason",
         )
         self.protocol_errors_total = counter(
             "protocol_errors_total", "Connections closed because the peer broke the protocol", "protocol"

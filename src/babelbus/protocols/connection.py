@@ -5,7 +5,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from babelbus.descriptors import is_reserved
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox, Session
 
@@ -28,6 +30,7 @@ class Connection(asyncio.Protocol):
         make_session: MakeSession,
         metrics: Metrics,
         connections: set["Connection"],
+        limited_log: LimitedLog,
         *,
         bytes_max: int,
         handshake_seconds: float,
@@ -37,6 +40,7 @@ class Connection(asyncio.Protocol):
         self._make_session = make_session
         self._metrics = metrics
         self._connections = connections
+        self._limited_log = limited_log
         self._bytes_max = bytes_max
         self._paused = False
         self._eof = False
@@ -57,9 +61,10 @@ class Connection(asyncio.Protocol):
         self._outbox = Outbox(self._transport, self._bytes_max)
         self._outbox.on_drained = self.room
         if len(self._connections) >= self._connections_max:
-            log.warning("%s %s: refused, %d connections are open", self._protocol, self.peer, self._connections_max)
-            self._metrics.connections_refused_total.labels(self._protocol, "limit").inc()
-            self._transport.abort()
+            self._refuse(logging.WARNING, "limit", f"{self._connections_max} connections are open")
+            return
+        if is_reserved(transport.get_extra_info("socket").fileno()):
+            self._refuse(logging.WARNING, "descriptors", "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return
         self._connections.add(self)
         self._metrics.connections.labels(self._protocol).inc()
@@ -69,11 +74,18 @@ class Connection(asyncio.Protocol):
         # A client that lost its leave goes at once, also if it does not read what was sent.
         self._session = self._make_session(self._outbox, self.abort, address)
 
+    def _refuse(self, level: int, reason: str, text: str) -> None:
+        self._note(level, reason, f"refused: {text}")
+        self._metrics.connections_refused_total.labels(self._protocol, reason).inc()
+        self.abort()
+
+    def _note(self, level: int, cause: str, text: str) -> None:
+        """Write a line to the log; peers that cause many lines do not fill the disk."""
+        self._limited_log.write(level, f"{self._protocol}, {cause}", "%s %s: %s", self._protocol, self.peer, text)
+
     def _check_handshake(self) -> None:
         if self._session is not None and not self._session.established:
-            log.info("%s %s: closing: no handshake within %g s", self._protocol, self.peer, self._handshake_seconds)
-            self._metrics.connections_refused_total.labels(self._protocol, "handshake").inc()
-            self.abort()
+            self._refuse(logging.INFO, "handshake", f"no handshake within {self._handshake_seconds:g} s")
 
     def data_received(self, data: bytes) -> None:
         """Handle one chunk as one batch."""
@@ -91,7 +103,7 @@ class Connection(asyncio.Protocol):
             self._finish()
             return
         except RemoteProtocolError as error:
-            log.info("%s %s: closing: %s", self._protocol, self.peer, error)
+            self._note(logging.INFO, "protocol error", f"closing: {error}")
             self._metrics.protocol_errors_total.labels(self._protocol).inc()
             self._finish()
             return
@@ -147,14 +159,15 @@ class Connection(asyncio.Protocol):
         return self.busy
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
-        if self._session is None:
+        """Drop session and outbox: what the peer sent is free at once, without the cycle collector."""
+        self._outbox.close()
+        session, self._session = self._session, None
+        if session is None:
             return
         self._deadline.cancel()
         self._connections.discard(self)
         self._metrics.connections.labels(self._protocol).dec()
-        self._outbox.close()
-        self._session.close()
+        session.close()
         log.debug("%s %s: closed%s", self._protocol, self.peer, f": {error}" if error else "")
 
     @property

@@ -86,6 +86,10 @@ class Session(Protocol):
         return
 
 
+def _ignore() -> None:
+    return
+
+
 class Answer:
     """One answer's place in the order of an outbox."""
 
@@ -119,7 +123,7 @@ class Outbox:
         """While set, what becomes ready is collected until `release`, so that one chunk's answers are one write."""
         self.bytes_max = bytes_max
         self.closed = False
-        self.on_drained: Callable[[], None] = lambda: None
+        self.on_drained: Callable[[], None] = _ignore
         """Called when answers were written while it was not `holding`."""
 
     @property
@@ -196,5 +200,6 @@ class Outbox:
     def close(self) -> None:
         """Send nothing more: the peer is gone."""
         self.closed = True
+        self.on_drained = _ignore  # else outbox and connection hold each other
         self._answers.clear()
         self._weight = 0

@@ -8,6 +8,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from babelbus.clock import Clock
+from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
 from babelbus.protocols.connection import Connection, MakeSession
 
@@ -26,6 +28,7 @@ class Listeners:
         self,
         protocol: str,
         metrics: Metrics,
+        clock: Clock,
         *,
         bytes_max: int,
         handshake_seconds: float,
@@ -35,6 +38,7 @@ class Listeners:
         self.addresses: dict[str, str] = {}
         self._protocol = protocol
         self._metrics = metrics
+        self._limited_log = LimitedLog(log, clock)
         self._bytes_max = bytes_max
         self._handshake_seconds = handshake_seconds
         self._connections_max = connections_max
@@ -90,6 +94,7 @@ class Listeners:
             make_session,
             self._metrics,
             self.connections,
+            self._limited_log,
             bytes_max=self._bytes_max,
             handshake_seconds=self._handshake_seconds,
             connections_max=self._connections_max,

@@ -102,6 +102,7 @@ class StreamService:
         self.listeners = Listeners(
             name,
             context.metrics,
+            context.clock,
             bytes_max=context.config.server.outbox_bytes_max,
             handshake_seconds=settings.handshake_seconds,
             connections_max=settings.connections_max,

@@ -16,6 +16,7 @@ from babelbus.config import Config, TopicLayout
 from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
 from babelbus.core.topic import Topic
+from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
@@ -343,6 +344,8 @@ def run(config: Config, ready: Callable[[Server], None] = lambda server: None) -
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     keep_freed_memory()
+    sections = [*(getattr(config, name) for name in SERVICES), config.admin]
+    raise_limit(sum(section.connections_max for section in sections if section.enabled))
     factory = None
     if config.server.uvloop:
         try:

@@ -111,7 +111,10 @@ class AdminServer:
         self._expected = f"Bearer {token}".encode()
         self._settings = settings
         self._limits = ConnectionLimits(
-            metrics, connections_max=settings.connections_max, handshake_seconds=settings.handshake_seconds
+            metrics,
+            server.clock,
+            connections_max=settings.connections_max,
+            handshake_seconds=settings.handshake_seconds,
         )
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None

@@ -10,6 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
+from babelbus.clock import Clock
+from babelbus.descriptors import is_reserved
+from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
 from babelbus.web.answers import Handler
 
@@ -21,8 +24,9 @@ NAME = "admin"
 class ConnectionLimits:
     """Admits connections to an aiohttp server; `guard` is the outermost middleware of its application."""
 
-    def __init__(self, metrics: Metrics, *, connections_max: int, handshake_seconds: float) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock, *, connections_max: int, handshake_seconds: float) -> None:
         self._metrics = metrics
+        self._log = LimitedLog(log, clock)
         self._connections_max = connections_max
         self._seconds = handshake_seconds
         self._deadlines: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
@@ -40,9 +44,11 @@ class ConnectionLimits:
     def admit(self, transport: asyncio.Transport, server: web.Server) -> None:
         """Pass a connection to the server, or close it if there are too many."""
         if len(server.connections) >= self._connections_max:
-            log.warning("admin: refused, %d connections are open", self._connections_max)
-            self._metrics.connections_refused_total.labels(NAME, "limit").inc()
-            transport.abort()
+            self._refuse(transport, logging.WARNING, "limit", f"{self._connections_max} connections are open")
+            return
+        if is_reserved(transport.get_extra_info("socket").fileno(), is_admin=True):
+            text = "file descriptors run out; raise LimitNOFILE (ulimit -n)"
+            self._refuse(transport, logging.WARNING, "descriptors", text)
             return
         protocol = server()
         transport.set_protocol(protocol)
@@ -53,9 +59,12 @@ class ConnectionLimits:
     def _expire(self, transport: asyncio.Transport) -> None:
         del self._deadlines[transport]
         if not transport.is_closing():
-            log.info("admin: closing: no request within %g s", self._seconds)
-            self._metrics.connections_refused_total.labels(NAME, "handshake").inc()
-            transport.abort()
+            self._refuse(transport, logging.INFO, "handshake", f"no request within {self._seconds:g} s")
+
+    def _refuse(self, transport: asyncio.Transport, level: int, reason: str, text: str) -> None:
+        self._log.write(level, f"{NAME}, {reason}", "%s: refused: %s", NAME, text)
+        self._metrics.connections_refused_total.labels(NAME, reason).inc()
+        transport.abort()
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -143,6 +143,8 @@ class Hub:
         self._counted -= session.counted  # once for all of them: a client may have 100,000
         for subscriber in session.ls_subscribers.values():
             self.unsubscribe_ls(subscriber)
+        session.subscribers.clear()
+        session.ls_subscribers.clear()
         for key, _ in state.match(KeyPattern((SYS, "clients", client_id), rest=True)):
             state.delete(key)
         state.execute(client_id)

@@ -125,10 +125,14 @@ class Session(Peer):
 
     def close(self) -> None:
         """The connection is gone."""
+        if not self._handlers:  # closed before
+            return
         self._over = True
         if self._greeting is not None:
             self._greeting.cancel()
         self._hub.leave(self)
+        self._handlers.clear()  # handlers and answers hold the session: without them reference counting frees it
+        del self._answers
 
     def tick(self) -> None:
         """A second has passed: keepalives of the profiles that have them (section 13.1)."""

@@ -7,7 +7,7 @@ again from its beginning.
 
 import logging
 from collections.abc import Callable
-from typing import Generic
+from typing import Any, ClassVar, Generic
 
 import msgspec
 
@@ -74,16 +74,6 @@ class Session(Generic[Asked]):
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._look: Work[str | None] | None = None
         """What the message at an offset is, on its way for the command that is put off."""
-        self._commands: dict[str, Callable[[Message], Message | Promise | None]] = {
-            "create": self._create,
-            "sub": self._sub,
-            "take": self._take,
-            "route": self._route,
-            "remove": self._remove,
-            "query": self._query,
-            "bind": self._bind,
-            PING: self._ping,
-        }
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -106,12 +96,12 @@ class Session(Generic[Asked]):
             if command == PUBLISH:
                 self._publish(message, request_id, asked)
                 return True
-            act = self._commands.get(command)
+            act = self._COMMANDS.get(command)
             if act is None:
                 raise NotFoundError(m.command_not_found(command))
             if not self._publisher.store():
                 return False
-            reply = act(message)
+            reply = act(self, message)
             if isinstance(reply, Promise):
                 self._publisher.wait(reply)
                 return False
@@ -312,6 +302,17 @@ class Session(Generic[Asked]):
             return None
         return text_reply(headers["id"], m.OK, m.subscribed(mq, channel))
 
+    _COMMANDS: ClassVar[dict[str, Callable[["Session[Any]", Message], Message | Promise | None]]] = {
+        "create": _create,
+        "sub": _sub,
+        "take": _take,
+        "route": _route,
+        "remove": _remove,
+        "query": _query,
+        "bind": _bind,
+        PING: _ping,
+    }
+
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def hold(self, held: bool) -> None:
@@ -333,6 +334,7 @@ class Session(Generic[Asked]):
                 log.warning("an MQ was to be removed with its last subscriber: %s", error)
         self._subscriptions.clear()
         self._caller.close()
+        self._receiver = None  # else session and receiver hold each other, and the bytes of an unfinished message
 
 
 def _mq_of(message: Message, command: str) -> str:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from babelbus.config import SbusSettings
 from babelbus.core.flow_policy import NOTHING, Bound, Flow
+from babelbus.descriptors import is_reserved
 from babelbus.errors import RemoteProtocolError
 from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
@@ -116,6 +117,8 @@ class PacketServer:
             reason = "identity"
         elif len(self.connections) >= self._connections_max:
             reason = "limit"
+        elif is_reserved(connection.fileno()):
+            reason = "descriptors"
         if reason:
             log.info("%s: refused uid %d pid %d: %s", self.protocol, credentials.uid, credentials.pid, reason)
             self.metrics.connections_refused_total.labels(self.protocol, reason).inc()
