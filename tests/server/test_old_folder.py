@@ -1,0 +1,54 @@
+"""A data folder of 2026-11-21, before the house was put in order: a server of today opens it and goes on with it.
+
+It was made with the commands `topics create`, `publish`, `groups create`, `consume`, `state set` and two zbus requests.
+"""
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from babelbus.core.topic import Topic
+from babelbus.records.columns import decode_chunk, iterate
+from tests.support.bus import in_loop
+from tests.support.server import configure, running
+
+ARCHIVE = Path(__file__).parent / "data_folder_of_2026_11_21.tar.gz"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path)  # ours, so its paths are good
+    return tmp_path
+
+
+async def payloads(topic: Topic) -> list[bytes]:
+    read: list[bytes] = []
+    for partition in topic.partitions:
+        chunk = await partition.read(0, 2**20)
+        read += [record.payload or b"" for record in iterate(decode_chunk(chunk.data))]
+    return read
+
+
+@in_loop
+async def test_a_data_folder_of_before_opens_with_all_that_it_holds(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = [b"%d" % number for number in range(1, 51)]
+    for _ in range(2):  # what the first start wrote anew, the second one reads
+        async with running(configure(folder)) as server:
+            broker = server.broker
+            assert sorted(broker.topic_names()) == ["$state", "Q", "plant", "prices", "rows"]
+            assert set(numbers) | {b"21.5", b'"left"'} == set(await payloads(broker.topic("plant")))
+            assert await payloads(broker.topic("rows")) == numbers[:30]
+            assert broker.topic("prices").settings.cleanup == "compact"
+            assert broker.topic("prices").settings.retain == "last"
+            assert broker.state.find("plant/line1/temp") == b"21.5"
+            assert broker.state.find("plant/line1/name") == b'"left"'
+            workers, channel = broker.groups.find("plant", "workers"), broker.groups.find("Q", "c")
+            assert workers is not None
+            assert workers.info().lag == 32
+            assert channel is not None
+            assert not broker.damaged_topics
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
