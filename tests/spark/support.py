@@ -5,7 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from babelbus.clock import ManualClock
+from babelbus.config import Config, StorageSettings, TopicDefaults
 from babelbus.records.format import encode_batch, mark_producer, rebase
 from babelbus.records.record import Record, RecordBatch
 from babelbus.spark.options import SourceOptions, parse
@@ -13,6 +16,7 @@ from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles
+from tests.support.server import configure
 
 NOW = 1_700_000_000_000
 
@@ -58,6 +62,11 @@ class Folder:
         named = any(name in given for name in ("subscribe", "subscribePattern", "assign"))
         options = {"path": str(self.path)} | ({} if named else {"subscribe": "news"}) | given
         return parse({name: str(value) for name, value in options.items()}, query)
+
+
+def on_disk(folder: Path, topics: TopicDefaults | None = None) -> Config:
+    """A server that serves what its files have; from memory it would also serve what is removed or damaged there."""
+    return msgspec.structs.replace(configure(folder, topics=topics), storage=StorageSettings(tail_cache_bytes=0))
 
 
 def numbered(count: int, *, first: int = 0) -> list[Record]:

@@ -19,13 +19,13 @@ from babelbus.spark.server import ServerReach
 from babelbus.spark.stream import StreamReader
 from babelbus.storage.disk.log import Log
 from babelbus.storage.errors import OffsetOutOfRangeError
-from tests.spark.support import NOW, numbered
+from tests.spark.support import NOW, numbered, on_disk
 from tests.support.server import LiveServer, configure
 
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[LiveServer]:
-    with LiveServer(configure(tmp_path / "data")) as server:
+    with LiveServer(on_disk(tmp_path / "data")) as server:
         yield server
 
 

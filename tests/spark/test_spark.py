@@ -18,7 +18,7 @@ from babelbus.records.record import Record
 from babelbus.spark.pipelines import progress
 from babelbus.spark.schema import COLUMNS, NULLABLE
 from babelbus.storage.disk.log import Log
-from tests.spark.support import NOW, Folder, numbered
+from tests.spark.support import NOW, Folder, numbered, on_disk
 from tests.support.server import LiveServer, configure
 
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
@@ -140,7 +140,7 @@ def test_filters_choose_what_is_read_when_spark_hands_them_over(spark: SparkSess
 
 
 def test_a_folder_and_its_server_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
-    config = configure(tmp_path / "data", topics=TopicDefaults(cleanup="compact", partitions=3))
+    config = on_disk(tmp_path / "data", TopicDefaults(cleanup="compact", partitions=3))
     with LiveServer(config) as live:
         caller = {"identity": str(live.conf / "admin_key"), "url": f"jebp://{live.address}"}
         records = [

@@ -19,7 +19,8 @@ from babelbus.spark.errors import OptionError, SchemaError
 from babelbus.spark.state_options import parse_state
 from babelbus.spark.state_table import HistoryGoneError, StateReader, StateStreamReader, state_schema
 from babelbus.storage.disk.log import Log
-from tests.support.server import LiveServer, configure
+from tests.spark.support import on_disk
+from tests.support.server import LiveServer
 
 SECONDS_MAX = 120
 FAR_MS = 2**41
@@ -27,7 +28,7 @@ FAR_MS = 2**41
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[LiveServer]:
-    with LiveServer(configure(tmp_path / "data")) as server:
+    with LiveServer(on_disk(tmp_path / "data")) as server:
         yield server
 
 
