@@ -313,9 +313,9 @@ def _checkpoint(given: str | None, name: str, place: "Place") -> str:
 
 
 def _bus(target: Target, place: "Place", way: str | None, *, awaited: bool) -> "Bus":
-    """Return the way to the bus: the server that the options name, else that of the data folder, else the folder alone.
+    """Return the way to the bus: from the options, else to the server on the data folder, else the folder alone.
 
-    With `awaited` a server that does not run yet is at the address of the configuration.
+    With `awaited` a server that does not run yet is expected at the address of the configuration.
     """
     from babelbus.spark.pipelines.bus import Bus
 
@@ -344,22 +344,22 @@ def _bus(target: Target, place: "Place", way: str | None, *, awaited: bool) -> "
 
 
 def _keeps_state(find_api: "Callable[[], AdminApi | None]") -> Callable[[str], bool | None]:
-    """Return the function that asks the server whether a topic keeps state, if its administration is in reach."""
+    """Return a function that asks the server, if its endpoint is in reach, whether a topic keeps state."""
 
     def ask(topic: str) -> bool | None:
         try:
             api = find_api()
             return None if api is None else bool(api.topic(topic)["settings"].get("retain") == "last")
         except CommandError:
-            return None  # no such topic, or the server is away: the writer finds that
+            return None  # no such topic, or no server: its writer will meet the error
 
     return ask
 
 
 def _admin(target: Target) -> "Callable[[], AdminApi | None]":
-    """Return the function that finds the administration endpoint: the one that was named, else that of the server here.
+    """Return a function that finds the administration endpoint in reach: of the options, else of the server here.
 
-    It looks anew with each call: the server may have been started since the last one.
+    Each call looks again: the server may have been started since the last call.
     """
     named = bool(click.get_current_context().params["admin"])  # the function is called from other threads too
 
