@@ -98,7 +98,8 @@ def test_as_a_daemon_it_returns_when_it_serves_and_keeps_a_pid_file(tmp_path: Pa
     path, pid_file = tmp_path / "socket", tmp_path / "pid"
     # It keeps its standard error, so whoever waited for the end of that would wait for the daemon's.
     command = [*COMMAND, "-a", str(path), "-p", str(pid_file)]
-    assert subprocess.run(command, stderr=subprocess.DEVNULL, timeout=SECONDS, check=False).returncode == 0
+    ran = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=SECONDS, check=False, umask=0o077)
+    assert ran.returncode == 0
     pid = int(pid_file.read_text())
     assert stat.S_IMODE(pid_file.stat().st_mode) == 0o644
     client = Client(str(path), timeout_seconds=SECONDS)

@@ -163,6 +163,7 @@ def _write_pid_file(path: str | None) -> None:
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o644)  # whatever the umask
         file.write(b"%d\n" % os.getpid())
 
 
