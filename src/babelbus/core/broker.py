@@ -378,7 +378,8 @@ class Broker:
         """Remove a topic and its records: gone at once and durably, the space is given back in the background.
 
         Raises:
-            UnknownTopicError: there is none of this name.
+            UnknownTopicError: no topic has this name.
+            InvalidTopicNameError: the name is reserved for the server's own topics.
             StorageError: the disk refused.
         """
         topic = self.topic(name)

@@ -8,6 +8,7 @@ import pytest
 
 from babelbus.config import JebpSettings
 from babelbus.core.access import Identity as Client
+from babelbus.core.settings import TopicSettings
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.frames import encode_frame
@@ -100,6 +101,10 @@ def nothing(_: Bus) -> None:
     pass
 
 
+def state(bus: Bus) -> None:
+    bus.broker.open_reserved("$state", TopicSettings())
+
+
 def full_disk(bus: Bus) -> None:
     news(bus)
     assert isinstance(bus.files, FaultyFiles)
@@ -171,6 +176,10 @@ OUTCOMES: list[tuple[str, Prepare, list[bytes], str, str]] = [
     ("sequence ahead", news, [FIRST, AHEAD], "b331", "b331"),
     ("disk full for records", full_disk, [create_many("news", [b"x"])], "b331", "b331"),
     ("disk error at the flush of records", fails("flush", ".log"), [create_many("news", [b"x"])], "b331", "b331"),
+    ("the server's own topic to make", state, [create_topic("$state")], "b430", "b330"),
+    ("the server's own topic to remove", state, [remove_topic("$state")], "b830", "b630"),
+    ("record for the server's own topic", state, [create("$state", b"x")], "b330", "b330"),
+    ("records for the server's own topic", state, [create_many("$state", [b"x"])], "b330", "b330"),
     ("unknown command", nothing, [b"\x99abc"], "b030", "b030"),
     ("empty request", nothing, [b""], "b030", "b030"),
 ]  # fmt: skip

@@ -336,6 +336,9 @@ class Session(contract.Session):
             self._broker.remove_topic(request.topic)
         except UnknownTopicError:
             return Outcome.REMOVE_TOPIC_MISSING
+        except InvalidTopicNameError as error:
+            log.info("jebp: remove topic: %s", error)
+            return Outcome.REMOVE_TOPIC_REFUSED
         except StorageError as error:
             log.error("jebp: remove topic: %s", error)
             return Outcome.REMOVE_TOPIC_DISK
