@@ -105,8 +105,10 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         status, code = next((status, code) for type_, status, code in ERRORS if isinstance(error, type_))
         more = {"offset": error.offset, "time_ms": error.time_ms} if isinstance(error, HistoryGoneError) else {}
         return answer({"error": str(error), "code": code, **more}, status=status)
-    except ConnectionError:  # who asked has gone
-        raise
+    except ConnectionError as error:
+        # Not raised again: aiohttp would log a traceback. It fails to write this response too, and ends in silence.
+        log.debug("%s %s: the client disconnected: %s", request.method, request.path, error)
+        return web.Response(status=500)
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return answer({"error": "the server failed; its log says more", "code": "internal"}, status=500)
