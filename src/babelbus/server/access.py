@@ -46,10 +46,10 @@ class AccessLists:
         self._written: set[str] | None = None
 
     def reload(self) -> None:
-        """Read who may connect. A missing file counts as empty: nobody.
+        """Read the lists of clients; a missing file counts as empty.
 
         Raises:
-            ConfigError: a line is none; file and line are named, and what was known before still holds.
+            ConfigError: a line is wrong; the message names file and line, and the previous lists stay valid.
         """
         names: dict[str, str] = {}
         for number, line in self._lines(FINGERPRINTS_NAME):
@@ -63,7 +63,7 @@ class AccessLists:
         }
 
     def authorise(self, fingerprint: str) -> Identity | None:
-        """Return who a proven certificate stands for and what he may do; `None`: nobody we know."""
+        """Return the client of a verified certificate with its rights; `None` if the fingerprint is unknown."""
         entry = self.clients.get(fingerprint)
         if entry is None:
             return None
@@ -72,10 +72,10 @@ class AccessLists:
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def put(self, entry: ClientEntry) -> None:
-        """Add a client, or change the name and rights of one that is there; durable when this returns.
+        """Add a client, or change the name and rights of an existing one; durable when this returns.
 
         Raises:
-            ConfigError: the fingerprint or the name is none.
+            ConfigError: the fingerprint or the name is not valid.
         """
         self._check(FINGERPRINTS_NAME, 0, entry.fingerprint)
         if not entry.name.isprintable() or not entry.name.strip():
@@ -85,13 +85,13 @@ class AccessLists:
         self.reload()
 
     def remove(self, fingerprint: str) -> None:
-        """Take a client out of both lists; its connections are closed at the next reload."""
+        """Remove a client from both lists; its connections are closed at the next reload."""
         self._rewrite(ADMINS_NAME, fingerprint, None)
         self._rewrite(FINGERPRINTS_NAME, fingerprint, None)
         self.reload()
 
     def _rewrite(self, name: str, fingerprint: str, line: str | None) -> None:
-        """Put `line` in the place of the one of this fingerprint; comments and order stay."""
+        """Replace the line of this fingerprint by `line`; comments and order stay."""
         lines, placed = [], line is None
         for old in self._read(name).splitlines():
             if old.split(maxsplit=1)[:1] != [fingerprint]:
@@ -106,10 +106,10 @@ class AccessLists:
     # -- topics ------------------------------------------------------------------------------------------------------
 
     def read_topics(self) -> dict[str, int]:
-        """Return the topics of the list and how many partitions each has.
+        """Return the topics of the list with their numbers of partitions.
 
         Raises:
-            ConfigError: a line is none; file and line are named.
+            ConfigError: a line is wrong; the message names file and line.
         """
         topics = {}
         for number, line in self._lines(TOPICS_NAME):
@@ -125,7 +125,7 @@ class AccessLists:
         return topics
 
     def write_topics(self, topics: Iterable[tuple[str, int]]) -> None:
-        """Bring the list of topics up to date; comments, order, and what an operator is just adding by hand stay."""
+        """Update the list of topics; comments, order, and topics that an operator is just adding by hand stay."""
         left = dict(topics)
         before, self._written = self._written, set(left)
         lines = []

@@ -72,7 +72,7 @@ class Server:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take the data folder, open the topics, listen.
+        """Lock the data folder, open the topics, open the listeners.
 
         Raises:
             BabelbusError: the folder is in use, a file of it or a setting is wrong.
@@ -143,7 +143,7 @@ class Server:
         self._watch_broker()
 
     def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
-        """Make what the list of topics has and the store has not; what the store has is kept in any case."""
+        """Create the topics of the list that the store does not have; stored topics are kept in any case."""
         for name, partitions in listed.items():
             topic = self.broker.find_topic(name)
             if name in self.broker.damaged_topics:
@@ -176,7 +176,7 @@ class Server:
         self._watch_metrics()
 
     def _watch_broker(self) -> None:
-        """Let the metrics ask the broker when they are read."""
+        """Connect the metrics to the broker: they read its figures when they are read."""
         metrics, broker, groups, staging = self.metrics, self.broker, self.broker.groups, self.broker.staging
         metrics.watch_groups(
             lambda: msgspec.structs.asdict(groups.totals()) | {"commit_failures": groups.commit_failures}
@@ -249,7 +249,7 @@ class Server:
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
 
     async def _clean(self) -> None:
-        """Look after retention and compaction, now and then."""
+        """Run retention and compaction at every interval of the cleaner."""
         while True:
             await asyncio.sleep(self.config.storage.cleaner_interval_seconds)
             cleaning = asyncio.get_running_loop().create_task(self.broker.clean())  # one engine may hang in it
@@ -337,7 +337,7 @@ async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
 
 
 def run(config: Config, ready: Callable[[Server], None] = lambda server: None) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the lists of clients again. `ready` is called once it listens.
+    """Run the server until SIGTERM or SIGINT; SIGHUP reloads the lists of clients. `ready` is called once it listens.
 
     Raises:
         BabelbusError, OSError: it could not start.

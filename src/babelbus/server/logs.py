@@ -1,4 +1,4 @@
-"""What the server tells its operator: one line per event on standard error, as text or as JSON.
+"""The server's log: one line per event on standard error, as text or as JSON.
 
 Facts go in `extra`: `log.info("connection opened", extra={"peer": peer, "protocol": "jebp"})`. Payloads, keys and
 secrets are never logged; fields that are named like one are withheld, should someone forget.

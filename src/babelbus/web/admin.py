@@ -60,7 +60,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """What runs here: `addresses` are "host:port" by protocol."""
+    """The running server: `addresses` are "host:port" by protocol."""
 
     version: str
     uptime_seconds: float
@@ -139,10 +139,10 @@ class AdminServer:
         return host, port
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
-            OSError: the address is taken or not ours.
+            OSError: another process uses the address, or this machine does not have it.
         """
         runner = web.AppRunner(
             self._application(),
@@ -223,7 +223,7 @@ class AdminServer:
         return web.Response(body=encode(self._metrics.registry), headers={hdrs.CONTENT_TYPE: content_type})
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        """200 as long as the process lives: a supervisor restarts on anything else, which mends no full disk."""
+        """Answer 200 while the process lives: a supervisor restarts on any other status, which repairs no full disk."""
         reasons = health_reasons(self._server)
         return answer({"status": "degraded" if reasons else "ok", "reasons": reasons})
 
@@ -264,7 +264,7 @@ class AdminServer:
         return answer({"reloaded": True})
 
     def _resolve(self, settings: dict[str, object]) -> dict[str, object]:
-        """Put the server's own value where a topic has none."""
+        """Replace a setting that a topic does not have by the server's value."""
         if "segment_bytes" in settings and settings["segment_bytes"] is None:
             return settings | {"segment_bytes": self._server.config.storage.segment_bytes}
         return settings

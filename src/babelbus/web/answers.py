@@ -94,7 +94,7 @@ TOLD_STATUSES = (400, 401, 403, 421, 503)
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every failure as {"error": text, "code": word}; what we did not foresee is logged and not shown."""
+    """Answer every failure as {"error": text, "code": word}; an unforeseen failure is logged and not shown."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -115,8 +115,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def read_body(request: web.Request, type_: type[T], bytes_max: int | None = None) -> T:
-    """Read a JSON body of this type, of one mebibyte at most unless told otherwise; the error of a wrong one names
-    the key."""
+    """Read a JSON body of this type, one mebibyte at most by default; the error of a wrong body names the key."""
     content = await request.read() if bytes_max is None else await read_bytes(request, bytes_max)
     try:
         return msgspec.json.decode(content, type=type_)
@@ -125,7 +124,7 @@ async def read_body(request: web.Request, type_: type[T], bytes_max: int | None 
 
 
 async def read_bytes(request: web.Request, bytes_max: int) -> bytes:
-    """Read a body; one that is longer is refused before it is here."""
+    """Read a body; a longer body is refused before all of it has arrived."""
     content = bytearray()
     async for chunk in request.content.iter_any():
         content += chunk
@@ -135,7 +134,7 @@ async def read_bytes(request: web.Request, bytes_max: int) -> bytes:
 
 
 def read_text(request: web.Request, name: str) -> str:
-    """Read what the query must have."""
+    """Read a mandatory parameter of the query."""
     try:
         return request.query[name]
     except KeyError:
@@ -143,7 +142,7 @@ def read_text(request: web.Request, name: str) -> str:
 
 
 def read_number(request: web.Request, name: str, minimum: int = 0) -> int | None:
-    """Read a whole number that the query may have."""
+    """Read an optional whole number of the query."""
     text = request.query.get(name)
     if text is None:
         return None
@@ -181,10 +180,10 @@ async def begin_lines(request: web.Request) -> web.StreamResponse:
 
 
 async def write_lines(response: web.StreamResponse, lines: Iterable[bytes]) -> None:
-    """Write lines as fast as the reader takes them; others have their turn in between.
+    """Write lines as fast as the reader takes them; other tasks run in between.
 
     Raises:
-        ConnectionResetError: the reader has gone.
+        ConnectionResetError: the reader has disconnected.
     """
     batch: list[bytes] = []
     for line in lines:

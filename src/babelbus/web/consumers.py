@@ -5,10 +5,11 @@
     POST /api/consumers/ID/nack  {"numbers": [...], "reason": "...", "delay_seconds": 5, "final": false}
     POST /api/consumers/ID/leave {}
 
-The answer is the membership: when it ends, however it ends, what was not acked is handed to others at once. Unless the
-consumer said `leave` before, that counts as an attempt of what it held, which may be why it is gone. A consumer gets a
-record more for each that it has answered (ack or nack), so it never has more than its window, also when leases end
-meanwhile. An empty line says that nothing has come for `HEARTBEAT_SECONDS`: each side notices when the other is gone.
+The answer is the membership: when the answer ends, for whatever reason, its unacked records are delivered to other
+members at once. Unless the consumer sent `leave` before, that counts as an attempt of these records, which may be why
+the consumer is gone. A consumer gets one more record for each record that it has answered (ack or nack), so it never
+has more than its window, also when leases end meanwhile. An empty line says that no record has come for
+`HEARTBEAT_SECONDS`: each side notices when the other is gone.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class DeliveryLine(msgspec.Struct, frozen=True, gc=False):
-    """One record. `number` is what an ack names."""
+    """A record; acks refer to it by `number`."""
 
     number: int
     attempt: int
@@ -57,7 +58,7 @@ class DeliveryLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConsumeLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line behind the first: records, or why nothing comes any more (`idle`, `left`, or the words of an error)."""
+    """A line behind the first: records, or why the answer ends (`idle`, `left`, or the text of an error)."""
 
     deliveries: list[DeliveryLine] = []
     end: str = ""
@@ -79,17 +80,17 @@ class NackBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeaveBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing is to be said."""
+    """The body of a leave, which has no fields."""
 
 
 class Left(msgspec.Struct, frozen=True):
-    """How many records go to others now."""
+    """The number of records that go to other members now."""
 
     returned: int
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What an ack or nack did; `stale` ones came too late: the records have been handed out again."""
+    """The counts of an ack or nack; `stale` ones came too late: the records have been delivered again."""
 
     done: int
     stale: int
@@ -104,7 +105,9 @@ class Consumer:
     """The member of one answer. `deliver` comes from the group, `take` from the answer's task.
 
     Raises:
-        GroupClosedError, GroupOwnedError, UnknownFilterError: it cannot join.
+        GroupClosedError: the group was removed.
+        GroupOwnedError: a member has the group for itself.
+        UnknownFilterError: no protocol of this server speaks the language of the group's filter.
     """
 
     def __init__(self, group: Group, window: int, count_max: int | None) -> None:
@@ -123,14 +126,14 @@ class Consumer:
 
     @property
     def busy(self) -> bool:
-        """Whether it has something to answer."""
+        """Whether the consumer holds unanswered records."""
         return bool(self._held)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Take what a turn of the group brings."""
+        """Append the deliveries of one turn of the group."""
         for delivery in deliveries:
             self._number += 1
-            # The payload is not needed for an ack, and may be all that there is to hold.
+            # An ack does not need the payload, which may be most of the memory.
             self._held[self._number] = Delivery(
                 None,
                 offset=delivery.offset,
@@ -158,7 +161,7 @@ class Consumer:
         return DeliveryLine(self._number, delivery.attempt, subject, line_of(shown, delivery.partition))
 
     async def take(self, seconds: float) -> ConsumeLine | None:
-        """Wait this long for records or the end; `None` when neither came."""
+        """Wait up to `seconds` for records or the end; `None` if neither came."""
         if not self._lines and not self._end:
             self._something.clear()
             try:
@@ -173,7 +176,7 @@ class Consumer:
         return ConsumeLine(lines) if lines else None
 
     def ack(self, numbers: Iterable[int]) -> Answered:
-        """Say that records are done, and take as many more.
+        """Acknowledge records, and request as many new ones.
 
         Raises:
             GroupClosedError: the group is gone.
@@ -184,13 +187,13 @@ class Consumer:
         return Answered(done, len(found) - done + unknown)
 
     def nack(self, body: NackBody) -> Answered:
-        """Give records back, and take as many more.
+        """Reject records, and request as many new ones.
 
         Raises:
             GroupClosedError: the group is gone, or takes no acks.
         """
         if not self._explicit:
-            self.member.nack(())  # says that the group takes none
+            self.member.nack(())  # raises: the group takes no acks
         found, unknown = self._pop(body.numbers)
         if body.final:
             done = self.member.reject(found, reason=body.reason)
@@ -200,7 +203,7 @@ class Consumer:
         return Answered(done, len(found) - done + unknown)
 
     def leave(self) -> Left:
-        """End the membership in order: what it holds is given back as if it had not been handed out."""
+        """End the membership in order: held records are returned as if they had not been delivered."""
         returned = self.member.in_flight if self._explicit else 0
         self.member.leave()
         self._held.clear()
@@ -210,14 +213,14 @@ class Consumer:
         return Left(returned)
 
     def answered(self) -> bool:
-        """Return whether it has answered something since this was last asked."""
+        """Return whether records were answered since the last call."""
         answered, self._answered = self._answered, False
         return answered
 
     def _pop(self, numbers: Iterable[int]) -> tuple[list[Delivery], int]:
-        wanted = list(numbers)
-        found = [delivery for number in wanted if (delivery := self._held.pop(number, None)) is not None]
-        return found, len(wanted) - len(found)
+        asked = list(numbers)
+        held = [delivery for number in asked if (delivery := self._held.pop(number, None)) is not None]
+        return held, len(asked) - len(held)
 
     def _grant(self, count: int) -> None:
         if self._left is not None:
@@ -251,7 +254,7 @@ class ConsumerRoutes:
         )
 
     async def _consume(self, request: web.Request) -> web.StreamResponse:
-        """Hand records out for as long as the answer is open; `idle_ms` ends it when nothing comes for so long."""
+        """Deliver records while the answer is open; `idle_ms` without a record ends the answer."""
         window = min(read_number(request, "window", 1) or WINDOW, WINDOW_MAX)
         count_max, idle_ms = read_number(request, "max", 1), read_number(request, "idle_ms", 1)
         if len(self._consumers) >= CONSUMERS_MAX:
@@ -285,12 +288,12 @@ class ConsumerRoutes:
     def _consumer(self, request: web.Request) -> Consumer:
         found = self._consumers.get(request.match_info["id"])
         if found is None:
-            raise UnknownConsumerError("this consumer is not connected any more; what it held goes to others")
+            raise UnknownConsumerError("this consumer is not connected any more; its records go to other members")
         return found
 
 
 async def _pass_on(consumer: Consumer, response: web.StreamResponse, idle_seconds: float | None) -> None:
-    """Write what comes until the group or the time to be idle ends."""
+    """Write deliveries until the group or the idle time ends."""
     loop = asyncio.get_running_loop()
     spoken = loop.time()
     while True:

@@ -17,7 +17,7 @@ COUNT_MAX = 1_000
 
 
 class LetterLine(msgspec.Struct, frozen=True):
-    """One letter: where it lies and what it was, without the headers that `origin` tells of (null: it is none)."""
+    """A letter: its place and its record without the headers that `origin` holds (null: not a dead letter)."""
 
     record: RecordLine
     origin: DeadLetter | None

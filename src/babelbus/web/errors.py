@@ -1,15 +1,15 @@
-"""What the administration endpoint refuses by itself."""
+"""Errors of the administration endpoint's own checks."""
 
 from babelbus.errors import BabelbusError
 
 
 class InvalidEventError(BabelbusError):
-    """An event cannot be published like this; the message says why."""
+    """The event cannot be published; the message says why."""
 
 
 class UnknownConsumerError(BabelbusError):
-    """The consumer's answer is not open any more: what it held has gone to others."""
+    """The consumer's answer is not open any more: its records were delivered to other members."""
 
 
 class TooManyPipelinesError(BabelbusError):
-    """So many pipelines, or sinks of one, are not shown: each is a series for Prometheus."""
+    """Too many pipelines, or too many sinks of a pipeline: each sink is a series for Prometheus."""

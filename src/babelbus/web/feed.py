@@ -1,4 +1,4 @@
-"""What waits for one reader of a live answer: bounded, and what has no room is counted where it is missing."""
+"""The bounded queue of a live answer's reader; lines without room are dropped, and counted where they are missing."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -9,8 +9,8 @@ from babelbus.core.flow_policy import Bound
 class Feed:
     """Lines for one reader. `put` and `close` come from the event loop, `take` from the reader's task.
 
-    When it is full, what comes is dropped, not what waits: the reader has an unbroken run up to the gap, and is told
-    how much the gap holds. `bound` is passed by the last line at most.
+    When the queue is full, new lines are dropped, not the waiting ones: the reader gets an unbroken run up to the gap,
+    and then the number of lines in the gap. Only the last line may pass `bound`.
     """
 
     def __init__(self, bound: Bound, on_drop: Callable[[int], None]) -> None:
@@ -23,7 +23,7 @@ class Feed:
         self.closed = False
 
     def put(self, makers: Iterable[Callable[[], bytes]]) -> None:
-        """Take lines; each is made only if there is room for it."""
+        """Append lines; a line is encoded only if there is room for it."""
         lines, bound = self._lines, self._bound
         dropped = 0
         for make in makers:
@@ -39,7 +39,7 @@ class Feed:
         self._something.set()
 
     async def take(self, seconds: float) -> tuple[list[bytes], int]:
-        """Wait this long for lines; return all there are, and how many were dropped behind them."""
+        """Wait up to `seconds` for lines; return all waiting lines, and how many were dropped behind them."""
         if not self.closed and not self._lines:
             self._something.clear()
             try:
@@ -52,6 +52,6 @@ class Feed:
         return lines, dropped
 
     def close(self) -> None:
-        """Let the reader have what waits, and then its end."""
+        """End the feed behind the lines that wait."""
         self.closed = True
         self._something.set()

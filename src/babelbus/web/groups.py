@@ -67,7 +67,7 @@ class GroupRoutes:
         return answer({"groups": [group.info() for group in found]})
 
     async def _create(self, request: web.Request) -> web.Response:
-        """201 for a group that was made, 200 for one that was there."""
+        """Create a group: 201 for a new group, 200 for an existing one."""
         wanted = await read_body(request, CreateGroup)
         groups = self._groups
         found = groups.find(wanted.topic, wanted.name) if wanted.ensure else None
@@ -91,7 +91,7 @@ class GroupRoutes:
         return answer({"removed": name, "topic": topic})
 
     async def _seek(self, request: web.Request) -> web.Response:
-        """Answered once the new cursor is durable."""
+        """Move the cursor; the answer follows once the new cursor is durable."""
         body, groups = await read_body(request, PlaceBody), self._groups
         group = self._group(request)
         group.seek(await body.place(groups, group.topic.name))

@@ -33,16 +33,16 @@ class ConnectionLimits:
         metrics.connections_max.labels(NAME).set(connections_max)
 
     async def listen(self, server: web.Server, host: str, port: int) -> asyncio.Server:
-        """Listen on a TCP port, and hand each admitted connection to the server.
+        """Open a TCP listener whose admitted connections go to the server.
 
         Raises:
-            OSError: the address is taken or not ours.
+            OSError: another process uses the address, or this machine does not have it.
         """
         self._metrics.connections.labels(NAME).set_function(lambda: len(server.connections))
         return await asyncio.get_running_loop().create_server(lambda: _Entrance(self, server), host, port)
 
     def admit(self, transport: asyncio.Transport, server: web.Server) -> None:
-        """Pass a connection to the server, or close it if there are too many."""
+        """Connect a connection to the server, or close it if there are too many."""
         if len(server.connections) >= self._connections_max:
             self._refuse(transport, logging.WARNING, "limit", f"{self._connections_max} connections are open")
             return
@@ -89,5 +89,5 @@ class _Entrance(asyncio.Protocol):
         self._server = server
 
     def connection_made(self, transport: Any) -> None:
-        """Pass the connection on, or close it."""
+        """Connect the connection to the server, or close it."""
         self._limits.admit(transport, self._server)

@@ -40,7 +40,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One event. What is no UTF-8 is under `..._base64` instead; `payload` is null where an event removes its key.
+    """An event. Bytes that are not UTF-8 are under `..._base64` instead; `payload` is null if an event removes its key.
 
     `source` is its `ce_source`: the protocol that it came through, and as whom. `timestamp` is milliseconds since 1970.
     """
@@ -82,9 +82,9 @@ class SendBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What became of an event: the topic that recorded it and where, `None` for all three where none did.
+    """The place of a published event: topic, partition and offset; all three are `None` if no topic recorded it.
 
-    `receivers` is how many live subscriptions wanted it.
+    `receivers` is the number of live subscriptions that matched.
     """
 
     topic: str | None
@@ -114,7 +114,7 @@ class LiveRoutes:
         )
 
     def close(self) -> None:
-        """End all live answers in good order."""
+        """Close all live answers in good order."""
         for feed in self._feeds:
             feed.close()
 
@@ -131,7 +131,7 @@ class LiveRoutes:
         return await self._follow(request, begin)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        """What there is comes first, as lines of `StateLine`, unless the query says `new_only`."""
+        """Answer with the present values as lines of `StateLine`, if not `new_only`, then with changes."""
         pattern, new_only = read_text(request, "pattern"), "new_only" in request.query
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
@@ -145,7 +145,7 @@ class LiveRoutes:
     async def _follow(
         self, request: web.Request, begin: Callable[[Feed], tuple[Iterator[bytes], Stop]]
     ) -> web.StreamResponse:
-        """Answer with what there is, and then with what comes, until one of both sides ends it."""
+        """Answer with the first lines, then with those of the feed, until either side ends the answer."""
         if len(self._feeds) >= FEEDS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{FEEDS_MAX} live answers are open already, which is the limit")
         feed = Feed(self._bound, self._dropped.inc)
@@ -153,7 +153,7 @@ class LiveRoutes:
         self._feeds.add(feed)
         try:
             response = await begin_lines(request)
-            await response.write(b"\n")  # the reader knows that what happens from now on is told
+            await response.write(b"\n")  # tells the reader that the subscription has begun
             await write_lines(response, first)
             await self._pass_on(feed, response)
             return response
@@ -189,7 +189,7 @@ class LiveRoutes:
 
 
 def event_of(body: SendBody) -> Event:
-    """Return the event that a body asks for."""
+    """Return the event of a body."""
     subject = body.subject
     if body.subject_base64 is not None:
         subject = body.subject_base64.decode("utf-8", "surrogateescape")

@@ -1,7 +1,7 @@
-"""Pipelines in the server's metrics: a pipeline runs in a process of its own, which tells here how it is.
+"""Pipelines in the server's metrics: a pipeline runs in a process of its own, which reports here.
 
-What was told is kept in memory and shown to Prometheus under the names that the runner's own endpoint has, as far as
-both have it (docs/pipeline.md).
+Reports are kept in memory and shown to Prometheus under the names that the runner's own endpoint uses, as far as both
+have a figure (docs/pipeline.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,9 @@ from babelbus.web.answers import Handler, answer, read_body
 from babelbus.web.errors import TooManyPipelinesError
 
 LATE_SECONDS = 30.0
-"""Who has not told for so long does not run: a runner tells every 5 s."""
+"""A pipeline whose last report is older counts as stopped: a runner reports every 5 s."""
 KEPT_SECONDS = 300.0
-"""How long the last word is shown: Prometheus asks less often than a short run lasts."""
+"""How long the last report is shown: Prometheus asks less often than a short run lasts."""
 PIPELINES_MAX = 256
 SINKS_MAX = 64
 NAME_BYTES_MAX = 128
@@ -42,9 +42,9 @@ _GAUGES = {
 
 
 class SinkReport(msgspec.Struct, frozen=True):
-    """What one run has done for one sink so far. `lag_records` is `None` where it is not known.
+    """The figures of a run for one sink so far. `lag_records` is `None` if the lag is unknown.
 
-    What a newer runner tells beyond it is passed over: it may be upgraded first.
+    Unknown fields are ignored: the runner may be upgraded before the server.
     """
 
     rows_in: int = 0
@@ -61,23 +61,23 @@ class SinkReport(msgspec.Struct, frozen=True):
 
 
 class PipelineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of PUT /api/pipelines/{name}: each takes the place of the one before."""
+    """The body of PUT /api/pipelines/{name}: each report replaces the last."""
 
     sinks: dict[str, SinkReport]
 
 
 class Pipelines(Collector):
-    """What pipelines told last; one label each for the pipeline and the sink."""
+    """The last reports of pipelines; one label each for the pipeline and the sink."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._told: dict[str, tuple[float, PipelineReport]] = {}
 
     def tell(self, name: str, report: PipelineReport) -> None:
-        """Take what a pipeline tells.
+        """Record the report of a pipeline.
 
         Raises:
-            TooManyPipelinesError: there are so many others already, or so many sinks, or a name is too long.
+            TooManyPipelinesError: too many pipelines or sinks, or a name is too long.
         """
         self._forget()
         if len(report.sinks) > SINKS_MAX or (name not in self._told and len(self._told) >= PIPELINES_MAX):

@@ -1,6 +1,7 @@
 """A record as the administration endpoint writes it in JSON, and as the command line reads it back.
 
-What is no UTF-8 stands under `..._base64` instead; headers that an object cannot say (twice a name) too, as pairs.
+Bytes that are not UTF-8 are under `..._base64` instead; headers that an object cannot hold (a name twice) too, as
+pairs.
 """
 
 import msgspec

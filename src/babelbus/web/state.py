@@ -75,7 +75,7 @@ class StateRoutes:
         return answer(line_of(await self._state.get(read_text(request, "key"), read_moment(request))))
 
     async def _set(self, request: web.Request) -> web.Response:
-        """The body is the value; `version` in the query makes it a compare-and-set, 0 where nothing is expected."""
+        """Set a key to the body; `version` in the query makes it a compare-and-set, 0 if the key must not exist."""
         key, version = read_text(request, "key"), read_number(request, "version")
         value = await read_bytes(request, VALUE_BYTES_MAX)
         if version is None:

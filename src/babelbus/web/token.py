@@ -16,10 +16,10 @@ def token_path(data_folder: str) -> str:
 
 
 def read_token(data_folder: str) -> str:
-    """Return the token of the server with this data folder: what the command line on the same machine does.
+    """Return the token of the server with this data folder, for the command line on the same machine.
 
     Raises:
-        TokenError: there is none yet, it is empty, or it cannot be read.
+        TokenError: the file does not exist yet, is empty, or cannot be read.
     """
     path = token_path(data_folder)
     try:
