@@ -198,8 +198,8 @@ def stored(folder: Path) -> StoredGroup:
 
 def covers(group: StoredGroup, place: Place) -> bool:
     """Whether the cursors on disk say that a record is done."""
-    lane = group.lanes[place[0]]
-    return place[1] < lane.committed or any(start <= place[1] < end for start, end in lane.done)
+    cursor = group.cursors[place[0]]
+    return place[1] < cursor.committed or any(start <= place[1] < end for start, end in cursor.done)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -233,7 +233,9 @@ def test_members_that_come_and_go_do_each_record_once_and_a_kill_costs_nothing_b
         group = stored(tmp_path)
         ahead = {place for place in ledger.in_doubt | acked if covers(group, place)}
         # The cursors are never ahead: whatever they call done was acked, or its ack was under way.
-        assert all((lane, offset) in ahead for lane, one in group.lanes.items() for offset in range(one.committed))
+        assert all(
+            (cursor, offset) in ahead for cursor, one in group.cursors.items() for offset in range(one.committed)
+        )
         acked = ahead
     with Child(settings(tmp_path)) as child:
         api, ledger = api_of(child), Ledger(acked)

@@ -186,7 +186,7 @@ def stored_position(folder: Path, channel: str, mq: str = MQ) -> int:
     """The cursor of a channel as it is on disk."""
     groups = GroupFile(LocalFiles(), str(folder)).load()[1]
     [found] = [group for group in groups if (group.topic, group.name) == (mq, channel)]
-    return found.lanes[0].committed
+    return found.cursors[0].committed
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -482,22 +482,22 @@ class Broker:
         """Publish events: to the topics that cover their subjects, or to live subscriptions alone."""
         events = publication.content
         assert isinstance(events, list)
-        lanes: dict[str | None, list[Event]] = {}
+        by_topic: dict[str | None, list[Event]] = {}
         for event in events:
-            lanes.setdefault(self._table.find(event.subject), []).append(event)
+            by_topic.setdefault(self._table.find(event.subject), []).append(event)
         receipts = []
-        for name, lane in lanes.items():
+        for name, batch in by_topic.items():
             if name in self._topics.damaged:
                 receipts.append(Receipt.refused(self._topics.damaged[name]))
                 continue
             if name is not None:
-                receipts.append(self.publish(msgspec.structs.replace(publication, topic=name, content=lane)))
+                receipts.append(self.publish(msgspec.structs.replace(publication, topic=name, content=batch)))
                 continue
-            refused = self._refuse_live(publication.principal, lane)
+            refused = self._refuse_live(publication.principal, batch)
             if refused is not None:
                 receipts.append(Receipt.refused(refused))
             elif not self.router.empty:
-                self.router.route(stamped(lane, self._clock.now_ms()))
+                self.router.route(stamped(batch, self._clock.now_ms()))
         return join(receipts)
 
     def _refuse_live(self, principal: Identity, events: Sequence[Event]) -> AccessRefusedError | None:

@@ -174,10 +174,10 @@ class Topic:
     def _spread(self, publication: Publication, content: Payloads) -> Receipt:
         payloads, timestamps, count = content.payloads, content.timestamps, len(self.partitions)
         receipts = []
-        for lane in range(min(count, len(payloads))):
-            some = Payloads(payloads[lane::count], timestamps[lane::count])
+        for start in range(min(count, len(payloads))):
+            some = Payloads(payloads[start::count], timestamps[start::count])
             part = msgspec.structs.replace(publication, content=some)
-            receipts.append(self._append_records(self.partitions[(self._turn + lane) % count], [part]))
+            receipts.append(self._append_records(self.partitions[(self._turn + start) % count], [part]))
         self._turn = (self._turn + len(payloads)) % count
         return join(receipts)
 
@@ -230,12 +230,12 @@ class Topic:
 
     def _publish_events(self, publication: Publication, events: list[Event]) -> Receipt:
         now = self.stamp()
-        lanes: dict[int, list[Event]] = {}
+        by_partition: dict[int, list[Event]] = {}
         for event in events:
-            lanes.setdefault(self._choose(event.key), []).append(event)
+            by_partition.setdefault(self._choose(event.key), []).append(event)
         protocol = publication.protocol
         return join(
-            [self._append_events(self.partitions[number], lane, now, protocol) for number, lane in lanes.items()]
+            [self._append_events(self.partitions[number], part, now, protocol) for number, part in by_partition.items()]
         )
 
     def _append_events(self, partition: Partition, events: list[Event], now: int, protocol: str) -> Receipt:

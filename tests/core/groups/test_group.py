@@ -329,7 +329,7 @@ async def test_seek_goes_on_elsewhere_and_makes_old_acks_stale() -> None:
     assert taker.member.ack(old) == 0
     assert (group.counts.stale, group.info().in_flight) == (4, 3)
     assert taker.ack_all() == 3
-    assert group.info().lanes[0].committed == 4
+    assert group.info().cursors[0].committed == 4
     await crew.close()
 
 
@@ -432,7 +432,7 @@ async def test_partitions_that_a_topic_grows_are_taken_up_from_their_beginning()
     crew.publish(*range(9))
     await turns(6)
     assert sorted(taker.numbers) == list(range(9))
-    assert len(group.info().lanes) == 3
+    assert len(group.info().cursors) == 3
     await crew.close()
 
 

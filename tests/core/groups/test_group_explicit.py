@@ -17,7 +17,7 @@ NO_ORDER = GroupSettings(ack="explicit", order="none", ack_seconds=30)
 
 
 def committed(crew: Crew) -> int:
-    return crew.group().info().lanes[0].committed
+    return crew.group().info().cursors[0].committed
 
 
 def dead(crew: Crew, name: str = "dead-letters/g") -> list[Record]:
@@ -325,7 +325,7 @@ async def test_records_held_back_go_to_another_when_their_holder_dies_in_order()
     assert second.numbers == [0, 1, 2, 3, 4]
     second.ack_all()
     assert (group.info().lag, committed(crew)) == (0, 5)
-    assert group._lanes[0].flight.keys == {}
+    assert group._cursors[0].flight.keys == {}
     await crew.close()
 
 

@@ -61,7 +61,7 @@ class GroupMachine(RuleBasedStateMachine):
     @initialize(
         attempts_max=st.sampled_from([None, 2, 4]),
         in_flight_max=st.sampled_from([4, 1000]),
-        read_ahead_bytes=st.sampled_from([1, 2**20]),  # with 1, a lane that reads takes the others' chunks
+        read_ahead_bytes=st.sampled_from([1, 2**20]),  # with 1, a cursor that reads takes the others' chunks
     )
     def begin(self, attempts_max: int | None, in_flight_max: int, read_ahead_bytes: int) -> None:
         self.read_ahead_bytes = read_ahead_bytes
@@ -245,8 +245,8 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def no_cursor_runs_ahead(self) -> None:
         finished = self.finished
-        for lane in self.group.info().lanes:
-            ahead = {(lane.partition, offset) for offset in range(lane.committed)} - finished
+        for cursor in self.group.info().cursors:
+            ahead = {(cursor.partition, offset) for offset in range(cursor.committed)} - finished
             assert ahead == set()
 
     @precondition(lambda self: hasattr(self, "group"))

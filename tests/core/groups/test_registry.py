@@ -3,9 +3,12 @@
 import asyncio
 import tempfile
 
+import msgspec
 import pytest
 
 from babelbus.core.broker import UnknownTopicError
+from babelbus.core.groups.cursor_files import StoredGroup
+from babelbus.core.groups.info import StoredCursor
 from babelbus.core.groups.registry import Groups
 from babelbus.core.groups.settings import (
     BEGINNING,
@@ -128,7 +131,7 @@ async def test_a_crash_brings_again_what_was_acked_since_the_last_commit_and_not
     taker = Taker(again.group())
     await turns()
     assert taker.numbers == [4, 5, 7, 8, 9]
-    assert again.group().info().lanes[0].committed == 4
+    assert again.group().info().cursors[0].committed == 4
     await again.close()
 
 
@@ -234,10 +237,10 @@ def test_a_damaged_file_leaves_the_one_before_it(damaged: int) -> None:
         await crew.close()
         files.content(f"data/groups.{damaged}")[-7] ^= 1
         again = Crew(files)
-        assert again.group().info().lanes[0].committed in (1, 2)
+        assert again.group().info().cursors[0].committed in (1, 2)
         await again.groups.commit()
         await again.close()
-        assert Crew(files).group().info().lanes[0].committed in (1, 2)
+        assert Crew(files).group().info().cursors[0].committed in (1, 2)
 
     test()
 
@@ -277,7 +280,7 @@ async def test_the_groups_of_a_topic_with_damaged_settings_are_kept_until_it_is_
     files.replace_file("data/topics/work/settings.json", settings)
     again = Crew(files)
     assert again.groups.find("other", "h") is None
-    assert again.groups.get("work", "g").info().lanes[0].committed == 2
+    assert again.groups.get("work", "g").info().cursors[0].committed == 2
     await again.close()
 
 
@@ -299,7 +302,7 @@ async def test_a_loss_of_power_leaves_the_cursors_of_a_commit() -> None:
         again = Crew(files)
         # The records were `written` alone: those that the power took are not waited for.
         end = again.broker.topic("work").partitions[0].high_watermark
-        assert again.group().info().lanes[0].committed == min(2, end)
+        assert again.group().info().cursors[0].committed == min(2, end)
 
 
 @in_loop
@@ -365,7 +368,7 @@ async def test_a_group_whose_protocol_is_switched_off_stands_still_and_keeps_its
         Taker(again.group())
     with pytest.raises(UnknownFilterError):
         again.group().take(1)
-    assert again.group().info().lanes[0].position == 2
+    assert again.group().info().cursors[0].position == 2
     await again.close()
 
 
@@ -393,3 +396,10 @@ async def test_groups_on_real_files_survive_a_stop() -> None:
         assert again.get("work", "g").settings == EXPLICIT
         await again.close()
         await crew.close()
+
+
+def test_the_stored_form_of_a_group_keeps_its_field_names() -> None:
+    group = StoredGroup("work", "g", ON_DELIVERY, paused=False, created_ms=1, cursors={0: StoredCursor(2, [(3, 4)])})
+    content = msgspec.json.decode(msgspec.json.encode(group))
+    assert list(content) == ["topic", "name", "settings", "paused", "created_ms", "lanes"]
+    assert content["lanes"] == {"0": [2, [[3, 4]]]}

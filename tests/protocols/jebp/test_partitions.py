@@ -400,7 +400,7 @@ async def test_a_reader_tells_how_far_it_is_and_its_lag_is_that_of_a_group(tmp_p
         await client.publish_many("news", numbered(10), partition=0)
         await client.publish_many("news", numbered(4), partition=1)
         await client.move_group("news", "me", {0: 3, 1: 4})
-        assert [(lane.position, lane.lag) for lane in groups.get("news", "me").info().lanes] == [(3, 7), (4, 0)]
+        assert [(cursor.position, cursor.lag) for cursor in groups.get("news", "me").info().cursors] == [(3, 7), (4, 0)]
         await client.move_group("news", "me", {0: 10})
         assert groups.get("news", "me").info().lag == 0
         groups.create("news", "workers", start=BEGINNING)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from babelbus.core.groups.info import StoredLane
+from babelbus.core.groups.info import StoredCursor
 from babelbus.core.groups.settings import GroupSettings
 from babelbus.storage import notes
 from babelbus.storage.files import FileSystem
@@ -31,7 +31,7 @@ class StoredGroup(msgspec.Struct, frozen=True):
     settings: GroupSettings
     paused: bool
     created_ms: int
-    lanes: dict[int, StoredLane]
+    cursors: dict[int, StoredCursor] = msgspec.field(name="lanes")
 
 
 class _Stored(msgspec.Struct, frozen=True):

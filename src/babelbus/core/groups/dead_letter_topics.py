@@ -23,7 +23,7 @@ from babelbus.core.groups.dead_letters import (
 )
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
-from babelbus.core.groups.info import StoredLane
+from babelbus.core.groups.info import StoredCursor
 from babelbus.core.groups.registry import Groups
 from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from babelbus.core.partition import Partition
@@ -152,7 +152,7 @@ class DeadLetterTopics:
         topic = self._find(name)
         source = topic.partition(partition)
         group = self._groups.find(topic.name, REPLAY_GROUP)
-        kept = StoredLane(0) if group is None else group.stored().get(partition, StoredLane(0))
+        kept = StoredCursor(0) if group is None else group.stored().get(partition, StoredCursor(0))
         found: list[Letter] = []
         async for record in _records(source, offset):
             replayed = record.offset < kept.committed or any(start <= record.offset < end for start, end in kept.done)

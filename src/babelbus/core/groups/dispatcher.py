@@ -12,7 +12,7 @@ from itertools import chain
 from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick
 from babelbus.core.groups.in_flight import DUE, Counts, Delivery, Entry, Flight, KeyState, Lease
 from babelbus.core.groups.member import Member, share
-from babelbus.core.groups.partition_cursor import Lane, NotLoadedError
+from babelbus.core.groups.partition_cursor import NotLoadedError, PartitionCursor
 from babelbus.core.groups.settings import GroupClosedError, GroupSettings, RecordFilter
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Record
@@ -26,24 +26,24 @@ AGAIN_MAX = 1024
 
 
 class Dispatcher:
-    """What a group hands out, to whom. It keeps no cursor: the lanes do, and the flight keeps what was handed out."""
+    """Chooses the member of each record. Positions are in the cursors, outstanding deliveries in the flight."""
 
     def __init__(
-        self, settings: GroupSettings, counts: Counts, flight: Flight | None, watch: Callable[[Lane], None]
+        self, settings: GroupSettings, counts: Counts, flight: Flight | None, watch: Callable[[PartitionCursor], None]
     ) -> None:
         self.settings = settings
         self.filter: RecordFilter | None = None
-        self.lanes: list[Lane] = []
+        self.cursors: list[PartitionCursor] = []
         self.members: list[Member] = []
         self.stopped = False
         """Set while nothing may be handed out: the group is paused, or gone."""
         self._counts = counts
         self._flight = flight
         self._watch = watch
-        self._returned: deque[tuple[Lane, Record]] = deque()
+        self._returned: deque[tuple[PartitionCursor, Record]] = deque()
         """Handed out in mode `on_delivery`, but the member left before it heard of them."""
         self._next_member = 0
-        self._next_lane = 0
+        self._next_cursor = 0
 
     def remove(self, member: Member) -> None:
         """Take a member out of the rotation."""
@@ -52,9 +52,9 @@ class Dispatcher:
         if number < self._next_member:
             self._next_member -= 1
 
-    def forget(self, lanes: list[Lane]) -> None:
-        """The cursors of these lanes were set: nothing of them is to be handed out again."""
-        self._returned = deque(pair for pair in self._returned if pair[0] not in lanes)
+    def forget(self, cursors: list[PartitionCursor]) -> None:
+        """Forget the returned records of cursors that were moved."""
+        self._returned = deque(pair for pair in self._returned if pair[0] not in cursors)
 
     def hand_out(self, taker: Member | None, bytes_max: int) -> bool:
         """Hand records out until nobody takes more, nothing is there, or about `bytes_max` were looked through.
@@ -67,28 +67,28 @@ class Dispatcher:
         members = self._open_members(taker)
         if members and not self.stopped:
             self._hand_out_again(members)
-        lanes = self.lanes
+        cursors = self.cursors
         idle = 0
-        while idle < len(lanes) and not self.stopped:
+        while idle < len(cursors) and not self.stopped:
             if bytes_max <= 0:
                 return True
             members = self._open_members(taker)
             if not members or self._room() <= 0:
                 break
-            lane = lanes[self._next_lane % len(lanes)]
-            self._next_lane = (self._next_lane + 1) % len(lanes)
-            position = lane.position
-            rows = lane.rows()
-            self._watch(lane)
+            cursor = cursors[self._next_cursor % len(cursors)]
+            self._next_cursor = (self._next_cursor + 1) % len(cursors)
+            position = cursor.position
+            rows = cursor.rows()
+            self._watch(cursor)
             if rows is None:
-                idle = 0 if lane.position != position else idle + 1
+                idle = 0 if cursor.position != position else idle + 1
                 continue
             idle = 0
             bytes_max -= rows.size_bytes
             if self._is_simple(rows, members):
-                self._give(lane, rows, members, range(rows.at, rows.count))
-            elif not self._choose(lane, rows, members):
-                self._offer(lane, rows, members)
+                self._give(cursor, rows, members, range(rows.at, rows.count))
+            elif not self._choose(cursor, rows, members):
+                self._offer(cursor, rows, members)
         flight = self._flight
         if flight is None:
             return bool(self._returned) and bool(self._open_members(taker))
@@ -99,7 +99,7 @@ class Dispatcher:
     @property
     def loading(self) -> Promise | None:
         """What is being read for a cursor, if anything; done when the group has more to hand out."""
-        return next((load for lane in self.lanes if (load := lane.loading) is not None), None)
+        return next((load for cursor in self.cursors if (load := cursor.loading) is not None), None)
 
     def _open_members(self, taker: Member | None) -> list[Member]:
         """Return the members that take more, in the order of their turns."""
@@ -120,12 +120,12 @@ class Dispatcher:
             return False
         return self._flight is None or self.settings.order == "none" or rows.keyless
 
-    def _give(self, lane: Lane, rows: Rows, members: list[Member], wanted: Numbers) -> None:
+    def _give(self, cursor: PartitionCursor, rows: Rows, members: list[Member], wanted: Numbers) -> None:
         """Deal those of a chunk's records that are wanted to members in turn, all at once."""
         flight = self._flight
         shares, count, following = share(min(len(wanted), self._room()), [member.capacity for member in members])
         if flight is not None:
-            flight.reserve(lane.flight, pick(rows.offsets, wanted[:count]))
+            flight.reserve(cursor.flight, pick(rows.offsets, wanted[:count]))
         batches: list[tuple[Member, Sequence[Delivery]]] = []
         for member, parts in zip(members, shares, strict=True):
             if not parts:
@@ -133,19 +133,19 @@ class Dispatcher:
             numbers = wanted[parts[0]] if len(parts) == 1 else [*chain.from_iterable(wanted[part] for part in parts)]
             lease: Lease | None = None
             if flight is not None:
-                lease = flight.lease_all(lane.flight, member, pick(rows.offsets, numbers))
-            run = Run(rows, numbers, lane.number, lease)
+                lease = flight.lease_all(cursor.flight, member, pick(rows.offsets, numbers))
+            run = Run(rows, numbers, cursor.number, lease)
             if member.credit is not None:
                 member.credit -= len(run)
             batches.append((member, run if member.runs else run.deliveries()))
         at = wanted[count] if count < len(wanted) else rows.count
         self._counts.filtered += at - rows.at - count
-        lane.passed(rows, at)
+        cursor.passed(rows, at)
         self._turn_to(members[following])
         for member, batch in batches:
             self._send(member, batch)
 
-    def _choose(self, lane: Lane, rows: Rows, members: list[Member]) -> bool:
+    def _choose(self, cursor: PartitionCursor, rows: Rows, members: list[Member]) -> bool:
         """Deal a chunk's records by filters that say for all of them at once what they want; `False`: not these."""
         filters = [self.filter, *(member.filter for member in members)]
         if self._flight is not None or not all(one is None or isinstance(one, RowsFilter) for one in filters):
@@ -155,12 +155,14 @@ class Dispatcher:
         if flags is not None:
             wanted = [number for number in wanted if flags[number]]
         if any(one is not None for one in flags_of_members):
-            self._deal(lane, rows, wanted, deque(zip(members, flags_of_members, strict=True)))
+            self._deal(cursor, rows, wanted, deque(zip(members, flags_of_members, strict=True)))
         else:
-            self._give(lane, rows, members, wanted)
+            self._give(cursor, rows, members, wanted)
         return True
 
-    def _deal(self, lane: Lane, rows: Rows, wanted: Numbers, queue: "deque[tuple[Member, list[bool] | None]]") -> None:
+    def _deal(
+        self, cursor: PartitionCursor, rows: Rows, wanted: Numbers, queue: "deque[tuple[Member, list[bool] | None]]"
+    ) -> None:
         """Deal records one by one to members in turn, each to the next that wants it."""
         room = {member: member.capacity for member, _ in queue}
         shares: dict[Member, list[int]] = {}
@@ -182,17 +184,17 @@ class Dispatcher:
             else:
                 self._counts.dropped += 1
         self._counts.filtered += at - rows.at - count
-        lane.passed(rows, at)
+        cursor.passed(rows, at)
         if queue:
             self._turn_to(queue[0][0])
         for member, numbers in shares.items():
             if member.credit is not None:
                 member.credit -= len(numbers)
         for member, numbers in shares.items():
-            run = Run(rows, numbers, lane.number, None)
+            run = Run(rows, numbers, cursor.number, None)
             self._send(member, run if member.runs else run.deliveries())
 
-    def _offer(self, lane: Lane, rows: Rows, members: list[Member]) -> None:
+    def _offer(self, cursor: PartitionCursor, rows: Rows, members: list[Member]) -> None:
         """Hand a chunk's records out one by one: filters and keys say who may have which."""
         at, flight = rows.at, self._flight
         wanted = self.filter
@@ -207,17 +209,17 @@ class Dispatcher:
                 at += 1
                 continue
             if flight is None:
-                self._give_one(lane, record, table)
+                self._give_one(cursor, record, table)
                 at += 1
                 continue
             if flight.count >= self.settings.in_flight_max:
                 break
             key = record.key if keyed else None
-            state = lane.flight.keys.get(key) if key is not None else None
+            state = cursor.flight.keys.get(key) if key is not None else None
             found = table.find(record) if state is None else table.holder(state, record)
             if found is None and key is not None and state is not None:
-                flight.hold(lane.flight, record.offset, key)
-                lane.keep(record)
+                flight.hold(cursor.flight, record.offset, key)
+                cursor.keep(record)
                 at += 1
                 continue
             at += 1
@@ -226,10 +228,10 @@ class Dispatcher:
                 continue
             lease = leases.get(found)
             if lease is None:
-                lease = leases[found] = flight.open_lease(lane.flight, found)
+                lease = leases[found] = flight.open_lease(cursor.flight, found)
             flight.add(lease, record.offset, key)
-            table.give(found, _first_delivery(record, lane.number, lease))
-        lane.passed(rows, at)
+            table.give(found, _first_delivery(record, cursor.number, lease))
+        cursor.passed(rows, at)
         if table.queue:
             self._turn_to(table.queue[0])
         for member, batch in table.batches.items():
@@ -252,7 +254,7 @@ class Dispatcher:
             if not flight.is_ready(entry, holder or DUE):
                 continue
             try:
-                record = self.lanes[entry[0].number].fetch(entry[2])
+                record = self.cursors[entry[0].number].fetch(entry[2])
             except (StorageError, NotLoadedError) as error:
                 (holder.pending if holder else flight.due).appendleft(entry)
                 refused = error if isinstance(error, StorageError) else None
@@ -293,13 +295,13 @@ class Dispatcher:
         for member, batch in table.batches.items():
             self._send(member, batch)
 
-    def _give_one(self, lane: Lane, record: Record, table: "_Table") -> None:
+    def _give_one(self, cursor: PartitionCursor, record: Record, table: "_Table") -> None:
         """Hand one record to the next member that wants it, in mode `on_delivery`."""
         found = table.find(record)
         if found is None:
             self._counts.dropped += 1
         else:
-            table.give(found, _first_delivery(record, lane.number, None))
+            table.give(found, _first_delivery(record, cursor.number, None))
 
     def _turn_to(self, member: Member) -> None:
         if not member.closed and member in self.members:
@@ -308,7 +310,7 @@ class Dispatcher:
     def _send(self, member: Member, batch: Sequence[Delivery]) -> None:
         if member.closed:  # another member's `deliver` ended it; in explicit mode its records wait already
             if self._flight is None:
-                self._returned += [(self.lanes[one.partition], one) for one in batch]
+                self._returned += [(self.cursors[one.partition], one) for one in batch]
             return
         self._counts.delivered += len(batch)
         try:

@@ -29,10 +29,10 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
-from babelbus.core.groups.in_flight import Counts, Delivery, Entry, Flight, LaneFlight
-from babelbus.core.groups.info import GroupInfo, StoredLane, lane_info, resolve, stored_lane
+from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Entry, Flight
+from babelbus.core.groups.info import GroupInfo, StoredCursor, cursor_info, resolve, stored_cursor
 from babelbus.core.groups.member import Deliver, Member, OnClosed
-from babelbus.core.groups.partition_cursor import Lane, NotLoadedError, ReadAhead
+from babelbus.core.groups.partition_cursor import NotLoadedError, PartitionCursor, ReadAhead
 from babelbus.core.groups.settings import (
     GroupClosedError,
     GroupOwnedError,
@@ -71,7 +71,7 @@ class Group:
         make_filter: Callable[[GroupSettings], RecordFilter | None],
         on_changed: Callable[["Group"], None],
         on_lost: Callable[["Group"], None],
-        stored: Mapping[int, StoredLane],
+        stored: Mapping[int, StoredCursor],
         paused: bool = False,
     ) -> None:
         self.name = name
@@ -92,18 +92,18 @@ class Group:
         self._flight = Flight(clock, self.counts, self._bury, settings) if settings.ack == "explicit" else None
         self._dispatcher = Dispatcher(settings, self.counts, self._flight, self._watch)
         self._dispatcher.stopped = paused
-        self._lanes = self._dispatcher.lanes
+        self._cursors = self._dispatcher.cursors
         self.members = self._dispatcher.members
         self._scheduled = False
         self._stalled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._add_lanes(stored)
+        self._add_cursors(stored)
 
     @property
-    def lane_count(self) -> int:
+    def cursor_count(self) -> int:
         """How many partitions it reads."""
-        return len(self._lanes)
+        return len(self._cursors)
 
     # -- members -----------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Group:
         Raises:
             UnknownPartitionError: there is none of this number.
         """
-        return self._require_flight(member).held_by(member, self._lane(partition).flight, offsets)
+        return self._require_flight(member).held_by(member, self._cursor(partition).flight, offsets)
 
     def held_up_to(self, member: Member, partition: int, offset: int) -> list[Delivery]:
         """Return what `ack` and `nack` need for all that a member holds of a partition up to and with an offset.
@@ -194,7 +194,7 @@ class Group:
         Raises:
             UnknownPartitionError: there is none of this number.
         """
-        return self._require_flight(member).up_to(member, self._lane(partition).flight, offset)
+        return self._require_flight(member).up_to(member, self._cursor(partition).flight, offset)
 
     # -- cursors -----------------------------------------------------------------------------------------------------
 
@@ -205,21 +205,21 @@ class Group:
             UnknownPartitionError: the place names a partition that there is not.
         """
         self._require_open()
-        lanes = self._lanes if place.partition is None else [self._lane(place.partition)]
-        for lane in lanes:
+        cursors = self._cursors if place.partition is None else [self._cursor(place.partition)]
+        for cursor in cursors:
             if self._flight is not None:
-                self._flight.reset(lane.flight)
-            lane.seek(resolve(place, lane))
-        self._dispatcher.forget(lanes)
+                self._flight.reset(cursor.flight)
+            cursor.seek(resolve(place, cursor))
+        self._dispatcher.forget(cursors)
         self._changed()
         self.wake()
 
     def catch_up(self) -> None:
         """Go on at the oldest record that the topic's `retention_records` keep, where a cursor is behind it."""
-        for lane in list(self._lanes):
-            oldest = lane.partition.oldest
-            if stored_lane(lane).committed < oldest:
-                self.seek(at_offset(oldest, lane.number))
+        for cursor in list(self._cursors):
+            oldest = cursor.partition.oldest
+            if stored_cursor(cursor).committed < oldest:
+                self.seek(at_offset(oldest, cursor.number))
 
     def pause(self) -> None:
         """Hand nothing out, neither pushed nor taken, until `resume`; acks are taken meanwhile. Kept over restarts."""
@@ -248,7 +248,7 @@ class Group:
 
     def info(self) -> GroupInfo:
         """Return what the group is and does."""
-        lanes = tuple(lane_info(lane) for lane in self._lanes)
+        cursors = tuple(cursor_info(cursor) for cursor in self._cursors)
         return GroupInfo(
             self.topic.name,
             self.name,
@@ -256,15 +256,15 @@ class Group:
             self.paused,
             self.created_ms,
             len(self.members),
-            sum(lane.lag for lane in lanes),
-            sum(lane.in_flight for lane in lanes),
-            lanes,
+            sum(cursor.lag for cursor in cursors),
+            sum(cursor.in_flight for cursor in cursors),
+            cursors,
             msgspec.structs.replace(self.counts),
         )
 
-    def stored(self) -> dict[int, StoredLane]:
+    def stored(self) -> dict[int, StoredCursor]:
         """Return what is to be kept of the cursors."""
-        return {lane.number: stored_lane(lane) for lane in self._lanes}
+        return {cursor.number: stored_cursor(cursor) for cursor in self._cursors}
 
     # -- pulling -----------------------------------------------------------------------------------------------------
 
@@ -332,8 +332,8 @@ class Group:
         self._scheduled = False
         if self.closed or self.paused or self._stalled or not self.members:
             return
-        if len(self._lanes) != len(self.topic.partitions):
-            self._add_lanes({})
+        if len(self._cursors) != len(self.topic.partitions):
+            self._add_cursors({})
         try:
             self._load_filter()
         except BabelbusError as error:  # the filter was altered to one that its protocol reads no more
@@ -385,25 +385,25 @@ class Group:
         self._timer = None
         self.tick()
 
-    def _bury(self, flight_lane: LaneFlight, offset: int, attempts: int, reason: str) -> None:
+    def _bury(self, flight_cursor: CursorFlight, offset: int, attempts: int, reason: str) -> None:
         """Make a dead letter of a record, which is passed when that is durable."""
         flight = self._flight
         assert flight is not None
-        entry = (flight_lane, flight_lane.epoch, offset)
+        entry = (flight_cursor, flight_cursor.epoch, offset)
         name = self.settings.dead_letter_topic or topic_name(self.name)
         try:
-            record = self._lane(flight_lane.number).fetch(offset)
+            record = self._cursor(flight_cursor.number).fetch(offset)
             if record is None:
-                flight.finish(flight_lane, offset)
+                flight.finish(flight_cursor, offset)
                 return
             letter = DeadLetter(
-                self.topic.name, flight_lane.number, offset, self.name, attempts, reason, self._dead_letters.now_ms()
+                self.topic.name, flight_cursor.number, offset, self.name, attempts, reason, self._dead_letters.now_ms()
             )
             receipt = self._dead_letters.send(name, record, letter)
         except NotLoadedError:
-            load = self._lane(flight_lane.number).loading
+            load = self._cursor(flight_cursor.number).loading
             assert load is not None
-            load.when_done(lambda _: self._bury(flight_lane, offset, attempts, reason))
+            load.when_done(lambda _: self._bury(flight_cursor, offset, attempts, reason))
             return
         except BabelbusError as error:
             self._not_buried(entry, error)
@@ -425,42 +425,42 @@ class Group:
         self._flight.buried(entry, done=False)
         self._arm()
 
-    def _watch(self, lane: Lane) -> None:
-        """Wake up when a lane that has nothing gets something."""
-        if lane.has_more or lane.watching is not None:
+    def _watch(self, cursor: PartitionCursor) -> None:
+        """Follow the partition of a cursor without records, and wake up when a record comes."""
+        if cursor.has_more or cursor.watching is not None:
             return
-        partition, offset, inside = lane.partition, lane.position, True
+        partition, offset, inside = cursor.partition, cursor.position, True
 
         def call() -> None:
-            lane.watching = None
+            cursor.watching = None
             if inside and partition.high_watermark <= offset:  # called at once with nothing there: it was closed
                 self._loop.call_soon(self._on_lost, self)
             else:  # there is something, or readers were stepped back, or the topic went away: the turn will see
                 self.wake()
 
-        lane.watching = _nothing
+        cursor.watching = _nothing
         cancel = partition.watch(offset, call)
         inside = False
-        if lane.watching is not None:
-            lane.watching = cancel
+        if cursor.watching is not None:
+            cursor.watching = cancel
 
-    def _add_lanes(self, stored: Mapping[int, StoredLane]) -> None:
+    def _add_cursors(self, stored: Mapping[int, StoredCursor]) -> None:
         """Take up the partitions that are new, from what is stored or else from their beginning."""
-        for partition in self.topic.partitions[len(self._lanes) :]:
-            kept = stored.get(partition.number, StoredLane(partition.log.first_offset))
+        for partition in self.topic.partitions[len(self._cursors) :]:
+            kept = stored.get(partition.number, StoredCursor(partition.log.first_offset))
             # What the disk lost is nobody's; a cursor is never trusted against the log.
             position = min(kept.committed, partition.high_watermark)
             done = [(start, end) for start, end in kept.done if end <= partition.high_watermark]
-            self._lanes.append(Lane(partition, position, self._read_ahead, self.counts, done, self.wake))
+            self._cursors.append(PartitionCursor(partition, position, self._read_ahead, self.counts, done, self.wake))
 
     def topic_changed(self, topic: Topic) -> None:
         """The topic grew, or was opened again: go on in its partitions."""
         if topic is not self.topic:
             self.topic = topic
-            for lane in self._lanes:
-                lane.rebind(topic.partitions[lane.number])
-        if len(self._lanes) != len(topic.partitions):
-            self._add_lanes({})
+            for cursor in self._cursors:
+                cursor.rebind(topic.partitions[cursor.number])
+        if len(self._cursors) != len(topic.partitions):
+            self._add_cursors({})
             self._changed()
         self.wake()
 
@@ -471,8 +471,8 @@ class Group:
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for lane in self._lanes:
-            lane.leave()
+        for cursor in self._cursors:
+            cursor.leave()
         self._dispatcher.stopped = True
         members = list(self.members)
         self.members.clear()
@@ -486,11 +486,11 @@ class Group:
     def _changed(self) -> None:
         self._on_changed(self)
 
-    def _lane(self, partition: int) -> Lane:
+    def _cursor(self, partition: int) -> PartitionCursor:
         self.topic.partition(partition)
-        if partition >= len(self._lanes):
-            self._add_lanes({})
-        return self._lanes[partition]
+        if partition >= len(self._cursors):
+            self._add_cursors({})
+        return self._cursors[partition]
 
     def _load_filter(self) -> None:
         if not self._filter_known:

@@ -2,7 +2,7 @@
 
 A record is *unfinished* from when it is handed out (or held back) until it is acked, dropped or a dead letter. Its
 entry says where it is: a `Lease` of a member, `WAITING` for its time, `READY` to be handed out, `BURYING` until its
-dead letter is durable. Entries of a lane stand in the order of offsets, so the first one is the committed cursor.
+dead letter is durable. Entries of a cursor stand in the order of offsets, so the first one is the committed cursor.
 Nothing here waits or reads: the group asks, and `tick` does what its time has come for.
 """
 
@@ -62,12 +62,12 @@ class Holder:
 
 
 class Lease:
-    """Records of one lane that were handed to one member together."""
+    """Records of a cursor that were delivered to a member together."""
 
-    __slots__ = ("attempt", "lane", "left", "member", "offsets", "since")
+    __slots__ = ("attempt", "cursor", "left", "member", "offsets", "since")
 
-    def __init__(self, lane: "LaneFlight", member: Holder, attempt: int, since: float, offsets: list[int]) -> None:
-        self.lane = lane
+    def __init__(self, cursor: "CursorFlight", member: Holder, attempt: int, since: float, offsets: list[int]) -> None:
+        self.cursor = cursor
         self.member = member
         self.attempt = attempt
         self.since = since
@@ -75,7 +75,7 @@ class Lease:
         self.left = len(offsets)
 
 
-class LaneFlight:
+class CursorFlight:
     """The unfinished records of one partition."""
 
     __slots__ = ("attempts", "burials", "epoch", "key_of", "keys", "number", "unfinished")
@@ -113,15 +113,15 @@ class LaneFlight:
 
 _NONE: list[int] = []
 _NOBODY = Holder()
-_NOWHERE = LaneFlight(-1)
+_NOWHERE = CursorFlight(-1)
 WAITING = Lease(_NOWHERE, _NOBODY, 0, 0.0, [])
 READY = Lease(_NOWHERE, _NOBODY, 0, 0.0, [])
 BURYING = Lease(_NOWHERE, _NOBODY, 0, 0.0, [])
 DUE = Holder()
 """Stands for "any member" where a key's next record was offered."""
 
-Entry = tuple[LaneFlight, int, int]
-"""Lane, its epoch, offset: a record that is to be handed out (again)."""
+Entry = tuple[CursorFlight, int, int]
+"""Cursor, its epoch, offset: a record to deliver (again)."""
 
 
 class KeyState:
@@ -138,8 +138,8 @@ class KeyState:
         """Which one stands in whose queue."""
 
 
-Bury = Callable[[LaneFlight, int, int, str], None]
-"""Lane, offset, attempts, reason: make a dead letter of it, then call `buried`."""
+Bury = Callable[[CursorFlight, int, int, str], None]
+"""Cursor, offset, attempts, reason: make a dead letter of it, then call `buried`."""
 
 
 class Flight:
@@ -161,78 +161,78 @@ class Flight:
 
     # -- handing out -------------------------------------------------------------------------------------------------
 
-    def reserve(self, lane: LaneFlight, offsets: list[int]) -> None:
+    def reserve(self, cursor: CursorFlight, offsets: list[int]) -> None:
         """Let fresh records without a key take their places, in the order of offsets; `lease_all` follows."""
-        lane.unfinished.update(dict.fromkeys(offsets, READY))
+        cursor.unfinished.update(dict.fromkeys(offsets, READY))
         self.count += len(offsets)
 
-    def lease_all(self, lane: LaneFlight, member: Holder, offsets: list[int]) -> Lease:
+    def lease_all(self, cursor: CursorFlight, member: Holder, offsets: list[int]) -> Lease:
         """Return records that were reserved to a member."""
-        lease = Lease(lane, member, 1, self._clock.monotonic(), offsets)
-        lane.unfinished.update(dict.fromkeys(offsets, lease))
+        lease = Lease(cursor, member, 1, self._clock.monotonic(), offsets)
+        cursor.unfinished.update(dict.fromkeys(offsets, lease))
         member.in_flight += len(offsets)
         self._leases.append(lease)
         return lease
 
-    def open_lease(self, lane: LaneFlight, member: Holder) -> Lease:
+    def open_lease(self, cursor: CursorFlight, member: Holder) -> Lease:
         """Start a lease of fresh records, which `add` puts in one by one before anything else happens."""
-        lease = Lease(lane, member, 1, self._clock.monotonic(), [])
+        lease = Lease(cursor, member, 1, self._clock.monotonic(), [])
         self._leases.append(lease)
         return lease
 
     def add(self, lease: Lease, offset: int, key: bytes | None) -> None:
         """Put a fresh record into a lease. One with a key: nobody else holds one of it, and none is held back."""
-        lane = lease.lane
-        lane.unfinished[offset] = lease
+        cursor = lease.cursor
+        cursor.unfinished[offset] = lease
         lease.offsets.append(offset)
         lease.left += 1
         lease.member.in_flight += 1
         self.count += 1
         if key is not None:
-            state = lane.keys.get(key)
+            state = cursor.keys.get(key)
             if state is None:
-                state = lane.keys[key] = KeyState(lease.member)
+                state = cursor.keys[key] = KeyState(lease.member)
             state.member = lease.member
             state.in_flight += 1
-            lane.key_of[offset] = key
+            cursor.key_of[offset] = key
 
-    def hold(self, lane: LaneFlight, offset: int, key: bytes) -> None:
+    def hold(self, cursor: CursorFlight, offset: int, key: bytes) -> None:
         """Hold a fresh record back behind the unfinished ones of its key."""
-        state = lane.keys[key]
-        lane.unfinished[offset] = READY
-        lane.key_of[offset] = key
+        state = cursor.keys[key]
+        cursor.unfinished[offset] = READY
+        cursor.key_of[offset] = key
         self.count += 1
         heappush(state.held, offset)
-        self._offer(lane, key, state)
+        self._offer(cursor, key, state)
 
-    def grant_again(self, lane: LaneFlight, member: Holder, offset: int) -> Lease:
+    def grant_again(self, cursor: CursorFlight, member: Holder, offset: int) -> Lease:
         """Record that a record that was `READY` goes to a member."""
-        lease = Lease(lane, member, lane.attempts.get(offset, 0) + 1, self._clock.monotonic(), [offset])
-        lane.unfinished[offset] = lease
+        lease = Lease(cursor, member, cursor.attempts.get(offset, 0) + 1, self._clock.monotonic(), [offset])
+        cursor.unfinished[offset] = lease
         member.in_flight += 1
         self._leases.append(lease)
-        key = lane.key_of.get(offset)
+        key = cursor.key_of.get(offset)
         if key is not None:
-            state = lane.keys[key]
+            state = cursor.keys[key]
             heappop(state.held)  # it is the first: nothing else of its key was on offer
             state.offered = None
             state.member = member
             state.in_flight += 1
-            self._offer(lane, key, state)
+            self._offer(cursor, key, state)
         return lease
 
     def is_ready(self, entry: Entry, queue: Holder) -> bool:
         """Return whether an entry of a queue (`DUE`, or of a member) may still be handed out."""
-        lane, epoch, offset = entry
-        if lane.epoch != epoch or lane.unfinished.get(offset) is not READY:
+        cursor, epoch, offset = entry
+        if cursor.epoch != epoch or cursor.unfinished.get(offset) is not READY:
             return False
-        key = lane.key_of.get(offset)
-        return key is None or lane.keys[key].offered == (offset, queue)
+        key = cursor.key_of.get(offset)
+        return key is None or cursor.keys[key].offered == (offset, queue)
 
     def put_off(self, entry: Entry) -> None:
         """The only member that may have a record does not want it: wait until it holds none of the key any more."""
-        lane, _, offset = entry
-        lane.keys[lane.key_of[offset]].offered = None
+        cursor, _, offset = entry
+        cursor.keys[cursor.key_of[offset]].offered = None
 
     # -- acks --------------------------------------------------------------------------------------------------------
 
@@ -242,20 +242,20 @@ class Flight:
         for delivery in deliveries:
             lease = delivery.lease
             offset = delivery.offset
-            if lease is None or lease.member is not member or lease.lane.unfinished.get(offset) is not lease:
+            if lease is None or lease.member is not member or lease.cursor.unfinished.get(offset) is not lease:
                 stale += 1
                 continue
-            lane = lease.lane
-            del lane.unfinished[offset]
+            cursor = lease.cursor
+            del cursor.unfinished[offset]
             lease.left -= 1
             done += 1
             if not lease.left:
                 lease.offsets = _NONE
                 self._spent += 1
-            if lane.attempts:
-                lane.attempts.pop(offset, None)
-            if lane.key_of:
-                self._finish_key(lane, offset)
+            if cursor.attempts:
+                cursor.attempts.pop(offset, None)
+            if cursor.key_of:
+                self._finish_key(cursor, offset)
         self.count -= done
         member.in_flight -= done
         self._counts.acknowledged += done
@@ -265,45 +265,45 @@ class Flight:
             self._spent = 0
         return done
 
-    def held_by(self, member: Holder, lane: LaneFlight, offsets: Iterable[int]) -> list[Delivery]:
-        """Return what `ack` and `nack` need for offsets of a lane: those that are not the member's are stale."""
+    def held_by(self, member: Holder, cursor: CursorFlight, offsets: Iterable[int]) -> list[Delivery]:
+        """Return what `ack` and `nack` need for offsets of a cursor: those that are not the member's are stale."""
         found = []
         for offset in offsets:
-            lease = lane.unfinished.get(offset)
+            lease = cursor.unfinished.get(offset)
             mine = lease is not None and lease.member is member
-            found.append(Delivery(None, offset=offset, partition=lane.number, lease=lease if mine else None))
+            found.append(Delivery(None, offset=offset, partition=cursor.number, lease=lease if mine else None))
         return found
 
-    def up_to(self, member: Holder, lane: LaneFlight, offset: int) -> list[Delivery]:
-        """Return what a member holds of a lane up to and with an offset."""
+    def up_to(self, member: Holder, cursor: CursorFlight, offset: int) -> list[Delivery]:
+        """Return the records of a cursor up to and with an offset that a member holds."""
         found = []
-        for at, lease in lane.unfinished.items():
+        for at, lease in cursor.unfinished.items():
             if at > offset:
                 break
             if lease.member is member:
-                found.append(Delivery(None, offset=at, partition=lane.number, lease=lease))
+                found.append(Delivery(None, offset=at, partition=cursor.number, lease=lease))
         return found
 
-    def finish(self, lane: LaneFlight, offset: int) -> None:
+    def finish(self, cursor: CursorFlight, offset: int) -> None:
         """Finish a record that nobody holds."""
-        del lane.unfinished[offset]
+        del cursor.unfinished[offset]
         self.count -= 1
-        lane.attempts.pop(offset, None)
-        lane.burials.pop(offset, None)
-        key = lane.key_of.get(offset)
+        cursor.attempts.pop(offset, None)
+        cursor.burials.pop(offset, None)
+        key = cursor.key_of.get(offset)
         if key is not None:
-            state = lane.keys[key]
+            state = cursor.keys[key]
             state.held.remove(offset)
             heapify(state.held)
             state.in_flight += 1  # as if it had been handed out
-            self._finish_key(lane, offset)
+            self._finish_key(cursor, offset)
 
-    def _finish_key(self, lane: LaneFlight, offset: int) -> None:
-        key = lane.key_of.pop(offset, None)
+    def _finish_key(self, cursor: CursorFlight, offset: int) -> None:
+        key = cursor.key_of.pop(offset, None)
         if key is not None:
-            state = lane.keys[key]
+            state = cursor.keys[key]
             state.in_flight -= 1
-            self._offer(lane, key, state)
+            self._offer(cursor, key, state)
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Flight:
         done = 0
         for delivery in deliveries:
             lease = delivery.lease
-            if lease is None or lease.member is not member or lease.lane.unfinished.get(delivery.offset) is not lease:
+            if lease is None or lease.member is not member or lease.cursor.unfinished.get(delivery.offset) is not lease:
                 self._counts.stale += 1
                 continue
             self._fail(lease, delivery.offset, reason, delay_seconds, final=final)
@@ -335,84 +335,84 @@ class Flight:
         counts: bool = True,
     ) -> None:
         """End the lease of one record; unless it `counts`, its next delivery has the same number as this one."""
-        lane, attempt = lease.lane, lease.attempt if counts else lease.attempt - 1
+        cursor, attempt = lease.cursor, lease.attempt if counts else lease.attempt - 1
         lease.left -= 1
         if not lease.left:
             self._spent += 1
         lease.member.in_flight -= 1
-        lane.attempts[offset] = attempt
-        lane.unfinished[offset] = WAITING
-        key = lane.key_of.get(offset)
+        cursor.attempts[offset] = attempt
+        cursor.unfinished[offset] = WAITING
+        key = cursor.key_of.get(offset)
         if key is not None:
-            state = lane.keys[key]
+            state = cursor.keys[key]
             state.in_flight -= 1
             heappush(state.held, offset)
         most = self.settings.attempts_max
         if final or (counts and most is not None and attempt >= most):
-            self._begin_burial(lane, offset, attempt, reason)
+            self._begin_burial(cursor, offset, attempt, reason)
         else:
             delay = self.settings.retry_delay(attempt) if delay_seconds is None else delay_seconds
-            self._wait(lane, offset, delay)
+            self._wait(cursor, offset, delay)
         if key is not None:
-            self._offer(lane, key, state)
+            self._offer(cursor, key, state)
 
-    def _wait(self, lane: LaneFlight, offset: int, delay_seconds: float) -> None:
-        entry = (lane, lane.epoch, offset)
+    def _wait(self, cursor: CursorFlight, offset: int, delay_seconds: float) -> None:
+        entry = (cursor, cursor.epoch, offset)
         if delay_seconds <= 0:
             self._make_ready(entry)
             return
-        lane.unfinished[offset] = WAITING
+        cursor.unfinished[offset] = WAITING
         self._retry_count += 1
         heappush(self._retries, (self._clock.monotonic() + delay_seconds, self._retry_count, entry))
 
     def _make_ready(self, entry: Entry) -> None:
-        lane, _, offset = entry
-        lane.unfinished[offset] = READY
-        key = lane.key_of.get(offset)
+        cursor, _, offset = entry
+        cursor.unfinished[offset] = READY
+        key = cursor.key_of.get(offset)
         if key is None:
             self.due.append(entry)
         else:
-            self._offer(lane, key, lane.keys[key])
+            self._offer(cursor, key, cursor.keys[key])
 
-    def _begin_burial(self, lane: LaneFlight, offset: int, attempts: int, reason: str) -> None:
-        lane.unfinished[offset] = BURYING
-        lane.burials[offset] = attempts, reason
-        self._bury(lane, offset, attempts, reason)
+    def _begin_burial(self, cursor: CursorFlight, offset: int, attempts: int, reason: str) -> None:
+        cursor.unfinished[offset] = BURYING
+        cursor.burials[offset] = attempts, reason
+        self._bury(cursor, offset, attempts, reason)
 
     def buried(self, entry: Entry, *, done: bool) -> None:
         """The dead letter of a record is durable, or could not be made: then it is tried again later."""
-        lane, epoch, offset = entry
-        if lane.epoch != epoch or lane.unfinished.get(offset) is not BURYING:
+        cursor, epoch, offset = entry
+        if cursor.epoch != epoch or cursor.unfinished.get(offset) is not BURYING:
             return
         if done:
             self._counts.dead_lettered += 1
-            self.finish(lane, offset)
+            self.finish(cursor, offset)
         else:
-            self._wait(lane, offset, max(self.settings.retry_seconds, 1.0))
+            self._wait(cursor, offset, max(self.settings.retry_seconds, 1.0))
 
     def leave(self, member: Holder, *, lost: bool) -> None:
         """Hand out again, at once, what a member holds; it counts as an attempt if the member was `lost`."""
         for lease in list(self._leases):
             if lease.member is member and lease.left:
                 for offset in lease.offsets:
-                    if lease.lane.unfinished.get(offset) is lease:
+                    if lease.cursor.unfinished.get(offset) is lease:
                         self._fail(lease, offset, "its member was lost", 0.0, counts=lost)
         member.pending.clear()
 
-    def reset(self, lane: LaneFlight) -> None:
-        """Forget everything about a lane: its cursor is set."""
-        for lease in lane.unfinished.values():
+    def reset(self, cursor: CursorFlight) -> None:
+        """Forget all records of a cursor that is moved."""
+        for lease in cursor.unfinished.values():
             if lease is not WAITING and lease is not READY and lease is not BURYING:
                 lease.left -= 1
                 lease.member.in_flight -= 1
                 self._spent += not lease.left
-        self.count -= len(lane.unfinished)
-        lane.unfinished.clear()
-        lane.attempts.clear()
-        lane.burials.clear()
-        lane.keys.clear()
-        lane.key_of.clear()
-        lane.epoch += 1
+        self.count -= len(cursor.unfinished)
+        cursor.unfinished.clear()
+        cursor.attempts.clear()
+        cursor.burials.clear()
+        cursor.keys.clear()
+        cursor.key_of.clear()
+        cursor.epoch += 1
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -426,16 +426,16 @@ class Flight:
                 self._spent = max(self._spent - 1, 0)
                 continue
             for offset in lease.offsets:
-                if lease.lane.unfinished.get(offset) is lease:
+                if lease.cursor.unfinished.get(offset) is lease:
                     self._fail(lease, offset, f"not acked within {seconds:g} seconds", None)
         retries = self._retries
         while retries and retries[0][0] <= now:
             entry = heappop(retries)[2]
-            lane, epoch, offset = entry
-            if lane.epoch != epoch or lane.unfinished.get(offset) is not WAITING:
+            cursor, epoch, offset = entry
+            if cursor.epoch != epoch or cursor.unfinished.get(offset) is not WAITING:
                 continue
-            if offset in lane.burials:  # its dead letter could not be made
-                self._begin_burial(lane, offset, *lane.burials[offset])
+            if offset in cursor.burials:  # its dead letter could not be made
+                self._begin_burial(cursor, offset, *cursor.burials[offset])
             else:
                 self._make_ready(entry)
 
@@ -452,18 +452,18 @@ class Flight:
 
     # -- order per key -----------------------------------------------------------------------------------------------
 
-    def _offer(self, lane: LaneFlight, key: bytes, state: KeyState) -> None:
+    def _offer(self, cursor: CursorFlight, key: bytes, state: KeyState) -> None:
         """Put the next record of a key where it may be handed out: to its holder, or to anyone if nobody has one."""
         if not state.held:
             if not state.in_flight:
-                lane.keys.pop(key, None)
+                cursor.keys.pop(key, None)
             return
         head = state.held[0]
-        if lane.unfinished[head] is not READY:
+        if cursor.unfinished[head] is not READY:
             state.offered = None  # a later one that was on offer must wait for it
             return
         target = state.member if state.in_flight else DUE
         if state.offered == (head, target):
             return
         state.offered = (head, target)
-        (self.due if target is DUE else target.pending).append((lane, lane.epoch, head))
+        (self.due if target is DUE else target.pending).append((cursor, cursor.epoch, head))

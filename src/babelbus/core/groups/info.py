@@ -1,23 +1,23 @@
-"""What a group tells of its cursors, and what is kept of them."""
+"""The information about a group and its cursors, and the stored form of a cursor."""
 
 import msgspec
 
 from babelbus.core.groups.in_flight import Counts
-from babelbus.core.groups.partition_cursor import Lane
+from babelbus.core.groups.partition_cursor import PartitionCursor
 from babelbus.core.groups.settings import GroupSettings, Place
 
 SPANS_MAX = 4096
 """How many ranges of out-of-order acks are kept over a restart, for each partition; what lies behind comes again."""
 
 
-class LaneInfo(msgspec.Struct, frozen=True):
-    """Where a group is in one partition."""
+class CursorInfo(msgspec.Struct, frozen=True):
+    """The place of a group in one partition."""
 
     partition: int
     position: int
     """The offset that is handed out next."""
     committed: int
-    """Below it all is done."""
+    """All records below this offset are done."""
     end: int
     """The high watermark."""
     lag: int
@@ -27,7 +27,7 @@ class LaneInfo(msgspec.Struct, frozen=True):
 
 
 class GroupInfo(msgspec.Struct, frozen=True):
-    """What a group is and does."""
+    """The settings and figures of a group."""
 
     topic: str
     name: str
@@ -37,37 +37,37 @@ class GroupInfo(msgspec.Struct, frozen=True):
     members: int
     lag: int
     in_flight: int
-    lanes: tuple[LaneInfo, ...]
+    cursors: tuple[CursorInfo, ...] = msgspec.field(name="lanes")
     counts: Counts
 
 
-class StoredLane(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a cursor: all below `committed` is done, and what lies in `done` ([start, end) each)."""
+class StoredCursor(msgspec.Struct, frozen=True, array_like=True):
+    """The stored form of a cursor: records below `committed` and in `done` ([start, end) each) are done."""
 
     committed: int
     done: list[tuple[int, int]] = []
 
 
-def lane_info(lane: Lane) -> LaneInfo:
-    """Return where a lane is."""
-    end = lane.partition.high_watermark
-    unfinished = len(lane.flight.unfinished)
-    ahead = sum(span[1] - max(span[0], lane.position) for span in lane.done if span[1] > lane.position)
-    first = max(lane.position, lane.partition.log.first_offset)
+def cursor_info(cursor: PartitionCursor) -> CursorInfo:
+    """Return the place of a cursor."""
+    end = cursor.partition.high_watermark
+    unfinished = len(cursor.flight.unfinished)
+    ahead = sum(span[1] - max(span[0], cursor.position) for span in cursor.done if span[1] > cursor.position)
+    first = max(cursor.position, cursor.partition.log.first_offset)
     lag = max(end - first - ahead, 0) + unfinished
-    return LaneInfo(lane.number, lane.position, lane.flight.committed(lane.position), end, lag, unfinished)
+    return CursorInfo(cursor.number, cursor.position, cursor.flight.committed(cursor.position), end, lag, unfinished)
 
 
-def stored_lane(lane: Lane) -> StoredLane:
-    """Return what is to be kept of a lane."""
-    spans = lane.flight.done(lane.position, SPANS_MAX)
-    spans += [(max(start, lane.position), end) for start, end in lane.done if end > lane.position]
-    return StoredLane(lane.flight.committed(lane.position), spans[:SPANS_MAX])
+def stored_cursor(cursor: PartitionCursor) -> StoredCursor:
+    """Return the stored form of a cursor."""
+    spans = cursor.flight.done(cursor.position, SPANS_MAX)
+    spans += [(max(start, cursor.position), end) for start, end in cursor.done if end > cursor.position]
+    return StoredCursor(cursor.flight.committed(cursor.position), spans[:SPANS_MAX])
 
 
-def resolve(place: Place, lane: Lane) -> int:
+def resolve(place: Place, cursor: PartitionCursor) -> int:
     """Return the offset that a place is in one partition."""
-    partition = lane.partition
+    partition = cursor.partition
     if place.at == "beginning":
         return partition.log.first_offset
     if place.at == "offset":

@@ -1,8 +1,8 @@
 """One partition as a consumer group reads it: its cursor, and the chunk that is being handed out.
 
-A lane reads a chunk of `READ_BYTES` at a time and decodes it at once. A chunk that the partition does not keep in
-memory is *loaded*: the lane has nothing until the chunk is there, and then wakes its group. What all lanes of the
-server hold is bounded by their `ReadAhead`: over it the lane that read longest ago gives its chunk up, and reads it
+A cursor reads a chunk of `READ_BYTES` at a time and decodes it at once. A chunk that the partition does not keep in
+memory is *loaded*: the cursor has nothing until the chunk is there, and then wakes its group. What all cursors of the
+server hold is bounded by their `ReadAhead`: over it the cursor that read longest ago gives its chunk up, and reads it
 again when asked.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from babelbus.core.groups.delivery_rows import Rows
-from babelbus.core.groups.in_flight import Counts, LaneFlight
+from babelbus.core.groups.in_flight import Counts, CursorFlight
 from babelbus.core.partition import Partition
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Record
@@ -34,7 +34,7 @@ BAD_MAX = 256
 FETCH_BYTES = 64 * 2**10
 """What is read at a time to hand records out again."""
 KEPT_BYTES_MAX = 2**24
-"""What a lane keeps in memory of records that are held back behind others of their key."""
+"""What a cursor keeps in memory of records that are held back behind others of their key."""
 FETCHED_CHUNKS = 8
 """So many of those chunks are kept: records that come back mostly lie near each other."""
 
@@ -44,27 +44,27 @@ class NotLoadedError(BabelbusError):
 
 
 class ReadAhead:
-    """What the lanes of all groups may hold of chunks, in bytes."""
+    """The budget of bytes for the chunks of all groups' cursors."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes_held = 0
-        self._held: OrderedDict[Lane, int] = OrderedDict()
+        self._held: OrderedDict[PartitionCursor, int] = OrderedDict()
 
-    def hold(self, lane: "Lane", size: int) -> None:
-        """A lane has read a chunk; others give theirs up if that is too much."""
-        self.release(lane)
-        self._held[lane] = size
+    def hold(self, cursor: "PartitionCursor", size: int) -> None:
+        """Record the chunk of a cursor; when the budget is passed, the oldest chunks of other cursors are dropped."""
+        self.release(cursor)
+        self._held[cursor] = size
         self.bytes_held += size
         while self.bytes_held > self.bytes_max and len(self._held) > 1:
             next(iter(self._held)).drop()
 
-    def release(self, lane: "Lane") -> None:
-        """A lane has given its chunk up."""
-        self.bytes_held -= self._held.pop(lane, 0)
+    def release(self, cursor: "PartitionCursor") -> None:
+        """Forget the chunk of a cursor."""
+        self.bytes_held -= self._held.pop(cursor, 0)
 
 
-class Lane:
+class PartitionCursor:
     """The cursor of a group in one partition. `position` is the offset that is handed out next."""
 
     def __init__(
@@ -81,10 +81,10 @@ class Lane:
         self.position = position
         self.done = done
         """What was acked in front of others before the server started again, from `position` on; never handed out."""
-        self.flight = LaneFlight(partition.number)
+        self.flight = CursorFlight(partition.number)
         """What was handed out and not acked; nothing where an ack is not asked for."""
         self.watching: Callable[[], None] | None = None
-        """What to call when the lane need not wait for its next record any more."""
+        """Called to stop the wait for the next record."""
         self._reached = 0
         """The end of what was read: if readers are stepped back behind it, its end was lost with the disk."""
         self._rows: Rows | None = None
@@ -137,11 +137,11 @@ class Lane:
 
     @property
     def loading(self) -> Work[Chunk] | None:
-        """What the lane waits for before it has more, if anything."""
+        """The load that the cursor waits for, if any."""
         return next((one for one in (self._load, self._reload) if one is not None and not one.done), None)
 
     def _loaded(self, load: Promise) -> None:
-        if load is self._load or load is self._reload:  # else the lane has left, or was set to another place
+        if load is self._load or load is self._reload:  # else the cursor has left, or was set to another place
             self._wake()
 
     # -- fresh records -----------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Lane:
         """Return what is to be handed out next, reading it if need be; `None` when nothing is there (for now).
 
         `has_more` tells whether to ask again: what is damaged, removed or done already is passed step by step. While
-        the lane is `loading` it has nothing; it wakes its group afterwards.
+        the cursor is `loading` it has nothing; it wakes its group afterwards.
 
         Raises:
             DiskError: the disk refused; the cursor stands where it was.

@@ -18,7 +18,7 @@ from babelbus.core.groups.cursor_files import EncodedGroup, GroupFile, StoredGro
 from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, topic_name
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Counts
-from babelbus.core.groups.info import StoredLane
+from babelbus.core.groups.info import StoredCursor
 from babelbus.core.groups.partition_cursor import ReadAhead
 from babelbus.core.groups.settings import (
     END,
@@ -229,7 +229,7 @@ class Groups:
             topic = self._door.find_topic(name)
             if topic is None:
                 gone.append(group)
-            elif topic is not group.topic or len(topic.partitions) != group.lane_count:
+            elif topic is not group.topic or len(topic.partitions) != group.cursor_count:
                 group.topic_changed(topic)
         if not gone:
             return
@@ -261,7 +261,7 @@ class Groups:
         name: str,
         settings: GroupSettings,
         created_ms: int,
-        lanes: dict[int, StoredLane],
+        cursors: dict[int, StoredCursor],
         *,
         paused: bool,
     ) -> Group:
@@ -277,7 +277,7 @@ class Groups:
             make_filter=self._make_filter,
             on_changed=self._note,
             on_lost=self._lost,
-            stored=lanes,
+            stored=cursors,
             paused=paused,
         )
 
@@ -324,8 +324,8 @@ class Groups:
                 self._unsaved = True
                 continue
             # A topic in memory begins anew, and so do the cursors in it.
-            lanes = {} if topic.settings.engine == "memory" else stored.lanes
-            group = self._make(topic, stored.name, stored.settings, stored.created_ms, lanes, paused=stored.paused)
+            cursors = {} if topic.settings.engine == "memory" else stored.cursors
+            group = self._make(topic, stored.name, stored.settings, stored.created_ms, cursors, paused=stored.paused)
             self._groups[stored.topic, stored.name] = group
         if self._unsaved:
             self._note_unsaved()
