@@ -9,7 +9,7 @@ from babelbus.errors import BabelbusError
 
 
 class Action(Enum):
-    """What a grant allows."""
+    """The actions that a grant allows."""
 
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
@@ -24,7 +24,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a connection speaks for, as its protocol proved it. `source` goes into `ce_source`: protocol and name.
+    """The verified client of a connection. `source` goes into `ce_source`: protocol and name.
 
     `grants` is `None` for the clients of a protocol that gives no rights by subject.
     """

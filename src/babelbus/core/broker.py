@@ -49,10 +49,10 @@ log = logging.getLogger(__name__)
 
 PARTITIONS_MAX = 1024
 TAIL_CACHE_BYTES = 64 * 2**20
-"""What all partitions keep of their newest records unless the operator says otherwise."""
+"""Default memory for the newest records of all partitions."""
 STATE_TOPIC = "$state"
 UNTOLD_KINDS = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
-"""What happens to the state and is no event."""
+"""Kinds of state changes that are not events."""
 
 
 class TopicExistsError(BabelbusError):
@@ -64,7 +64,7 @@ class UnknownTopicError(BabelbusError):
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What is kept of a topic beside its records."""
+    """The stored settings of a topic."""
 
     partitions: int
     settings: TopicSettings
@@ -122,7 +122,7 @@ class Broker:
         self.groups: Groups
         self._on_changed: list[Callable[[], None]] = []
         self._opened: list[Callable[[], Awaitable[None]]] = []
-        """What closes the parts that were opened, in the order in which they were."""
+        """The functions that close the opened parts, in the order of opening."""
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class Broker:
         return self._topics[name]
 
     def _forget(self, name: str, store: Store) -> None:
-        """Take away what is there of a topic that could not be made, so that no restart brings it up."""
+        """Remove the remains of a topic whose creation failed, so that no restart opens it."""
         for one in {id(each): each for each in (self._catalog, store)}.values():
             try:
                 one.erase(one.hide(name))
@@ -340,7 +340,7 @@ class Broker:
                 log.debug("nothing to take away of topic %r: %s", name, error)
 
     def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
-        """Change settings of a topic while it is used; `partitions` may only grow.
+        """Update settings of a topic while it is used; `partitions` may only grow.
 
         Raises:
             UnknownTopicError: there is none of this name.
@@ -526,7 +526,7 @@ class Broker:
         return self._table.find(subject)
 
     def subscribe(self, pattern: Pattern, receiver: Receiver) -> Subscription:
-        """Let a receiver have the events that are published from now on under matching subjects."""
+        """Register a receiver for the events that are published from now on under matching subjects."""
         return self.router.add(pattern, receiver)
 
     def unsubscribe(self, subscription: Subscription) -> None:
@@ -583,7 +583,7 @@ class Broker:
     # -- care --------------------------------------------------------------------------------------------------------
 
     async def clean(self) -> int:
-        """Do what retention and compaction ask for, in a thread for each engine; return how many bytes became free.
+        """Run retention and compaction, in a thread for each engine; return how many bytes became free.
 
         An engine whose last cleaning is still under way is left out: it may hang.
         """

@@ -80,6 +80,6 @@ class Fanout(Generic[Key, Receiver, MadeFan]):
         return runs
 
     def clear(self) -> None:
-        """Forget all fans: more than subscriptions has changed."""
+        """Remove all fans: more than subscriptions has changed."""
         self.fans.clear()
         self._sets.clear()

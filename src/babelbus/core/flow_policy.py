@@ -1,4 +1,4 @@
-"""What a receiver wants to happen with what it does not take in time."""
+"""The policy for events that a receiver does not take in time."""
 
 from typing import Literal
 

@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class Flushable(Protocol):
-    """What can be flushed: a partition."""
+    """A log that can be flushed: a partition."""
 
     def flush_log(self) -> int:
-        """Make it durable, in the flusher's thread; return the offset up to which it is."""
+        """Flush the log, in the flusher's thread; return the offset up to which it is durable."""
 
     def flushed(self, durable_offset: int, error: StorageError | None) -> None:
-        """Hear in the event loop what became of it."""
+        """Handle the outcome of a flush, in the event loop."""
 
 
 Outcome = tuple[Flushable, int, StorageError | None]
@@ -46,7 +46,7 @@ class Flusher:
         self._thread.start()
 
     def request(self, partition: Flushable) -> None:
-        """Ask for a flush of everything that is appended now; `flushed` tells. Costs about 2 us."""
+        """Schedule a flush of all appended records; `flushed` reports the outcome. Costs about 2 us."""
         self._requests.put(partition)
 
     def _run(self) -> None:

@@ -103,12 +103,12 @@ class Partition:
         return self._high_watermark
 
     def step_back(self) -> None:
-        """Hide from readers what the log has lost."""
+        """Remove records that the log has lost from the view of readers."""
         self._high_watermark = min(self._high_watermark, self.log.next_offset)
         self._wake_beyond(self._high_watermark)
 
     def configure(self, settings: TopicSettings, checkpoint_bytes: int) -> None:
-        """Take other settings from now on; publishers that come are answered at their ack level."""
+        """Apply new settings; later publishers are answered at the new ack level."""
         if self.pending is not None:
             self.pending()
         self._write_deferred()
@@ -207,7 +207,7 @@ class Partition:
             self._request_flush(sync=due)
 
     def _defer_again(self) -> None:
-        """Take back accepted batches that could not be written, in front of those that came meanwhile."""
+        """Return accepted batches that could not be written to the queue, in front of later batches."""
         for batch in reversed(self._unwritten):
             self._deferred.appendleft(batch)
             self._deferred_count += batch.count
@@ -252,7 +252,7 @@ class Partition:
         return self.log.durable()
 
     async def flush(self) -> int:
-        """Make the log durable, whatever its ack level is; return the offset up to which it is.
+        """Flush the log at any ack level; return the offset up to which it is durable.
 
         Raises:
             StorageError: the engine refused.
@@ -353,7 +353,7 @@ class Partition:
         self.step_back()
 
     async def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for, in the cleaner's thread; return how many bytes became free.
+        """Run retention and compaction, in the cleaner's thread; return how many bytes became free.
 
         Raises:
             StorageError, OSError: the engine refused.
@@ -369,7 +369,7 @@ class Partition:
         return freed
 
     def forget_tail(self) -> None:
-        """Forget the records that are kept in memory: who reads next asks the engine."""
+        """Drop the records that are kept in memory: the next read goes to the engine."""
         if self._tail is not None:
             self._tail.clear()
 
@@ -417,7 +417,7 @@ class Partition:
             heappop(watchers)[2]()
 
     def _wake_beyond(self, high_watermark: int) -> None:
-        """Let those look who wait for an offset that is beyond the end now: their place is gone."""
+        """Call the watchers of offsets that are beyond the end now."""
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             if watcher[0] > high_watermark:

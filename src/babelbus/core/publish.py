@@ -51,14 +51,14 @@ class LateBodies(Protocol):
         """Return the records, whose time is `timestamp`."""
 
     def appended(self, receipt: Receipt) -> None:
-        """Take the receipt of the batch in which the records are."""
+        """Follow the receipt of the batch that contains the records."""
 
 
 Content = Payloads | Bodies | LateBodies | RecordBatch | list[Event]
 
 
 class Publication(msgspec.Struct, frozen=True, gc=False):
-    """What one caller publishes at once, and on whose behalf.
+    """The records or events of one publish call, and the client that publishes them.
 
     Without a `topic` the subject of each event decides. A `RecordBatch` was checked by `records.parse_records`, or the
     server made it; with a `producer_id` a batch that was stored before is not stored again and gets its first place,

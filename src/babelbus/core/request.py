@@ -126,7 +126,7 @@ class Requests(Generic[R]):
         return self._abandoned.get(subject)
 
     def forget(self, subject: str) -> None:
-        """Forget the abandoned requests to a subject: their messages are gone."""
+        """Remove the abandoned requests to a subject: their messages are gone."""
         self._abandoned.pop(subject, None)
 
     def tick(self) -> None:
@@ -173,7 +173,7 @@ class Requests(Generic[R]):
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """What a responder says."""
+    """The answer of a responder."""
 
     payload: bytes | None
     headers: Headers = ()
@@ -212,7 +212,7 @@ class Responders:
         self._numbers = itertools.count()
 
     def add(self, pattern: Pattern, answerer: Answerer, group: str = "") -> Subscription:
-        """Let somebody answer requests to the subjects of a pattern."""
+        """Register a responder for the subjects of a pattern."""
         return self._router.add(pattern, lambda _: None, owner=_Responder(group, answerer))
 
     def remove(self, responder: Subscription) -> None:
@@ -222,7 +222,7 @@ class Responders:
     def request(
         self, subject: str, payload: bytes | None, headers: Headers, deadline: float, principal: Identity
     ) -> Request[Reply]:
-        """Ask whoever answers requests to a subject; every failure is the error of the request.
+        """Send a request to a responder of the subject; every failure is the error of the request.
 
         A request is a publication: it needs that right.
         """

@@ -73,7 +73,7 @@ class Router:
         """Number of subscriptions."""
 
     def add(self, pattern: Pattern, receiver: Receiver, *, shared: bool = False, owner: object = None) -> Subscription:
-        """Let a receiver have what is published from now on under matching subjects.
+        """Register a receiver for the events that are published from now on under matching subjects.
 
         A receiver of several subscriptions gets an event once for each; with `shared`, once for all of them: so a
         protocol encodes an event once, whatever number of its clients want it.
@@ -105,7 +105,7 @@ class Router:
             self._forget(subscription.pattern)
 
     def _forget(self, pattern: Pattern) -> None:
-        """Forget the routes that a change of this pattern concerns."""
+        """Remove the routes that a change of this pattern concerns."""
         literal = pattern.literal
         if literal is not None:
             route = self._cache.pop(literal, None)
@@ -152,7 +152,7 @@ class Router:
         return found
 
     def route(self, events: Sequence[Event]) -> None:
-        """Hand each receiver the events that it wants, together and in order; not those that came `via` itself."""
+        """Deliver matching events to each receiver, together and in order, except events that came `via` itself."""
         if self.empty:
             return
         wanted: dict[object, tuple[Receiver, list[Event]]] = {}

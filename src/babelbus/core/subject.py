@@ -121,7 +121,7 @@ class TopicTable:
         self._cache: dict[str, str | None] = {}
 
     def replace(self, names: set[str]) -> None:
-        """Take the names of the topics that there are now."""
+        """Replace the names of the topics."""
         self.names = set(names)
         self._cache.clear()
 

@@ -19,7 +19,7 @@ FORGOTTEN_MAX = 1024
 
 
 class TailBudget:
-    """What the tails of all partitions may hold together, in bytes; 0 keeps nothing."""
+    """The budget of bytes for the tails of all partitions; 0 keeps no batch."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -110,7 +110,7 @@ class Tail:
         return Chunk(bytes(parts[0]) if len(parts) == 1 else b"".join(parts), offset, at)
 
     def cut(self, next_offset: int) -> None:
-        """Forget the batches that reach beyond `next_offset`: their offsets are given again."""
+        """Drop the batches that reach beyond `next_offset`: their offsets are assigned again."""
         while self._end > next_offset:
             if self._first == len(self._batches):
                 self.clear()
@@ -122,7 +122,7 @@ class Tail:
             self._release(batch)
 
     def forget_first(self) -> None:
-        """Forget the oldest batch."""
+        """Drop the oldest batch."""
         batch = self._batches[self._first]
         assert batch is not None
         self._batches[self._first] = None
@@ -135,7 +135,7 @@ class Tail:
         self._release(batch)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all batches."""
         size, self.bytes_held = self.bytes_held, 0
         self._batches, self._bases, self._first, self._end = [], [], 0, -1
         self._budget.shrink(self, size)

@@ -325,7 +325,7 @@ class Topic:
     # -- live subscriptions ------------------------------------------------------------------------------------------
 
     def _show(self, receipt: Receipt, events: Sequence[Event]) -> None:
-        """Hand events to the live subscriptions once their ack level is reached; never what was refused."""
+        """Deliver events to the live subscriptions once their ack level is reached, refused events never."""
         receipt.when_done(lambda done: None if done.error else self._on_visible(self.name, events))
 
     def decode(self, data: bytes, positions: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[Event]:
