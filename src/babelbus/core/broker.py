@@ -292,8 +292,9 @@ class Broker:
         Blocks for some flushes of the disk, about 5 ms a partition.
 
         Raises:
-            InvalidTopicNameError, InvalidSettingError: the name, the number of partitions or a setting is none.
-            TopicExistsError: there is one of this name.
+            InvalidTopicNameError: the name is not valid.
+            InvalidSettingError: the number of partitions or a setting is not valid.
+            TopicExistsError: a topic has this name.
             StorageError: the disk refused.
         """
         check_topic_name(name)
@@ -343,7 +344,7 @@ class Broker:
         """Update settings of a topic while it is used; `partitions` may only grow.
 
         Raises:
-            UnknownTopicError: there is none of this name.
+            UnknownTopicError: no topic has this name.
             InvalidSettingError: a setting is unknown, wrong, or cannot change; nothing was changed.
             StorageError: the disk refused.
         """
@@ -422,7 +423,7 @@ class Broker:
         """Return a topic.
 
         Raises:
-            UnknownTopicError: there is none of this name.
+            UnknownTopicError: no topic has this name.
         """
         try:
             return self._topics[name]
@@ -433,7 +434,7 @@ class Broker:
             raise UnknownTopicError(f"there is no topic {name!r}") from None
 
     def find_topic(self, name: str) -> Topic | None:
-        """Return a topic, `None` if there is none of this name."""
+        """Return a topic, `None` if no topic has this name."""
         return self._topics.get(name)
 
     def has_topic(self, name: str) -> bool:

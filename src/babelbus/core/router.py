@@ -135,7 +135,7 @@ class Router:
         return self.route_of(subject).subscriptions
 
     def route_of(self, subject: str) -> Route:
-        """Return the route of a subject; a dictionary look-up as a rule."""
+        """Return the route of a subject; usually a dictionary look-up."""
         found = self._cache.get(subject)
         if found is not None:
             return found

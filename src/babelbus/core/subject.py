@@ -126,7 +126,7 @@ class TopicTable:
         self._cache.clear()
 
     def find(self, subject: str) -> str | None:
-        """Return the name of the topic that records a subject, or `None`. Costs a dictionary look-up as a rule."""
+        """Return the name of the topic that records a subject, or `None`. Usually costs a dictionary look-up."""
         try:
             return self._cache[subject]
         except KeyError:

@@ -64,7 +64,7 @@ class _Branch(Generic[T]):
         return self.rest if depth == DEPTH_MAX else None
 
     def add(self, item: T, depth: int) -> "_Branch[T] | None":
-        """Add an item; return the branch that has to add the item next, `None` if there is none."""
+        """Add an item; return the branch that has to add the item next, `None` if no branch has to."""
         self.size += 1
         held = self.held(item, depth)
         if held is not None:

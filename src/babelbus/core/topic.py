@@ -121,7 +121,7 @@ class Topic:
         """Return a partition.
 
         Raises:
-            UnknownPartitionError: there is none of this number.
+            UnknownPartitionError: the topic has no partition of this number.
         """
         if not 0 <= number < len(self.partitions):
             raise UnknownPartitionError(

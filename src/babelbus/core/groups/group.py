@@ -199,7 +199,7 @@ class Group:
     # -- cursors -----------------------------------------------------------------------------------------------------
 
     def seek(self, place: Place) -> None:
-        """Go on at another place. What was handed out is nobody's matter any more: acks of it are stale.
+        """Move the cursors. Outstanding deliveries are dropped; later acks for them count as stale.
 
         Raises:
             UnknownPartitionError: the place names a partition that there is not.
@@ -215,18 +215,18 @@ class Group:
         self.wake()
 
     def catch_up(self) -> None:
-        """Go on at the oldest record that the topic's `retention_records` keep, where a cursor is behind it."""
+        """Move cursors that are behind the oldest record kept by the topic's `retention_records` to that record."""
         for cursor in list(self._cursors):
             oldest = cursor.partition.oldest
             if stored_cursor(cursor).committed < oldest:
                 self.seek(at_offset(oldest, cursor.number))
 
     def pause(self) -> None:
-        """Hand nothing out, neither pushed nor taken, until `resume`; acks are taken meanwhile. Kept over restarts."""
+        """Pause all deliveries, pushed and taken, until `resume`; acks still count. Kept over restarts."""
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Hand records out again."""
+        """Resume deliveries."""
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:
@@ -269,7 +269,7 @@ class Group:
     # -- pulling -----------------------------------------------------------------------------------------------------
 
     def take(self, count: int, member: Member | None = None) -> list[Delivery]:
-        """Take up to `count` records now, in competition with the members; an empty list when nothing is there.
+        """Fetch up to `count` records now, in competition with the members; an empty list when nothing is there.
 
         It never waits: if `loading` is not `None` afterwards, more comes when that is done. It looks through
         `TAKE_BYTES` at most: with a filter that wants little it may give nothing although there is something further
@@ -323,7 +323,7 @@ class Group:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Hand records out in the next turn of the event loop."""
+        """Deliver records in the next turn of the event loop."""
         if not self._scheduled and not self.closed:
             self._scheduled = True
             self._loop.call_soon(self._turn)
@@ -362,7 +362,7 @@ class Group:
     # -- time, the topic and the end ---------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do what is due: end leases that were not acked, hand out what has waited. The group's timer calls it."""
+        """Run due work: end leases that were not acked, deliver waiting records. The group's timer calls it."""
         if self.closed or self._flight is None:
             return
         self._flight.tick()

@@ -25,7 +25,7 @@ class MemberGroup(Protocol):
     settings: GroupSettings
 
     def wake(self) -> None:
-        """Hand records out in the next turn of the event loop."""
+        """Deliver records in the next turn of the event loop."""
 
     def take(self, count: int, member: "Member | None" = None) -> list[Delivery]:
         """Return up to `count` records now, in competition with the other members."""
@@ -112,32 +112,32 @@ class Member(Holder):
     # -- flow --------------------------------------------------------------------------------------------------------
 
     def set_credit(self, credit: int | None) -> None:
-        """Let it have `credit` more records from now on, whatever was left."""
+        """Set the credit: `credit` more records, whatever credit was left."""
         self.credit = credit
         self._group.wake()
 
     def add_credit(self, count: int) -> None:
-        """Let it have `count` more records beside those that are left; no change where there is no limit."""
+        """Add `count` records to the credit; no change if there is no limit."""
         if self.credit is not None:
             self.credit = max(self.credit, 0) + count
             self._group.wake()
 
     def set_window(self, window: int | None) -> None:
-        """Let it hold at most `window` records without an ack."""
+        """Limit the records without an ack to `window`."""
         self.window = window
         self._group.wake()
 
     def set_filter(self, wanted: RecordFilter | None) -> None:
-        """Offer it only records that `wanted` takes, from now on."""
+        """Deliver only records that `wanted` accepts, from now on."""
         self.filter = wanted
         self._group.wake()
 
     def hold(self) -> None:
-        """Hand it nothing until `resume`: its connection is full, or a reply must go first."""
+        """Pause deliveries until `resume`: the connection is full, or a reply must go first."""
         self.held = True
 
     def resume(self) -> None:
-        """Hand it records again."""
+        """Resume deliveries."""
         if self.held:
             self.held = False
             self._group.wake()
@@ -145,7 +145,7 @@ class Member(Holder):
     # -- acks (explicit mode) ----------------------------------------------------------------------------------------
 
     def ack(self, deliveries: Iterable[Delivery]) -> int:
-        """Say that records are done. Returns how many were its own; the others are counted as stale and not touched.
+        """Acknowledge records; return how many the member held. Other records are counted as stale and not touched.
 
         Raises:
             GroupClosedError: it has left, or the group is gone.
@@ -153,7 +153,7 @@ class Member(Holder):
         return self._group.ack(self, deliveries)
 
     def ack_offsets(self, partition: int, offsets: Iterable[int]) -> int:
-        """Do the same by offset. It cannot tell two deliveries of one record to this same member apart.
+        """Acknowledge records by offset, which cannot distinguish two deliveries of a record to the same member.
 
         Raises:
             GroupClosedError: it has left, or the group is gone.
@@ -169,7 +169,7 @@ class Member(Holder):
         return self._group.ack(self, self._group.held_up_to(self, partition, offset))
 
     def nack(self, deliveries: Iterable[Delivery], *, reason: str = "", delay_seconds: float | None = None) -> int:
-        """Give records back, to be handed out again after a while; `None` takes the back-off of their attempt.
+        """Return records, to be delivered again after a delay; `None` takes the back-off of their attempt.
 
         `reason` is what a dead letter says if there was no attempt left. Returns how many were its own.
 
@@ -179,7 +179,7 @@ class Member(Holder):
         return self._group.nack(self, deliveries, reason or "nack", delay_seconds, final=False)
 
     def reject(self, deliveries: Iterable[Delivery], *, reason: str = "") -> int:
-        """Make dead letters of records: no other attempt would help. Returns how many were its own.
+        """Reject records as dead letters: no other attempt would help. Returns how many were its own.
 
         Raises:
             GroupClosedError: it has left, or the group is gone.
@@ -187,7 +187,7 @@ class Member(Holder):
         return self._group.nack(self, deliveries, reason or "rejected", None, final=True)
 
     def take(self, count: int) -> list[Delivery]:
-        """Take up to `count` records now, whatever its credit; see `Group.take`."""
+        """Fetch up to `count` records now, whatever the credit; see `Group.take`."""
         return self._group.take(count, self)
 
     def leave(self, *, lost: bool = False) -> None:

@@ -108,14 +108,14 @@ class PartitionCursor:
         return self.position < self.partition.high_watermark
 
     def seek(self, offset: int) -> None:
-        """Go on at another offset; one below what is still there becomes the first that is."""
+        """Move to another offset; an offset below the first stored record becomes that record's."""
         self.position = max(offset, self.partition.log.first_offset)
         self.done = []
         self._reached = 0
         self.leave()
 
     def rebind(self, partition: Partition) -> None:
-        """Go on in a partition that was opened again."""
+        """Continue in a partition that was opened again."""
         self.leave()
         self.partition = partition
 
@@ -131,7 +131,7 @@ class PartitionCursor:
         self.drop()
 
     def drop(self) -> None:
-        """Give the chunk up; it is read again when it is needed."""
+        """Drop the chunk, which is read again when it is needed."""
         self._rows = None
         self._read_ahead.release(self)
 

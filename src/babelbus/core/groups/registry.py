@@ -152,7 +152,7 @@ class Groups:
         return Place("offset", partition=partition, offsets=offsets)
 
     def alter(self, topic: str, name: str, changes: dict[str, Any]) -> Group:
-        """Change settings of a group, durably, while it is used.
+        """Update settings of a group, durably, while it is used.
 
         Raises:
             UnknownGroupError: there is none.
