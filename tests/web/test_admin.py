@@ -18,6 +18,7 @@ from babelbus.clock import Clock
 from babelbus.config import AdminSettings, Config
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
+from babelbus.storage.contract import BadRange
 from babelbus.storage.errors import DiskFullError
 from babelbus.web.admin import AdminServer
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
@@ -245,6 +246,20 @@ def test_health_names_its_reasons_and_stays_200_while_readiness_may_fail() -> No
         bus.stopping = True
         reasons.append("the server stops")
         assert await call("GET", "/ready") == (503, {"ready": False, "reasons": reasons})
+
+    serve(test)
+
+
+def test_health_names_the_offsets_that_a_start_found_damaged() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        partition = bus.broker.create_topic("a", 2, {}).partitions[1]
+        partition.log.recovery.bad.append(("a.log", BadRange(0, 0, 160, 200, "the segment ends early")))
+        status, body = await call("GET", "/health")
+        assert (status, body["status"]) == (200, "degraded")
+        (reason,) = body["reasons"]
+        assert reason.startswith("topic a, partition 1: offsets 160 to 199 cannot be read (the segment ends early)")
+        assert "restore the file" in reason
+        assert "babelbus repair" in reason
 
     serve(test)
 

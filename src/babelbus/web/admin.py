@@ -284,6 +284,13 @@ def health_reasons(server: Host) -> list[str]:
         failing = next((one.failing for one in topic.partitions if one.failing is not None), None)
         if failing is not None:
             reasons.append(f"topic {topic.name}: {failing}")
+        reasons += [
+            f"topic {topic.name}, partition {partition.number}: offsets {bad.offset} to {bad.next_offset - 1} "
+            f"cannot be read ({bad.reason}); restore the file, or accept the loss with 'babelbus repair'"
+            for partition in topic.partitions
+            for _, bad in partition.log.recovery.bad
+            if bad.next_offset > partition.log.first_offset
+        ]
     reasons += [f"topic {name} is not open: {error}" for name, error in server.broker.damaged_topics.items()]
     if server.stopping:
         reasons.append("the server stops")
