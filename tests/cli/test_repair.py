@@ -106,3 +106,14 @@ def test_a_database_that_cannot_be_reached_is_a_problem_and_the_folder_is_checke
     assert told.returncode == 1
     assert "100 records" in told.stdout
     assert "postgresql://127.0.0.1:1/nowhere" in told.stdout
+
+
+@pytest.mark.parametrize("name", ["topics/a/settings.json", "groups.0", "zbus.json"])
+def test_a_damaged_note_is_named_with_what_to_do(stopped: Shell, name: str) -> None:
+    path = stopped.data / name
+    path.write_bytes(b"00000000\n{}")
+    for command in ("check", "repair"):
+        done = stopped.run_raw(command)
+        assert done.returncode == 1
+        assert f"{path}: note: " in done.stdout
+        assert "put a copy of the file back" in done.stdout

@@ -1,6 +1,7 @@
 """The administration endpoint over a real socket, in front of a real broker."""
 
 import asyncio
+import errno
 import io
 import os
 import stat
@@ -18,9 +19,12 @@ from babelbus.clock import Clock
 from babelbus.config import AdminSettings, Config
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
+from babelbus.records.format import encode_payloads
+from babelbus.storage.contract import BadRange
 from babelbus.storage.errors import DiskFullError
 from babelbus.web.admin import AdminServer
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
+from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus
 
 TOKEN = "a token for tests"
@@ -245,6 +249,55 @@ def test_health_names_its_reasons_and_stays_200_while_readiness_may_fail() -> No
         bus.stopping = True
         reasons.append("the server stops")
         assert await call("GET", "/ready") == (503, {"ready": False, "reasons": reasons})
+
+    serve(test)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_disk_that_refuses_is_named_until_it_takes_records_again(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        partition = bus.broker.create_topic("a", 1, {}).partitions[0]
+        assert isinstance(bus.bus.files, FaultyFiles)
+        bus.bus.files.fail("pwrite", number, times=2, suffix="0.log")
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                partition.append(encode_payloads([b"x"], [1], partition.next_offset))
+        await partition.flush()
+        partition.flushed(partition.next_offset, None)
+        status, body = await call("GET", "/health")
+        assert (status, body["status"]) == (200, "degraded")
+        assert (await call("GET", "/ready"))[0] == 503
+        partition.append(encode_payloads([b"x"], [1], partition.next_offset))
+        assert await call("GET", "/health") == (200, {"status": "ok", "reasons": []})
+        assert (await call("GET", "/ready"))[0] == 200
+
+    serve(test)
+    lines = [1, 1] if number == errno.ENOSPC else [0, 0]
+    assert [caplog.text.count("the disk is full"), caplog.text.count("room again")] == lines
+
+
+def test_a_topic_that_a_full_disk_refuses_is_507() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        assert isinstance(bus.bus.files, FaultyFiles)
+        bus.bus.files.fail("open", errno.ENOSPC, suffix="settings.json.new")
+        status, body = await call("POST", "/api/topics", {"name": "a"})
+        assert (status, body["code"]) == (507, "disk_full")
+
+    serve(test)
+
+
+def test_health_names_the_offsets_that_a_start_found_damaged() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        partition = bus.broker.create_topic("a", 2, {}).partitions[1]
+        partition.log.recovery.bad.append(("a.log", BadRange(0, 0, 160, 200, "the segment ends early")))
+        status, body = await call("GET", "/health")
+        assert (status, body["status"]) == (200, "degraded")
+        (reason,) = body["reasons"]
+        assert reason.startswith("topic a, partition 1: offsets 160 to 199 cannot be read (the segment ends early)")
+        assert "restore the file" in reason
+        assert "babelbus repair" in reason
 
     serve(test)
 

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from babelbus.storage.disk import Problem, Report
 
 DATABASE_NAME = "db.sqlite"
+GROUP_NOTES = ("groups.0", "groups.1")
+NOTES = ("zbus.json", *GROUP_NOTES)
 DATABASE_ADVICE = "a database is never changed by repair: restore its rows from a backup"
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: a problem a line, then the summary.")
@@ -50,6 +53,7 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
     with _bytes_read(f"check {path}") as advance:
         report = check_folder(LocalFiles(), path, progress=advance, live=live)
     advice = f"stop the server and run 'babelbus repair {path}'" if report.all_problems else ""
+    _add_notes(report, path)
     if _add_database(report, target, path, live=live):
         advice = "; ".join(filter(None, (advice, DATABASE_ADVICE)))
     _tell(report, "repair would", as_json, advice, {})
@@ -83,6 +87,7 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
     with _bytes_read(f"repair {path}") as advance:
         report = repair_folder(LocalFiles(), path, dry_run=dry_run, progress=advance)
     mendable = bool(report.all_problems)
+    _add_notes(report, path)
     in_database = _add_database(report, target, path, live=False)
     left = report.all_problems if dry_run else report.left
     advice = ""
@@ -120,6 +125,21 @@ class _Catalogued(msgspec.Struct):
 
     partitions: int
     settings: _Settings
+
+
+def _add_notes(report: "Report", path: str) -> None:
+    """Add the damaged notes of a data folder to a report: settings of topics, cursors of groups, queues of zbus."""
+    from babelbus.storage.disk import Problem
+
+    for file in sorted([*Path(path).glob("topics/*/settings.json"), *map(Path(path).joinpath, NOTES)]):
+        if not file.exists():
+            continue
+        try:
+            notes.decode(file.read_bytes(), dict[str, object], path=str(file), bare=file.name not in GROUP_NOTES)
+        except (OSError, notes.DamagedNoteError) as error:
+            problem = Problem("note", str(file), str(error), f"nothing: {notes.COPY_BACK}")
+            report.problems.append(problem)
+            report.left.append(problem)
 
 
 def _in_database(path: str) -> dict[str, int]:

@@ -4,14 +4,19 @@ No engine shares a thread with another one, so a database that hangs delays nobo
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from babelbus.clock import Clock
 from babelbus.core.flusher import Flusher
+from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.contract import Store
+from babelbus.storage.errors import DiskFullError
+
+log = logging.getLogger(__name__)
 
 READERS = 4
 """Threads that read from one engine: so many cold reads are under way at once."""
@@ -31,6 +36,20 @@ class Backend:
         self.flusher = Flusher(loop, clock, metrics, engine)
         self._loop = loop
         self._readers = ThreadPoolExecutor(READERS, f"reader-{engine}")
+        self.failing: StorageError | None = None
+        """Why the last append to any of its topics failed; `None` when it did not."""
+
+    def note_failure(self, error: StorageError) -> None:
+        """Record a failed append; log the first one that finds the disk full."""
+        if isinstance(error, DiskFullError) and not isinstance(self.failing, DiskFullError):
+            log.error("engine %s: the disk is full, records are refused: %s; free some room", self.engine, error)
+        self.failing = error
+
+    def note_success(self) -> None:
+        """Record an append that worked after one that failed."""
+        if isinstance(self.failing, DiskFullError):
+            log.warning("engine %s: the disk has room again, records are stored", self.engine)
+        self.failing = None
 
     async def ask(self, work: Callable[[], T]) -> T:
         """Return what `work` gives: called at once where a read never waits, otherwise in a reader's thread.

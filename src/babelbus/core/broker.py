@@ -43,7 +43,7 @@ from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SOURCE_HEADER
 from babelbus.records.record import Headers
 from babelbus.storage import notes
 from babelbus.storage.contract import Store
-from babelbus.storage.files import FileSystem
+from babelbus.storage.files import FileSystem, disk_error
 
 log = logging.getLogger(__name__)
 
@@ -328,7 +328,7 @@ class Broker:
             self._forget(name, store)
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(f"topic {name!r} could not be made: {error.strerror}") from error
+            raise disk_error(error, f"creating topic {name!r}") from error
         self._changed()
         return self._topics[name]
 

@@ -56,6 +56,8 @@ class Partition:
         """Appends the records that this turn of the event loop has gathered; set while there are such records."""
         self.failing: StorageError | None = None
         """Why the last append or flush failed; `None` when it did not."""
+        self._append_failed = False
+        """Whether the last append failed: then a flush that works does not mean that records can be stored."""
         self._ack: Ack = settings.ack
         self._retention_records = settings.retention_records
         self._backend = backend
@@ -140,7 +142,7 @@ class Partition:
         except StorageError as error:
             self._note_failure(error)
             raise
-        self.failing = None
+        self._note_success()
         self._keep(batch, base_offset)
         receipt = Receipt(self.number, base_offset, batch.count)
         # Behind records that wait for a flush nobody reads earlier, even if the level was lowered meanwhile.
@@ -161,8 +163,16 @@ class Partition:
         if self._tail is not None:
             self._tail.add(batch if batch.base_offset == base_offset else rebase(batch, base_offset))
 
+    def _note_success(self) -> None:
+        self.failing = None
+        self._append_failed = False
+        if self._backend.failing is not None:
+            self._backend.note_success()
+
     def _note_failure(self, error: StorageError) -> None:
         self.failing = error
+        self._append_failed = True
+        self._backend.note_failure(error)
         if not isinstance(error, DiskFullError):
             self._request_flush()  # which puts things right where they can be
 
@@ -192,7 +202,7 @@ class Partition:
                 log.warning("%d accepted records wait in memory: %s", self._deferred_count, error)
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._write_deferred)
                 return
-            self.failing = None
+            self._note_success()
             self._keep(batch, base_offset)
             self._deferred.popleft()
             self._deferred_count -= batch.count
@@ -276,7 +286,8 @@ class Partition:
             # What the disk did not give back is gone, and its offsets are given again.
             self.step_back()
             return
-        self.failing = None
+        if not self._append_failed:
+            self.failing = None
         self._unflushed_bytes = 0
         while self._unwritten and self._unwritten[0].base_offset < durable_offset:
             self._unwritten.popleft()

@@ -228,7 +228,8 @@ class AdminServer:
         return answer({"status": "degraded" if reasons else "ok", "reasons": reasons})
 
     async def _get_ready(self, request: web.Request) -> web.Response:
-        ready = not self._server.stopping
+        failing = any(backend.failing is not None for backend in self._broker.backends.values())
+        ready = not self._server.stopping and not failing
         return answer({"ready": ready, "reasons": health_reasons(self._server)}, status=200 if ready else 503)
 
     async def _list_topics(self, request: web.Request) -> web.Response:
@@ -284,6 +285,13 @@ def health_reasons(server: Host) -> list[str]:
         failing = next((one.failing for one in topic.partitions if one.failing is not None), None)
         if failing is not None:
             reasons.append(f"topic {topic.name}: {failing}")
+        reasons += [
+            f"topic {topic.name}, partition {partition.number}: offsets {bad.offset} to {bad.next_offset - 1} "
+            f"cannot be read ({bad.reason}); restore the file, or accept the loss with 'babelbus repair'"
+            for partition in topic.partitions
+            for _, bad in partition.log.recovery.bad
+            if bad.next_offset > partition.log.first_offset
+        ]
     reasons += [f"topic {name} is not open: {error}" for name, error in server.broker.damaged_topics.items()]
     if server.stopping:
         reasons.append("the server stops")

@@ -70,6 +70,7 @@ def test_a_torn_tail_of_every_length_is_cut_and_no_more(behind: bytes) -> None:
     positions = walk(bytes(whole.content(LOG)))
     for cut in range(positions[-4], positions[-1]):
         files = stored()
+        files.unlink(f"{FOLDER}/checkpoint")  # a killed server noted no end
         del files.content(LOG)[cut:]
         files.content(LOG).extend(behind)
         # A few bytes of what is behind may happen to be those that were cut.
@@ -102,7 +103,7 @@ def test_a_record_inside_the_payload_of_a_torn_one_is_not_taken_for_a_stored_one
     fill(log, 5)
     inner = bytes(encode_batch(numbered(3, first=6), 6).data)
     append(log, [Record(b"5." + inner + bytes(500), timestamp=NOW)])
-    log.close()
+    log.flush()
     del files.content(LOG)[-10:]
     log = open_log(files)
     assert log.next_offset == 5
@@ -244,12 +245,12 @@ def test_a_wrong_index_entry_is_noticed_when_it_is_used(entry: int) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        Checkpoint(0, 10**9, 10**6, {}),
+        Checkpoint(0, 10**9, 8000, {}),
         Checkpoint(6000, 55, 6001, {}),
         Checkpoint(6000, 1, 6000, {}),
         Checkpoint(6000, 61_000, 7024, {}),
         Checkpoint(6000, 10**7, 7024, {}),
-        Checkpoint(12345, 0, 12345, {}),
+        Checkpoint(1234, 0, 1234, {}),
         Checkpoint(3000, 0, 3000, {}),
         Checkpoint(6000, 0, 6000, {}, format=2),
     ],
@@ -273,6 +274,51 @@ def test_a_checkpoint_of_another_log_of_equal_shape_cuts_nothing() -> None:
 
 def refused(log: Log) -> list[int]:
     return [offset for offset, record in served(log) if record is None]
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "shortened", "all removed"])
+def test_a_log_that_ends_before_its_durable_end_is_refused_there_and_gives_no_offset_twice(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    for _ in range(5):
+        fill(log, 40)
+        log.roll()
+    log.trim(40)
+    fill(log, 7)
+    log.close()
+    kept = {path: files.read_file(path) for path in files.paths()}
+    last = f"{FOLDER}/{200:020d}"
+    first = 200
+    if how == "removed":
+        files.unlink(f"{last}.log")
+    elif how == "emptied":
+        files.content(f"{last}.log").clear()
+    elif how == "shortened":
+        del files.content(f"{last}.log")[-1:]
+        first = 206
+    else:
+        for path in files.paths():
+            if path.endswith(".log"):
+                files.unlink(path)
+    for start in range(3):  # the checkpoint of an earlier start must not hide the loss
+        caplog.clear()
+        log = open_log(files)
+        assert log.next_offset == 207 + start
+        if how != "all removed":
+            assert [(bad.offset, bad.next_offset) for _, bad in log.recovery.bad] == [(first, 207)]
+            assert f"offsets {first} to 206 cannot be read" in caplog.text
+        assert "restore the file, or accept the loss with 'babelbus repair'" in caplog.text
+        with pytest.raises(CorruptRecordError):
+            log.read(first, 1000)
+        assert append(log, numbered(1, first=207 + start)) == 207 + start
+        log.close()
+    if how != "all removed":
+        files.replace_file(f"{last}.log", kept[f"{last}.log"])
+        log = open_log(files)
+        assert not log.recovery.bad
+        assert [number_of(record) for record in read_all(log)] == list(range(40, 210))
 
 
 def test_a_missing_segment_is_refused_and_the_rest_served() -> None:

@@ -230,7 +230,7 @@ def test_a_damaged_or_missing_checkpoint_is_named_and_made_again(content: bytes 
     assert snapshot(files) == before
 
 
-@pytest.mark.parametrize(("segment", "position", "offset"), [(6000, 77, 8048), (6000, 2**40, 20_000), (9, 0, 9)])
+@pytest.mark.parametrize(("segment", "position", "offset"), [(6000, 77, 8048), (6000, 2**40, 8000), (9, 0, 9)])
 def test_a_checkpoint_that_does_not_fit_the_log_is_named(segment: int, position: int, offset: int) -> None:
     files = stored()
     checkpoints.note(files, FOLDER).write(checkpoints.Checkpoint(segment, position, offset, {}))
@@ -248,9 +248,26 @@ def test_a_lost_end_of_the_last_segment_is_told_by_the_checkpoint() -> None:
     (problem,) = [each for each in check_folder(files, DATA).all_problems if each.kind != "index"]
     assert problem.kind == "checkpoint"
     assert problem.offset == 7000
-    assert "its end is lost" in problem.reason
+    assert problem.next_offset == 9000
+    assert "the log's end is lost" in problem.reason
     repaired(files)
-    assert raw_records(files) == {offset: data for offset, data in before.items() if offset < 7000}
+    after = raw_records(files)
+    assert after.pop(8999) != before[8999]  # the record that keeps the offsets from being given again
+    assert after == {offset: data for offset, data in before.items() if offset < 7000}
+    assert_goes_on(files, 9000)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_missing_last_segment_is_named_and_its_offsets_are_not_given_again(emptied: bool) -> None:
+    files = stored()
+    if emptied:
+        files.content(path_of(6000)).clear()
+    else:
+        files.unlink(path_of(6000))
+    (problem,) = [each for each in check_folder(files, DATA).all_problems if each.kind == "checkpoint"]
+    assert (problem.offset, problem.next_offset) == (6000, 9000)
+    repaired(files)
+    assert_goes_on(files, 9000)
 
 
 def test_a_missing_segment_becomes_a_gap() -> None:
@@ -304,6 +321,7 @@ def test_a_segment_begun_before_a_power_loss_is_removed_as_a_start_would() -> No
     content = files.content(path_of(0))
     content[walk(bytes(content))[1000] + 40] ^= 4  # and damage in the one that is the last then
     del content[-1:]
+    checkpoints.note(files, FOLDER).write(checkpoints.Checkpoint(0, 0, 0, {}, end=2999))
     assert "leftover" in {each.kind for each in check_folder(files, DATA).all_problems}
     repaired(files)
     assert set(raw_records(files)) == set(range(2999)) - {1000}

@@ -26,6 +26,7 @@ Progress = Callable[[int, int], None]
 """Called with the bytes of records that were read and those that there are."""
 
 TOPICS = "topics"
+ACCEPT_LOSS = "continue behind the lost records; or restore the file"
 REBUILD = "make it again from the log"
 CUT_OUT = "keep the bytes in a file beside the log and write the log again without them; readers jump over the offsets"
 
@@ -397,6 +398,11 @@ def _look_at_checkpoint(
         reason = "it is damaged or of another format" if files.exists(path) else "it is missing"
         yield Problem("checkpoint", path, reason, REBUILD)
         return
+    last = looks[-1].found if looks else None
+    if last is not None and last.next_offset < known.durable_end:
+        reason = f"records below offset {known.durable_end} were durable and are not there: the log's end is lost"
+        yield Problem("checkpoint", path, reason, ACCEPT_LOSS, None, last.next_offset, known.durable_end)
+        return
     each = next((each for each in looks if each.base == known.segment), None)
     if each is None or each.found is None:
         if each is None:
@@ -405,8 +411,7 @@ def _look_at_checkpoint(
     found = each.found
     if known.position > each.size:
         reason = f"it vouches for {known.position} bytes of {each.path}.log, which has {each.size}"
-        lost = (found.next_offset, known.next_offset) if known.next_offset > found.next_offset else (None, None)
-        yield Problem("checkpoint", path, f"{reason}: its end is lost", REBUILD, None, *lost)
+        yield Problem("checkpoint", path, reason, REBUILD)
     elif not found.bad and known.position < found.end:
         block = int(np.searchsorted(found.index.positions, known.position))
         fits = block < len(found.index) and found.index.positions[block] == known.position

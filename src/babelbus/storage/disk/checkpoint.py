@@ -18,7 +18,9 @@ NAME = "checkpoint"
 class Checkpoint(msgspec.Struct, frozen=True):
     """Everything before byte `position` of the segment `segment` is durable, where the record `next_offset` begins.
 
-    `position` begins a block of 1,024 records. `producers` is what was known of them when it was written.
+    `position` begins a block of 1,024 records. `producers` is what was known of them when it was written. All records
+    below `end` are durable; checkpoints had no `end` once, and then vouched for `next_offset` alone. `lost` are the
+    bases of segments in front of which records were missing: each start reads the segments in front of them again.
     """
 
     segment: int
@@ -26,6 +28,13 @@ class Checkpoint(msgspec.Struct, frozen=True):
     next_offset: int
     producers: dict[int, list[ProducerBatch]]
     format: int = FORMAT
+    end: int = 0
+    lost: list[int] = []
+
+    @property
+    def durable_end(self) -> int:
+        """The offset up to which the log was durable: a log that ends before it has lost records."""
+        return max(self.end, self.next_offset)
 
 
 def note(files: FileSystem, folder: str) -> Note[Checkpoint]:

@@ -54,6 +54,7 @@ class Log:
         self._segments: Segments
         self._bytes_since_checkpoint = 0
         self._durable = 0
+        self._lost: list[int] = []
         self._failed = False
         self._rescued_from: int | None = None
         """Where the records begin that a rescue after a failed flush has stored again, while it is not finished."""
@@ -86,6 +87,7 @@ class Log:
     def _open_segments(self) -> None:
         opened = open_segments(self._files, self._folder, self.producers, self.recovery)
         self._segments = Segments(self._files, self._folder, opened.segments, self._lock)
+        self._lost = opened.lost
         if not opened.segments:
             self._segments.begin(0)
             self._save_checkpoint(self._mark())
@@ -100,7 +102,7 @@ class Log:
             # Nobody appends behind a damaged range: it stays as it is, and what follows goes into a new segment.
             self._roll()
         self._durable = self.next_offset
-        if self.recovery.read_bytes or self.recovery.cut_bytes:
+        if self.recovery.read_bytes or self.recovery.cut_bytes or self.recovery.bad:
             self._try_checkpoint(self._mark())
 
     # -- what there is -----------------------------------------------------------------------------------------------
@@ -343,7 +345,14 @@ class Log:
             position = active.index.positions[blocks]
             offset = active.base_offset + blocks * BLOCK_RECORDS
         return _Mark(
-            Checkpoint(active.base_offset, position, offset, self.producers.snapshot()),
+            Checkpoint(
+                active.base_offset,
+                position,
+                offset,
+                self.producers.snapshot(),
+                end=active.next_offset,
+                lost=self._lost,
+            ),
             [segment for segment in self._segments.all[:-1] if segment.index_dirty] + [active],
             self._bytes_since_checkpoint,
         )

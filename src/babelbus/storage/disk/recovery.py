@@ -31,11 +31,15 @@ BASE_DIGITS = 20
 
 
 class Opened(msgspec.Struct):
-    """The segments of a partition, those of them that were read, and the checkpoint that was believed."""
+    """The segments of a partition, those of them that were read, and the checkpoint that was believed.
+
+    `lost` are the bases of the segments in front of which records are missing.
+    """
 
     segments: list[Segment]
     scanned: list[Segment]
     known: Checkpoint | None
+    lost: list[int] = []
 
 
 def parse_base(name: str) -> tuple[int, str] | None:
@@ -62,15 +66,20 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
     _remove_leftovers(files, folder)
     bases = find_bases(files, folder)
     known = checkpoints.note(files, folder).recall()
+    durable_end = 0 if known is None else known.durable_end
+    if not bases and known is not None and durable_end:
+        bases = [known.segment if known.segment < durable_end else 0]
+        Segment(files, folder, bases[0]).create()
     if known is not None and known.segment not in bases:
         known = None
     opened = Opened([], [], known)
     if known is not None:
         producers.load(known.producers)
+    fresh: Segment | None = None
     for base, following in pairwise([*bases, None]):
         assert base is not None  # only the last `following` is
         segment = Segment(files, folder, base)
-        if following is not None and known is not None and base < known.segment:
+        if following is not None and known is not None and base < known.segment and following not in known.lost:
             found = segment.open_sealed(following)
         else:
             position, offset = (known.position, known.next_offset) if known and known.segment == base else (0, base)
@@ -82,10 +91,19 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
                 files.flush_folder(folder)
                 following, segment = None, Segment(files, folder, base)
                 found = segment.recover(position, offset)
+            if following is None and found.next_offset < durable_end:
+                # The records up to the noted end were acknowledged: nobody gets their offsets again.
+                following, segment = durable_end, Segment(files, folder, base)
+                found = segment.recover(0, base, following)
+                fresh = Segment(files, folder, durable_end)
+                fresh.create()
+                fresh.recover(0, durable_end)
             opened.scanned.append(segment)
         if found is not None:
             _take_note(segment, found, following, recovery)
             producers.restore(found.producers)
+            if following is not None and found.next_offset < following:
+                opened.lost.append(following)
             if found.overlap:
                 _keep_overlap(files, segment, found.end)
                 segment.cut_tail(found.end)
@@ -94,11 +112,15 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
         opened.segments.append(segment)
         if following is None:
             break
+    if fresh is not None:
+        opened.segments.append(fresh)
+        opened.scanned.append(fresh)
     if opened.segments:
         producers.forget_from(opened.segments[-1].next_offset)
     for path, bad in recovery.bad:
         log.error(
-            "%s: damaged from byte %d to %d, offsets %d to %d cannot be read: %s; see 'babelbus repair'",
+            "%s: damaged from byte %d to %d, offsets %d to %d cannot be read: %s; "
+            "restore the file, or accept the loss with 'babelbus repair'",
             path, bad.position, bad.end, bad.offset, bad.next_offset - 1, bad.reason,
         )  # fmt: skip
     return opened

@@ -118,6 +118,11 @@ class _Mender:
             if parsed is not None and parsed[1] == RESCUED_SUFFIX:
                 replace_from(files, folder, parsed[0])
         looks = self._look()
+        known = checkpoints.note(files, folder).recall()
+        last = looks[-1].found if looks else None
+        if known is not None and (last is None or last.next_offset < known.durable_end):
+            _open_once(files, folder)  # which begins a segment at the durable end: no offset is given again
+            looks = self._look()
         for base in find_bases(files, folder):
             if looks and base > looks[-1].base:  # never used: a start would remove it too
                 Segment(files, folder, base).remove()
