@@ -12,10 +12,8 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import CLIENT
 from babelbus.core.broker import Broker
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
-from babelbus.core.publish import Publication
 from babelbus.core.request import Requests
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
@@ -30,7 +28,6 @@ from babelbus.protocols.zbus.messages import Mask, Message
 from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.signature import ReplayGuard
-from babelbus.protocols.zbus.singles import Single, Singles
 from babelbus.protocols.zbus.tags import record_filter
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError
@@ -127,7 +124,6 @@ class Hub:
         ids = IdMaker()
         self.new_id = ids.make
         self.fill_ids = ids.fill
-        self._singles: dict[str, Singles] = {}
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self._current)
 
@@ -223,7 +219,6 @@ class Hub:
         self._book.forget(mq)
         self._activity.pop(mq, None)
         self._heads.pop(mq, None)
-        self._singles.pop(mq, None)
         self.calls.forget(mq)
 
     def mask_of(self, mq: str) -> int:
@@ -253,24 +248,6 @@ class Hub:
                 waiting = [group for group in groups if any(member.capacity for member in group.members)]
                 keep_from = min([keep_from, *(group.stored()[partition.number].committed for group in waiting)])
             partition.log.trim(keep_from)
-
-    def publish_single(self, single: Single) -> Singles | None:
-        """Publish one more message like the last one of its connection; `None` if its MQ is not what it was.
-
-        It waits for the end of the turn, or for `flush` of its topic. The connection has published the same through
-        `Publisher` before, so that its right was asked.
-        """
-        mq = single[0].mq
-        singles = self._singles.get(mq)
-        if singles is None or not singles.open:
-            topic = self.find_topic(mq)
-            if topic is None or len(topic.partitions) != 1:
-                return None
-            singles = self._singles[mq] = Singles(topic, self.fill_ids, self.published)
-            if self.broker.publish(Publication(CLIENT, PROTOCOL, singles, mq)).done:
-                return None  # refused
-        singles.add(single)
-        return singles
 
     def heads(self, mq: str) -> Heads:
         """Return what writes the messages of an MQ for those who get them."""

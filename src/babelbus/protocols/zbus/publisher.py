@@ -141,11 +141,6 @@ class Publisher(Generic[Asked]):
         """Who publishes."""
         return self._principal
 
-    @property
-    def mould(self) -> tuple[str, Mould] | None:
-        """The MQ and the mould of the run that was published last, if such ones are acknowledged."""
-        return (self._mq, self._mould) if self._known is not None and self._acked else None
-
     def event(self, mq: str, message: Message) -> Event:
         """Return the event of a message, stamped with who sent it (section 3)."""
         stamped = msgspec.structs.replace(message, headers={**message.headers, **self._stamp})

@@ -14,7 +14,6 @@ import msgspec
 from babelbus.protocols.zbus.codec import NO_BODY, decode_message
 from babelbus.protocols.zbus.content import json_body
 from babelbus.protocols.zbus.errors import RequestError
-from babelbus.protocols.zbus.frame_cutter import FrameCutter
 from babelbus.protocols.zbus.http_mapping import decode_request, run_kind
 from babelbus.protocols.zbus.messages import HEADERS_MAX, BodyKind, Message, canonical_headers
 from babelbus.wire.http import Request, RequestRun
@@ -65,23 +64,16 @@ class FrameReader:
         self._sent: dict[str, str] = {}
         self._kind: BodyKind = "json"
         self._message = Message({})
-        self._cutter = FrameCutter()
 
     def read(self, texts: Sequence[bytes]) -> list[Item]:
         """Return what they say, in order; in the place of one that is no message, what is wrong with it."""
         if len(texts) >= FRAMES_MIN:
-            columns = self._cutter.cut(texts)
-            if columns is not None:
-                return [Run(*columns)]
             try:
                 publications = _decode_publications(b"[%b]" % b",".join(texts))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 publications = []
             if len(publications) == len(texts):
-                items = self._gather(publications, texts)
-                if type(items[0]) is Run and len(items) == 1 and items[0].message.body_kind == "text":
-                    self._cutter.learn(texts[0], items[0].message)
-                return items
+                return self._gather(publications, texts)
         return [_read_one(text) for text in texts]
 
     def _gather(self, publications: list[_Publication], texts: Sequence[bytes]) -> list[Item]:

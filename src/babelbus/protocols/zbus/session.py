@@ -30,7 +30,6 @@ from babelbus.protocols.zbus.messages import Message, flag, integer, json_reply,
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
 from babelbus.protocols.zbus.routing import read_bindings
 from babelbus.protocols.zbus.runs import PUBLISH, Run
-from babelbus.protocols.zbus.stored import Mould
 from babelbus.protocols.zbus.subscription import Receiver, Subscription
 
 log = logging.getLogger(__name__)
@@ -130,11 +129,6 @@ class Session(Generic[Asked]):
         if not self._publisher.publish_run(run, asked):
             for message in run.messages():
                 self.handle(message, asked)
-
-    @property
-    def mould(self) -> tuple[str, Mould] | None:
-        """The MQ and the mould of the run that was published last, if such ones are acknowledged."""
-        return self._publisher.mould
 
     def settle(self) -> None:
         """Append what was published, and answer everything: behind each chunk, and before the outbox is asked."""

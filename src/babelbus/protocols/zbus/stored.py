@@ -49,18 +49,6 @@ class Mould(msgspec.Struct, frozen=True, gc=False):
         ]
 
 
-def mixed_bodies(
-    moulds: Sequence[Mould], ids: Sequence[bytes], payloads: Sequence[bytes], timestamp: int
-) -> list[bytes]:
-    """Return the bodies of records that have a mould each, as `Mould.bodies` does."""
-    lengths, join = LENGTHS, b"".join
-    front = _pack_front(0, timestamp)
-    return [
-        join((front, one.key, lengths[len(payload)], payload, one.before_id, lengths[len(id_)], id_, one.after_id))
-        for one, id_, payload in zip(moulds, ids, payloads, strict=True)
-    ]
-
-
 class Recorder:
     """Encodes the messages of one connection; `stamp` are the headers that it gives each of them, in place of its own.
 
