@@ -191,7 +191,7 @@ class WebSession(HttpSession, contract.Session):
         target = None if "cmd" in message.headers else target_of(request)
         if refusal is not None and self._changes(message, target):
             self._guard.refused(refusal)
-            self.session.refuse(BrowserRefusedError(refusal.text), request, request.headers.get(ID))
+            self.session.refuse(BrowserRefusedError(refusal.text), request, routing.request_id_of(message, target))
             return True
         files = self._options.files
         if (
@@ -229,6 +229,7 @@ class WebSession(HttpSession, contract.Session):
                 session.answer(pages.icon(request_id), request)
                 return None
             if self._keys and not self._options.open_urls.has(message, target_of(request)):
+                request_id = routing.request_id_of(message, target_of(request))
                 verify_request(message, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:

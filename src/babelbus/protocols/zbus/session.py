@@ -91,6 +91,7 @@ class Session(Generic[Asked]):
                 if message.status is not None:
                     self._publisher.reply(message, asked)
                     return True
+                request_id = message.headers["id"]  # a query may have another one
             command = message.headers["cmd"].lower()
             if command == PUBLISH:
                 self._publish(message, request_id, asked)

@@ -8,7 +8,7 @@ import msgspec
 
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
-from babelbus.protocols.zbus import pages
+from babelbus.protocols.zbus import pages, routing
 from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.protocols.zbus.errors import RequestError
 from babelbus.protocols.zbus.hub import Hub
@@ -146,6 +146,7 @@ class SocketSession(WebSocketSession):
             command, request_id = message.headers.get("cmd"), message.headers.get("id")
             free = command is None and message.body is None and message.url == pages.FAVICON_URL
             if command != PING and not free and not self._open_urls.has(message):
+                request_id = routing.request_id_of(message, message.url)
                 verify_frame(message, text, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:
