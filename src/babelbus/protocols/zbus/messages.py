@@ -64,7 +64,7 @@ is_canonical: Final = _EXACT.issuperset
 
 def canonical_headers(headers: dict[str, str]) -> dict[str, str]:
     """Return headers with the protocol's own ones in their spelling; of several that become one, the last stays."""
-    if is_canonical(headers):
+    if _BY_LOWER.keys().isdisjoint(map(str.lower, headers.keys() - _EXACT)):
         return headers
     return {canonical_name(name): value for name, value in headers.items()}
 

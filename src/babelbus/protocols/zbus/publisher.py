@@ -114,13 +114,14 @@ class Publisher(Generic[Asked]):
         """
         topic = self._hub.topic(mq)
         publication = self._publications.get(topic.name) or self._begin(topic)
+        encoded_id = encode_id(request_id)
         if len(topic.partitions) == 1:
-            publication.bodies.append(self._recorder.encode(message, publication.timestamp))
+            publication.bodies.append(self._recorder.encode(message, encoded_id, publication.timestamp))
         else:
             publication.events.append(self.event(mq, message))
         if message.body is not None:
             publication.size_bytes += len(message.body)
-        self._promise(publication, [encode_id(request_id)], acked, asked)
+        self._promise(publication, [encoded_id], acked, asked)
 
     def publish_run(self, run: Run, asked: Asked) -> bool:
         """Publish a run; `False`: not together, its messages have to be looked at one by one."""

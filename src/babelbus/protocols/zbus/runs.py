@@ -84,10 +84,10 @@ class FrameReader:
             raws = [bytes(one.body) for one in group]
             end = at + len(raws)
             run = self._run(headers, ids[at:end], raws) if len(raws) >= FRAMES_MIN else None
-            if run is None:
-                items += map(_read_one, texts[at:end])
-            else:
+            if run is not None:
                 items.append(run)
+            else:
+                items += map(_message_of, publications[at:end], ids[at:end], raws, texts[at:end])
             at = end
         return items
 
@@ -109,6 +109,20 @@ class FrameReader:
             return Run(self._message, [None if one is None else one.encode() for one in ids], bodies)
         except UnicodeEncodeError:
             return None
+
+
+def _message_of(publication: _Publication, request_id: str | None, raw: bytes, text: bytes) -> Message | RequestError:
+    """Return the message of a frame that was decoded with others; `text` is the frame."""
+    headers = canonical_headers(publication.headers)
+    if "id" in headers or len(headers) >= HEADERS_MAX:  # the id in two spellings, of which the last counts
+        return _read_one(text)
+    if request_id is not None:
+        headers["id"] = request_id
+    try:
+        body, kind = json_body(raw)
+    except ValueError:
+        return _read_one(text)
+    return Message(headers, None, None, None, body, kind)
 
 
 def _read_one(text: bytes) -> Message | RequestError:

@@ -28,11 +28,19 @@ _PLACE = "\x00"
 
 
 @lru_cache(maxsize=1024)
-def _published(mq: str) -> tuple[bytes, bytes]:
-    """Return what stands in front of the id, a JSON string, in the answer to `pub`, and what behind it."""
+def _around_id(mq: str) -> tuple[bytes, bytes]:
+    """Return the parts of the answer to `pub` before and behind the id, which is a JSON string."""
     text = encode_message(m.text_reply(_PLACE, m.OK, m.published(mq)))
     before, _, after = text.partition(_encode(_PLACE))
     return before, after
+
+
+@lru_cache(maxsize=1024)
+def _around_plain_id(mq: str, length: int) -> tuple[bytes, bytes]:
+    """Return the parts of the frame that answers `pub` before and behind an id of `length` bytes without escapes."""
+    before, after = _around_id(mq)
+    answer = b'%b"%b"%b' % (before, bytes(length), after)
+    return encode_texts([answer])[: -len(answer)] + before + b'"', b'"' + after
 
 
 class FrameFraming:
@@ -44,13 +52,10 @@ class FrameFraming:
 
     def published(self, mq: str, ids: Sequence[bytes], _asked: None) -> bytes:
         """Return the frames of answers to `pub`."""
-        before, after = _published(mq)
-        if b"".join(ids).replace(b"-", b"").isalnum():
-            first = b'%b"%b"%b' % (before, ids[0], after)
-            if len(set(map(len, ids))) == 1:
-                front = encode_texts([first])[: -len(first)] + before + b'"'
-                back = b'"' + after
-                return b"%b%b%b" % (front, (back + front).join(ids), back)
+        if b"".join(ids).replace(b"-", b"").isalnum() and len(set(map(len, ids))) == 1:
+            front, back = _around_plain_id(mq, len(ids[0]))
+            return b"%b%b%b" % (front, (back + front).join(ids), back)
+        before, after = _around_id(mq)
         return encode_texts([b"%b%b%b" % (before, _encode(one.decode()), after) for one in ids])
 
 
