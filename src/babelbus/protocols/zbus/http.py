@@ -148,7 +148,7 @@ class WebSession(HttpSession, contract.Session):
     # -- bytes -------------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
+        """Receive one chunk, and handle its requests.
 
         Raises:
             RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
@@ -172,7 +172,7 @@ class WebSession(HttpSession, contract.Session):
         return True
 
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
-        """Do what a request asks for; `False`: not before the outbox has room again."""
+        """Handle a request; return `False` to be called again when the outbox has room."""
         # As the decoder looks at it, which reads nothing behind such a request.
         upgrades = "upgrade" in request.headers and "websocket" in tokens(request.headers["upgrade"])
         if upgrades and refusal is not None:
@@ -313,12 +313,12 @@ class WebSession(HttpSession, contract.Session):
         return self._socket is not None and self._socket.session.take_reply(message)
 
     def hold(self) -> None:
-        """Take no more deliveries: the server stops."""
+        """Stop deliveries: the server stops."""
         if self._socket is not None:
             self._socket.hold()
 
     def release(self) -> None:
-        """The outbox may have room again for deliveries."""
+        """Resume deliveries if the outbox has room again."""
         if self._socket is not None:
             self._socket.release()
 
@@ -335,7 +335,7 @@ class WebSession(HttpSession, contract.Session):
             self._close()
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Release the session: the connection is gone."""
         self._hub.peers.pop(self.session.id, None)
         self.session.close()
         super().close()

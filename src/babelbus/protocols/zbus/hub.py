@@ -56,10 +56,10 @@ class Peer(Protocol):
         """Send what `route` brought; return whether somebody waits for it."""
 
     def hold(self) -> None:
-        """Take no more deliveries."""
+        """Stop deliveries."""
 
     def tick(self, now: float) -> None:
-        """Look after the connection; called now and then."""
+        """Check the connection; called about once a second."""
 
 
 class Subscriber(Protocol):
@@ -77,7 +77,7 @@ class Subscriber(Protocol):
         """How many more messages it takes."""
 
     def join(self, group: Group) -> None:
-        """Become a member of the group that the channel is."""
+        """Add the subscription to the group of the channel."""
 
 
 class _Activity:
@@ -143,7 +143,7 @@ class Hub:
         return self.find_topic(mq) is not None
 
     def find_topic(self, mq: str) -> Topic | None:
-        """Return the topic that an MQ is, `None` if there is none."""
+        """Return the topic of an MQ, `None` if the MQ does not exist."""
         topic = self.broker.find_topic(mq)
         return None if topic is None or topic.reserved else topic
 
@@ -233,7 +233,7 @@ class Hub:
         self._trim(topic)
 
     def _trim(self, topic: Topic) -> None:
-        """Give back the memory of messages that nobody can get any more, of a topic that keeps the newest alone.
+        """Release the memory of messages that nobody can get any more, of a topic that keeps the newest alone.
 
         Channels whose consumers take more are waited for, up to `SLACK_BYTES`: their turn comes within a moment.
         """
@@ -289,7 +289,7 @@ class Hub:
         wanted: str | None,
         offset: int | None,
     ) -> None:
-        """Make or alter a channel (4.1).
+        """Create or alter a channel (4.1).
 
         Raises:
             InvalidGroupNameError, InvalidSettingError: no channel can be called so, or set so.
@@ -361,7 +361,7 @@ class Hub:
         self._activity_of(mq).subscribed_ms[channel] = self.clock.now_ms()
 
     def unsubscribed(self, subscriber: Subscriber) -> None:
-        """A subscription has ended; what was to be there only as long as it is removed (5.4)."""
+        """Handle the end of a subscription; remove the MQ and the channel that were to end with it (5.4)."""
         key = subscriber.mq, subscriber.channel
         others = self.subscribers.get(key)
         if others is not None:
@@ -437,7 +437,7 @@ class Hub:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look after connections and MQs in memory; called about once a second."""
+        """Check connections and MQs in memory; called about once a second."""
         now = self.clock.monotonic()
         for peer in list(self.peers.values()):
             peer.tick(now)
@@ -451,7 +451,7 @@ class Hub:
                 self._trim(topic)
 
     def stop(self) -> None:
-        """The server stops: what is handed out from now on might not arrive, so nothing is."""
+        """Stop all deliveries: the server stops, and later deliveries might not arrive."""
         self.stopping = True
         for peer in self.peers.values():
             peer.hold()

@@ -46,7 +46,7 @@ Item = Message | Run | RequestError
 
 
 class _Publication(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """What the frames of a run are; one with a url, a method or a status is none."""
+    """A frame of a run, which has no url, method or status."""
 
     headers: dict[str, str]
     body: msgspec.Raw = NO_BODY

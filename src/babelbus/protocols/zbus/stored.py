@@ -20,7 +20,7 @@ from babelbus.records.record import Headers
 
 KNOWN_MAX: Final = 256
 KNOWN_LENGTH_MAX: Final = 128
-"""What a connection remembers: some tens of KiB at the most."""
+"""Limits of the names that a connection remembers: some tens of KiB at the most."""
 _pack_length = struct.Struct(">i").pack
 _pack_front = struct.Struct(">bq").pack
 _NO_KEY: Final = _pack_length(-1)

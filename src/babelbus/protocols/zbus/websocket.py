@@ -104,7 +104,7 @@ class SocketSession(WebSocketSession):
         self._waiting += texts if self._keys else self._reader.read(texts)
 
     def work(self) -> bool:
-        """Do what waits, as far as the outbox has room; return whether all of it is done."""
+        """Handle what waits, as far as the outbox has room; return whether nothing waits any more."""
         waiting = self._waiting
         if waiting and self._outbox.full:
             return False
@@ -118,7 +118,7 @@ class SocketSession(WebSocketSession):
         return done
 
     def _handle(self, item: bytes | Item) -> bool:
-        """Do one of what waits; `False`: not before the outbox has room again."""
+        """Handle one item; return `False` to be called again when the outbox has room."""
         if type(item) is Run:
             self.session.publish(item, None)
             return True
@@ -182,13 +182,13 @@ class SocketSession(WebSocketSession):
         return True
 
     def hold(self) -> None:
-        """Take no deliveries until `release`."""
+        """Stop deliveries until `release`."""
         if not self.held:
             self.held = True
             self.session.hold(True)
 
     def release(self) -> None:
-        """Take deliveries again if there is room and the server does not stop."""
+        """Resume deliveries if there is room and the server does not stop."""
         if self.held and not self._outbox.full and not self._hub.stopping:
             self.held = False
             self.session.hold(False)
@@ -206,5 +206,5 @@ class SocketSession(WebSocketSession):
         return True
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Close the session: the connection is gone."""
         self.session.close()
