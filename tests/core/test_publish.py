@@ -7,8 +7,7 @@ import pytest
 
 from babelbus.core.access import CLIENT, SERVER, AccessRefusedError, Action, Grant, Identity
 from babelbus.core.broker import UnknownTopicError
-from babelbus.core.publish import GATHER_RECORDS_MAX, Bodies, Content, LateBodies, Payloads, Publication
-from babelbus.core.receipt import Receipt
+from babelbus.core.publish import GATHER_RECORDS_MAX, Bodies, Content, Payloads, Publication
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import EVERYTHING, below
@@ -17,7 +16,7 @@ from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.storage.errors import DiskFullError
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import NOW, Bus, batch, done, events, in_loop, payloads, turns
+from tests.support.bus import NOW, Bus, batch, done, events, in_loop, payloads
 
 ONLY_PLANT = Identity("jebp:a", "a", (Grant(Action.PUBLISH, below("plant")),))
 
@@ -203,52 +202,22 @@ async def test_what_was_gathered_shares_the_fate_of_its_topic_alone() -> None:
     await bus.broker.close()
 
 
-class Late(LateBodies):
-    """Records that are made when the turn ends."""
-
-    def __init__(self, *values: bytes, fails: bool = False) -> None:
-        self.values = [*values]
-        self.fails = fails
-        self.receipts: list[Receipt] = []
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def make(self, timestamp: int) -> Bodies:
-        if self.fails:
-            raise ZeroDivisionError
-        return Bodies([body(value) for value in self.values], [NOW] * len(self.values), 1)
-
-    def appended(self, receipt: Receipt) -> None:
-        self.receipts.append(receipt)
-
-
 @in_loop
-async def test_late_records_grow_until_the_turn_ends_and_are_told_where_they_are() -> None:
+async def test_a_fault_of_the_server_leaves_nobody_of_the_turn_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bus = Bus()
-    topic = bus.topic()
-    late = Late()
-    bus.broker.publish(Publication(CLIENT, "test", late, "news"))
-    bus.broker.publish(Publication(CLIENT, "test", Bodies([body(b"b")], [NOW], 1), "news"))
-    late.values.append(b"a")
-    await turns()
-    (receipt,) = late.receipts
-    await done([receipt])
-    assert (receipt.base_offset, receipt.count) == (0, 2)
-    assert payloads(topic.partitions[0]) == [b"a", b"b"]
-    await bus.broker.close()
+    partition = bus.topic().partitions[0]
 
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
 
-@in_loop
-async def test_a_fault_of_the_server_leaves_nobody_of_the_turn_without_an_answer() -> None:
-    bus = Bus()
-    bus.topic()
-    late = Late(fails=True)
-    receipts = [
-        bus.broker.publish(Publication(CLIENT, "test", content, "news")) for content in (late, CONTENTS["bodies"])
-    ]
-    await done(receipts)
-    assert all("its log says why" in str(receipt.error) for receipt in (*receipts, *late.receipts))
+    with monkeypatch.context() as patched:
+        patched.setattr(partition, "append", fail)
+        contents = (CONTENTS["bodies"], CONTENTS["bodies"])
+        receipts = [bus.broker.publish(Publication(CLIENT, "test", content, "news")) for content in contents]
+        await done(receipts)
+    assert all("its log says why" in str(receipt.error) for receipt in receipts)
     await bus.broker.publish(plain(b"fine")).wait()
     await bus.broker.close()
 

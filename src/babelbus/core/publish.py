@@ -5,7 +5,6 @@ takes it: clients of all protocols, the state's log, dead letters, commits of st
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -41,20 +40,7 @@ class Bodies(msgspec.Struct, frozen=True, gc=False):
         return len(self.bodies)
 
 
-class LateBodies(Protocol):
-    """Records that are encoded when the turn of the event loop ends: their sender adds to them until then."""
-
-    def __len__(self) -> int:
-        """Return how many there are by now."""
-
-    def make(self, timestamp: int) -> Bodies:
-        """Return the records, whose time is `timestamp`."""
-
-    def appended(self, receipt: Receipt) -> None:
-        """Follow the receipt of the batch that contains the records."""
-
-
-Content = Payloads | Bodies | LateBodies | RecordBatch | list[Event]
+Content = Payloads | Bodies | RecordBatch | list[Event]
 
 
 class Publication(msgspec.Struct, frozen=True, gc=False):
@@ -114,17 +100,17 @@ def join_payloads(publications: Sequence[Publication]) -> tuple[Sequence[bytes],
     return payloads, timestamps
 
 
-def join_bodies(publications: Sequence[Publication], timestamp: int) -> Bodies:
-    """Return the bodies of all publications; late ones are made now, with the time `timestamp`."""
-    made = [
-        content if type(content) is Bodies else content.make(timestamp)  # type: ignore[union-attr]  # all are bodies
-        for content in [publication.content for publication in publications]
-    ]
-    if len(made) == 1:
-        return made[0]
+def join_bodies(publications: Sequence[Publication]) -> Bodies:
+    """Return the bodies of all publications."""
+    if len(publications) == 1:
+        return publications[0].content  # type: ignore[return-value]  # all are bodies
     bodies: list[bytes] = []
     timestamps: list[int] = []
-    for one in made:
-        bodies += one.bodies
-        timestamps += one.timestamps
-    return Bodies(bodies, timestamps, sum(one.size_bytes for one in made))
+    size_bytes = 0
+    for publication in publications:
+        content = publication.content
+        assert type(content) is Bodies
+        bodies += content.bodies
+        timestamps += content.timestamps
+        size_bytes += content.size_bytes
+    return Bodies(bodies, timestamps, size_bytes)

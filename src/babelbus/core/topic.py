@@ -13,7 +13,6 @@ from babelbus.core.publish import (
     GATHER_RECORDS_MAX,
     NO_PRODUCER,
     SERVER_CHOOSES,
-    Bodies,
     Gathered,
     Payloads,
     Publication,
@@ -193,7 +192,7 @@ class Topic:
                 batch = encode_payloads(payloads, timestamps, partition.next_offset)
                 size_bytes = sum(map(len, payloads))
             else:
-                bodies = join_bodies(publications, now)
+                bodies = join_bodies(publications)
                 batch = encode_bodies(bodies.bodies, bodies.timestamps, partition.next_offset)
                 size_bytes = bodies.size_bytes
             receipt = partition.append(batch)
@@ -209,11 +208,6 @@ class Topic:
                     self._show(receipt, self._plain_events(publications, payloads, timestamps))
                 else:
                     self._show(receipt, self.decode(bytes(batch.data), batch.positions))
-        if not plain:
-            for publication in publications:
-                content = publication.content
-                if type(content) is not Bodies:
-                    content.appended(receipt)  # type: ignore[union-attr]
         return receipt
 
     def _plain_events(

@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle one chunk as one batch."""
         session = self._session
-        if session is not None and not self._ended and not session.receive_again(data):
+        if session is not None and not self._ended:
             self._run(session, session.receive_data, data)
             session.release()
 

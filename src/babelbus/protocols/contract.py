@@ -66,13 +66,6 @@ class Session(Protocol):
     def close(self) -> None:
         """The connection is gone: give up what the session holds."""
 
-    def receive_again(self, data: bytes) -> bool:
-        """Handle a chunk that is one request like the last one; return whether the chunk was handled.
-
-        Skips what `receive_data` needs around it: nothing is put off, and the outbox is not held.
-        """
-        return False
-
     def release(self) -> None:
         """The outbox may have room again for what the session sends without being asked."""
         return

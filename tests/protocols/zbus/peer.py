@@ -114,13 +114,12 @@ class Peer:
 
     def send_in_turn(self, data: bytes) -> None:
         """What the connection does with one of several reads of a turn."""
-        if not self.session.receive_again(data):
-            self.outbox.holding = True
-            try:
-                self.session.receive_data(data)
-            finally:
-                self.outbox.release()
-                self.session.release()
+        self.outbox.holding = True
+        try:
+            self.session.receive_data(data)
+        finally:
+            self.outbox.release()
+            self.session.release()
 
     def leave(self) -> None:
         self.outbox.close()

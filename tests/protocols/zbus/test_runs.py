@@ -370,11 +370,8 @@ def test_what_connections_ask_for_in_one_turn_is_answered_as_if_each_had_been_al
     check()
 
 
-ONE_MORE = request_of(cmd="pub", mq="Q", body=b"x")
-
-
 def repeating(house: House, mq: str = "Q") -> Peer:
-    """A connection that has published the same so often that the next one goes the short way."""
+    """A connection that has published the same before."""
     web = Peer(house)
     web.ask(cmd="create", mq=mq)
     for _ in range(3):
@@ -388,29 +385,12 @@ async def test_a_publication_is_not_done_before_the_end_of_its_turn_and_is_done_
     web, gone = repeating(house), repeating(house)
     for peer in (web, gone):
         peer.send_in_turn(request_of(cmd="pub", mq="Q", body=b"y"))
-        assert (peer.session.busy, peer.responses()) == (True, [])
+        assert peer.responses() == []
     gone.leave()
     await turns()
-    assert (web.session.busy, [one.status for one in web.responses()]) == (False, [200])
+    assert [one.status for one in web.responses()] == [200]
     assert gone.responses() == []
     assert [one[0] for one in stored(house)] == [b"x"] * 6 + [b"y"] * 2
-
-
-@in_loop
-async def test_a_client_that_takes_no_answers_is_not_read_by_the_short_way() -> None:
-    web = repeating(House())
-    web.wire.stuck = 1
-    assert not web.session.receive_again(ONE_MORE)
-    web.wire.stuck = 0
-    assert web.session.receive_again(ONE_MORE)
-
-
-@in_loop
-async def test_a_connection_publishes_once_a_turn_the_short_way_so_that_no_answer_comes_behind_its_end() -> None:
-    web = repeating(House())
-    assert [web.session.receive_again(ONE_MORE), web.session.receive_again(ONE_MORE)] == [True, False]
-    web.send(ONE_MORE)
-    assert [one.status for one in web.responses()] == [200, 200]
 
 
 @in_loop

@@ -33,6 +33,29 @@ def reply_to(call: dict[str, Any], body: Any, **extra: Any) -> dict[str, Any]:
     return {"headers": routed, "body": body, **extra}
 
 
+@pytest.mark.parametrize("query", ["cmd=pub&mq=Q&body=x", "cmd=pub&mq=missing", "cmd=query&mq=missing", "cmd=nothing"])
+@in_loop
+async def test_the_answer_to_a_command_in_a_query_has_the_id_of_the_query(query: str) -> None:
+    house = House()
+    web = Peer(house)
+    web.ask(cmd="create", mq="Q")
+    assert web.ask("GET", f"/?{query}&id=55").headers["id"] == "55"
+    client = Client(house)
+    client.say({"url": f"/?{query}&id=55"}, {"url": f"/?{query}&id=56", "headers": {"id": "7"}})
+    assert [one["headers"]["id"] for one in client.messages()] == ["55", "56"]
+
+
+@in_loop
+async def test_the_refusal_of_an_unsigned_command_in_a_query_has_the_id_of_the_query() -> None:
+    house = House()
+    web, client = Peer(house, keys=KEYS), Client(house, keys=KEYS)
+    refused = web.ask("GET", "/?cmd=create&mq=Q&id=55")
+    assert (refused.status, refused.headers["id"]) == (403, "55")
+    client.say({"url": "/?cmd=create&mq=Q&id=55"})
+    [answer] = client.messages()
+    assert (answer["status"], answer["headers"]["id"]) == (403, "55")
+
+
 @in_loop
 async def test_every_command_works_over_http_and_keeps_its_headers() -> None:
     house = House()

@@ -14,7 +14,7 @@ from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.heads import Heads
 from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record, to_record
-from babelbus.protocols.zbus.stored import Recorder
+from babelbus.protocols.zbus.stored import Recorder, encode_id
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_bodies, public_headers
 from tests.protocols.zbus.strategies import messages
@@ -40,7 +40,9 @@ def long_way(message: Message) -> Record:
 
 def short_way(sent: Sequence[Message]) -> list[Record]:
     recorder = Recorder(STAMP)
-    batch = encode_bodies([recorder.encode(message, 5) for message in sent], [5] * len(sent), 0)
+    batch = encode_bodies(
+        [recorder.encode(message, encode_id(message.headers["id"]), 5) for message in sent], [5] * len(sent), 0
+    )
     return list(iterate(decode_chunk(bytes(batch.data))))
 
 
@@ -94,13 +96,13 @@ def test_a_header_that_is_no_utf_8_is_refused_also_where_it_is_remembered() -> N
     recorder = Recorder(STAMP)
     for headers in ({"id": "\ud800"}, {"id": "i", "x": "\ud800"}, {"id": "i", "tag": "\ud800"}):
         with pytest.raises(MalformedMessageError):
-            recorder.encode(Message(headers), 1)
+            recorder.encode(Message(headers), encode_id(headers["id"]), 1)
 
 
 def test_a_connection_that_never_says_the_same_twice_makes_nobody_remember_it_all() -> None:
     recorder, heads = Recorder(STAMP), Heads("Q")
     for number in range(3000):
-        body = recorder.encode(Message({"id": "i", f"x{number}": "y"}, body=b"t", body_kind="text"), 1)
+        body = recorder.encode(Message({f"x{number}": "y"}, body=b"t", body_kind="text"), b"i", 1)
         batch = encode_bodies([body], [1], 0)
         assert parsed(heads.of(list(iterate(decode_chunk(bytes(batch.data)))))[0])["headers"][f"x{number}"] == "y"
     assert len(recorder._names) <= 256

@@ -1,4 +1,4 @@
-"""What zbus keeps of an MQ beside its topic: its mask, who made it, and whether it is a ring.
+"""The entry of an MQ beside its topic: its mask, its creator, and whether it is a ring.
 
 Specification: docs/specifications/zbus.md, 4.6, 5.
 
@@ -71,7 +71,7 @@ class Book:
             self._replace({**self._entries, mq: entry})
 
     def forget(self, mq: str) -> None:
-        """Forget an MQ that was removed. A failure is only logged: the next start forgets it, too."""
+        """Remove an MQ from the book. A failure is only logged: the next start removes the MQ, too."""
         if mq in self._entries:
             entries = {name: entry for name, entry in self._entries.items() if name != mq}
             try:

@@ -73,10 +73,10 @@ class Caller(Generic[Asked]):
             return self._framing.reply(text_reply(request_id, error.status, error.text), asked)
 
     def take_reply(self, message: Message) -> bool:
-        """Give a call the answer of a service; `False`: nobody waits for it."""
+        """Answer a call with the reply of a service; return `False` if nobody waits for the reply."""
         return self._hub.calls.respond((self._source, message.headers.get("id", "")), message)
 
     def close(self) -> None:
-        """The connection is gone: nobody waits for its calls."""
+        """Cancel the calls: the connection is gone."""
         for call in list(self._calls):
             self._hub.calls.abandon(call)

@@ -1,7 +1,7 @@
 """Bytes <-> messages of zbus over WebSocket (docs/specifications/zbus.md, section 2.2): one frame is one JSON object.
 
 A body is not decoded: its JSON text goes from the frame to the log and from there to other frames. Strings are the
-exception (messages.py); as a rule they cost a slice, not a decoding.
+exception (messages.py); most of them cost a slice, not a decoding.
 """
 
 import base64
@@ -29,7 +29,7 @@ NULL: Final = msgspec.Raw(b"null")
 
 
 class _Frame(msgspec.Struct, Generic[Value], gc=False):
-    """What nearly every client sends."""
+    """The frame that nearly every client sends."""
 
     headers: dict[str, Value] | None = None
     url: str | None = None
@@ -39,7 +39,7 @@ class _Frame(msgspec.Struct, Generic[Value], gc=False):
 
 
 class _Reply(msgspec.Struct, gc=False, omit_defaults=True):
-    """What we send: absent fields are not there."""
+    """The frame that we send: absent fields are not there."""
 
     headers: dict[str, str]
     body: msgspec.Raw | str | msgspec.UnsetType = msgspec.UNSET

@@ -1,4 +1,4 @@
-"""What a content type says of a body (docs/specifications/zbus.md, section 2.4)."""
+"""The meaning of a content type for a body (docs/specifications/zbus.md, section 2.4)."""
 
 from functools import lru_cache
 from typing import Final
@@ -64,7 +64,7 @@ def _quoted(text: str) -> tuple[str, str]:
 
 
 def is_json(content_type: str) -> bool:
-    """Whether the type is JSON's: `application/json` or `application/...+json`."""
+    """Return whether the type is JSON's: `application/json` or `application/...+json`."""
     name = parse_content_type(content_type).name
     return name.startswith("application/json") or name.endswith("+json")
 
@@ -124,7 +124,7 @@ def parse_json(text: bytes) -> tuple[bytes | None, BodyKind] | None:
 
 
 def is_utf8(payload: bytes) -> bool:
-    """Whether bytes are a text."""
+    """Return whether bytes are UTF-8."""
     if payload.isascii():
         return True
     try:

@@ -1,4 +1,4 @@
-"""What a zbus peer can do wrong: each error has the status and the text of its answer.
+"""Errors of zbus peers: each error has the status and the text of its answer.
 
 Specification: docs/specifications/zbus.md, 3.
 """
@@ -16,7 +16,7 @@ class RequestError(BabelbusError):
 
 
 class MalformedMessageError(RequestError):
-    """What came is no message of the protocol: 400."""
+    """The data is not a message of the protocol: 400."""
 
     def __init__(self, text: str) -> None:
         super().__init__(400, text)

@@ -102,7 +102,7 @@ class Heads:
         return heads
 
     def _learn(self, rests: Sequence[bytes]) -> None:
-        """Get to know the shapes that are new."""
+        """Record the shapes that are new."""
         shapes = self._shapes
         new = set(rests).difference(shapes)
         if not new:

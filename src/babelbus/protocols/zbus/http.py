@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from babelbus import __version__
-from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.errors import LocalProtocolError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
@@ -19,11 +19,9 @@ from babelbus.protocols.zbus.http_mapping import Response, decode_request, targe
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Message, text_reply
-from babelbus.protocols.zbus.repeat import Repeat
 from babelbus.protocols.zbus.runs import RequestReader
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_request
-from babelbus.protocols.zbus.singles import Singles
 from babelbus.protocols.zbus.static import METHODS, StaticFiles
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.protocols.zbus.websocket import SocketSession
@@ -104,14 +102,6 @@ class HttpFraming:
             return False
         return request.keep_alive and request.method != HEAD
 
-    def around_id(self, mq: str, request: Request) -> tuple[bytes, bytes]:
-        """Return what stands before and behind the id in the answer to `pub`, where `is_plain` holds."""
-        return _published(mq, request.version)
-
-    def refused(self, request_id: bytes, error: BabelbusError, request: Request) -> bytes:
-        """Return the response to a `pub` that was not stored."""
-        return self.reply(text_reply(request_id.decode(), m.FAILED, str(error)), request)
-
     def _published(self, mq: str, request_id: str, request: Request) -> bytes:
         try:
             return self.reply(text_reply(request_id, m.OK, m.published(mq)), request)
@@ -145,11 +135,6 @@ class WebSession(HttpSession, contract.Session):
         self._options = options
         self._framing = HttpFraming(options.cors)
         self._reader = RequestReader()
-        self._repeat: Repeat | None = None
-        self._ready = False
-        """Whether the next chunk may be for `receive_again`: nothing is put off, and no request has begun."""
-        self._singles: Singles | None = None
-        """Where the last publication of `receive_again` is, which waits for the end of its turn while they are open."""
         self._put_off: Message | None = None
         """What the first of `_waiting` says, if it was looked at and could not be done yet."""
         self._socket: SocketSession | None = None
@@ -163,60 +148,14 @@ class WebSession(HttpSession, contract.Session):
     # -- bytes -------------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
+        """Receive one chunk, and handle its requests.
 
         Raises:
             RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
             PeerLeavesError: it wants the connection closed, and has all its answers.
         """
         self._active = True
-        self._ready = False
-        if self._singles is not None and self._singles.open:
-            self._singles.topic.flush()  # what this connection published before is answered first
         super().receive_data(data)
-
-    def resume(self) -> None:
-        """Continue with what was put off while the outbox was full, then with what came.
-
-        Raises:
-            RemoteProtocolError, PeerLeavesError: the connection ends, and everything is answered.
-        """
-        super().resume()
-        self._ready = self._decoder.idle and not self._waiting and not self.is_over
-
-    def receive_again(self, data: bytes) -> bool:
-        """Publish what one request says that is like the last one; `False`: the chunk is for `receive_data`."""
-        repeat = self._repeat
-        # One a turn: behind the answer to the first, a connection that has ended may be closed.
-        if repeat is None or not self._ready or self._single_waits or not self._outbox.idle:
-            return False
-        request_id: bytes | None = None
-        if len(data) == repeat.size and data.startswith(repeat.head):
-            body = data[len(repeat.head) :]
-        else:
-            single = self._decoder.take_single(data)
-            if single is None:
-                return False
-            request, request_id, body = single
-            if request is not repeat.request:
-                return False
-            if request_id is None:
-                repeat.remember(data, body)
-            elif not request_id.replace(b"-", b"").isalnum():
-                return False
-        if not repeat.takes(body):
-            return False
-        self._active = True
-        self._singles = self._hub.publish_single((repeat, request_id, body, self._outbox))
-        return self._singles is not None
-
-    def _learn(self, request: Request, message: Message) -> None:
-        """Remember the publication that came by itself: the next one may be like it."""
-        known = self.session.mould
-        if known is not None and self._framing.is_plain(request):
-            mq, mould = known
-            answer = self._framing.around_id(mq, request)
-            self._repeat = Repeat(request, mq, mould, message.body_kind, answer, self._framing.refused)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -224,18 +163,16 @@ class WebSession(HttpSession, contract.Session):
         """Publish what was gathered, with its answers."""
         self.session.settle()
 
-    def answer_run(self, run: RequestRun, *, is_last: bool) -> bool:
+    def answer_run(self, run: RequestRun) -> bool:
         """Publish a run of requests at once; return `False` if one of them is no plain publication."""
         publications = self._reader.read(run)
         if publications is None:
             return False
         self.session.publish(publications, run.request)
-        if is_last and len(publications.bodies) == 1:
-            self._learn(run.request, publications.message)
         return True
 
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
-        """Do what a request asks for; `False`: not before the outbox has room again."""
+        """Handle a request; return `False` to be called again when the outbox has room."""
         # As the decoder looks at it, which reads nothing behind such a request.
         upgrades = "upgrade" in request.headers and "websocket" in tokens(request.headers["upgrade"])
         if upgrades and refusal is not None:
@@ -254,7 +191,7 @@ class WebSession(HttpSession, contract.Session):
         target = None if "cmd" in message.headers else target_of(request)
         if refusal is not None and self._changes(message, target):
             self._guard.refused(refusal)
-            self.session.refuse(BrowserRefusedError(refusal.text), request, request.headers.get(ID))
+            self.session.refuse(BrowserRefusedError(refusal.text), request, routing.request_id_of(message, target))
             return True
         files = self._options.files
         if (
@@ -292,6 +229,7 @@ class WebSession(HttpSession, contract.Session):
                 session.answer(pages.icon(request_id), request)
                 return None
             if self._keys and not self._options.open_urls.has(message, target_of(request)):
+                request_id = routing.request_id_of(message, target_of(request))
                 verify_request(message, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:
@@ -375,12 +313,12 @@ class WebSession(HttpSession, contract.Session):
         return self._socket is not None and self._socket.session.take_reply(message)
 
     def hold(self) -> None:
-        """Take no more deliveries: the server stops."""
+        """Stop deliveries: the server stops."""
         if self._socket is not None:
             self._socket.hold()
 
     def release(self) -> None:
-        """The outbox may have room again for deliveries."""
+        """Resume deliveries if the outbox has room again."""
         if self._socket is not None:
             self._socket.release()
 
@@ -396,17 +334,8 @@ class WebSession(HttpSession, contract.Session):
         elif now - self._idle_since >= self._hub.settings.idle_seconds:
             self._close()
 
-    @property
-    def busy(self) -> bool:
-        """Whether requests are put off or not answered yet, or the end waits for the last answer."""
-        return super().busy or (self._socket is None and self._single_waits)
-
-    @property
-    def _single_waits(self) -> bool:
-        return self._singles is not None and self._singles.open
-
     def close(self) -> None:
-        """The connection is gone."""
+        """Release the session: the connection is gone."""
         self._hub.peers.pop(self.session.id, None)
         self.session.close()
         super().close()

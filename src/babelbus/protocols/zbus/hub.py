@@ -12,10 +12,8 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import CLIENT
 from babelbus.core.broker import Broker
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
-from babelbus.core.publish import Publication
 from babelbus.core.request import Requests
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
@@ -30,7 +28,6 @@ from babelbus.protocols.zbus.messages import Mask, Message
 from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.signature import ReplayGuard
-from babelbus.protocols.zbus.singles import Single, Singles
 from babelbus.protocols.zbus.tags import record_filter
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError
@@ -59,10 +56,10 @@ class Peer(Protocol):
         """Send what `route` brought; return whether somebody waits for it."""
 
     def hold(self) -> None:
-        """Take no more deliveries."""
+        """Stop deliveries."""
 
     def tick(self, now: float) -> None:
-        """Look after the connection; called now and then."""
+        """Check the connection; called about once a second."""
 
 
 class Subscriber(Protocol):
@@ -80,7 +77,7 @@ class Subscriber(Protocol):
         """How many more messages it takes."""
 
     def join(self, group: Group) -> None:
-        """Become a member of the group that the channel is."""
+        """Add the subscription to the group of the channel."""
 
 
 class _Activity:
@@ -127,7 +124,6 @@ class Hub:
         ids = IdMaker()
         self.new_id = ids.make
         self.fill_ids = ids.fill
-        self._singles: dict[str, Singles] = {}
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self._current)
 
@@ -147,7 +143,7 @@ class Hub:
         return self.find_topic(mq) is not None
 
     def find_topic(self, mq: str) -> Topic | None:
-        """Return the topic that an MQ is, `None` if there is none."""
+        """Return the topic of an MQ, `None` if the MQ does not exist."""
         topic = self.broker.find_topic(mq)
         return None if topic is None or topic.reserved else topic
 
@@ -223,7 +219,6 @@ class Hub:
         self._book.forget(mq)
         self._activity.pop(mq, None)
         self._heads.pop(mq, None)
-        self._singles.pop(mq, None)
         self.calls.forget(mq)
 
     def mask_of(self, mq: str) -> int:
@@ -238,7 +233,7 @@ class Hub:
         self._trim(topic)
 
     def _trim(self, topic: Topic) -> None:
-        """Give back the memory of messages that nobody can get any more, of a topic that keeps the newest alone.
+        """Release the memory of messages that nobody can get any more, of a topic that keeps the newest alone.
 
         Channels whose consumers take more are waited for, up to `SLACK_BYTES`: their turn comes within a moment.
         """
@@ -253,24 +248,6 @@ class Hub:
                 waiting = [group for group in groups if any(member.capacity for member in group.members)]
                 keep_from = min([keep_from, *(group.stored()[partition.number].committed for group in waiting)])
             partition.log.trim(keep_from)
-
-    def publish_single(self, single: Single) -> Singles | None:
-        """Publish one more message like the last one of its connection; `None` if its MQ is not what it was.
-
-        It waits for the end of the turn, or for `flush` of its topic. The connection has published the same through
-        `Publisher` before, so that its right was asked.
-        """
-        mq = single[0].mq
-        singles = self._singles.get(mq)
-        if singles is None or not singles.open:
-            topic = self.find_topic(mq)
-            if topic is None or len(topic.partitions) != 1:
-                return None
-            singles = self._singles[mq] = Singles(topic, self.fill_ids, self.published)
-            if self.broker.publish(Publication(CLIENT, PROTOCOL, singles, mq)).done:
-                return None  # refused
-        singles.add(single)
-        return singles
 
     def heads(self, mq: str) -> Heads:
         """Return what writes the messages of an MQ for those who get them."""
@@ -312,7 +289,7 @@ class Hub:
         wanted: str | None,
         offset: int | None,
     ) -> None:
-        """Make or alter a channel (4.1).
+        """Create or alter a channel (4.1).
 
         Raises:
             InvalidGroupNameError, InvalidSettingError: no channel can be called so, or set so.
@@ -384,7 +361,7 @@ class Hub:
         self._activity_of(mq).subscribed_ms[channel] = self.clock.now_ms()
 
     def unsubscribed(self, subscriber: Subscriber) -> None:
-        """A subscription has ended; what was to be there only as long as it is removed (5.4)."""
+        """Handle the end of a subscription; remove the MQ and the channel that were to end with it (5.4)."""
         key = subscriber.mq, subscriber.channel
         others = self.subscribers.get(key)
         if others is not None:
@@ -460,7 +437,7 @@ class Hub:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look after connections and MQs in memory; called about once a second."""
+        """Check connections and MQs in memory; called about once a second."""
         now = self.clock.monotonic()
         for peer in list(self.peers.values()):
             peer.tick(now)
@@ -474,7 +451,7 @@ class Hub:
                 self._trim(topic)
 
     def stop(self) -> None:
-        """The server stops: what is handed out from now on might not arrive, so nothing is."""
+        """Stop all deliveries: the server stops, and later deliveries might not arrive."""
         self.stopping = True
         for peer in self.peers.values():
             peer.hold()

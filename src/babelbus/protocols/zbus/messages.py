@@ -64,7 +64,7 @@ is_canonical: Final = _EXACT.issuperset
 
 def canonical_headers(headers: dict[str, str]) -> dict[str, str]:
     """Return headers with the protocol's own ones in their spelling; of several that become one, the last stays."""
-    if is_canonical(headers):
+    if _BY_LOWER.keys().isdisjoint(map(str.lower, headers.keys() - _EXACT)):
         return headers
     return {canonical_name(name): value for name, value in headers.items()}
 
@@ -131,62 +131,62 @@ SIGNATURE_MISMATCHED: Final = "signature mismatched"
 
 
 def missing_mq(command: str) -> str:
-    """What `create`, `pub`, `remove`, `query` and `bind` say without an MQ."""
+    """Return the refusal of `create`, `pub`, `remove`, `query` or `bind` without an MQ."""
     return f"{command} command, missing mq field"
 
 
 def mq_not_found(mq: str) -> str:
-    """What is said of an MQ that does not exist."""
+    """Return the refusal of an MQ that does not exist."""
     return f"MQ({mq}) Not Found"
 
 
 def channel_not_found(channel: str) -> str:
-    """What is said of a channel that does not exist."""
+    """Return the refusal of a channel that does not exist."""
     return f"Channel({channel}) Not Found"
 
 
 def command_not_found(command: str) -> str:
-    """What is said of an unknown command; as lower case as it was looked for."""
+    """Return the refusal of an unknown command, whose name is in lower case."""
     return f"Command({command}) Not Found"
 
 
 def url_not_found(url: str) -> str:
-    """What is said of a url that leads nowhere."""
+    """Return the refusal of a url that leads nowhere."""
     return f"{url} Not Found"
 
 
 def target_not_found(target: str) -> str:
-    """What a sender of `route` is told who asked for an ack, and whose target is gone."""
+    """Return the refusal of a `route` with an ack whose target is gone."""
     return f"Target={target} Not Found"
 
 
 def type_not_supported(mq_type: str) -> str:
-    """What is said of an unknown `mqType`."""
+    """Return the refusal of an unknown `mqType`."""
     return f"mqType({mq_type}) Not Support"
 
 
 def created(mq: str, channel: str | None = None) -> str:
-    """The answer to `create`."""
+    """Return the answer to `create`."""
     return f"OK, CREATE (mq={mq})" if channel is None else f"OK, CREATE (mq={mq},channel={channel})"
 
 
 def published(mq: str) -> str:
-    """The answer to `pub`."""
+    """Return the answer to `pub`."""
     return f"OK, PUB (mq={mq})"
 
 
 def subscribed(mq: str, channel: str) -> str:
-    """The answer to `sub`."""
+    """Return the answer to `sub`."""
     return f"OK, SUB (mq={mq},channel={channel})"
 
 
 def removed(mq: str, channel: str | None = None) -> str:
-    """The answer to `remove`."""
+    """Return the answer to `remove`."""
     return f"OK, REMOVE (mq={mq})" if channel is None else f"OK, REMOVE (mq={mq},channel={channel})"
 
 
 def bound(mq: str) -> str:
-    """The answer to `bind`."""
+    """Return the answer to `bind`."""
     return f"OK, BIND URL (mq={mq})"
 
 

@@ -29,7 +29,7 @@ class File(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What a form says. Of several attributes of one name the last stays."""
+    """The fields of a form. Of several attributes of one name the last stays."""
 
     attributes: dict[str, str]
     files: dict[str, list[File]]

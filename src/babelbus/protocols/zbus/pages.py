@@ -1,4 +1,4 @@
-"""What browsers are shown: the welcome page, the list of MQs of the monitor, the icon.
+"""Pages for browsers: the welcome page, the list of MQs of the monitor, the icon.
 
 Specification: docs/specifications/zbus.md, 3, 6.1 and 9.
 """

@@ -1,4 +1,4 @@
-"""What one connection publishes, and its answers in the order of its messages (docs/specifications/zbus.md, 3 and 4).
+"""Publications of one connection, and its answers in the order of its messages (docs/specifications/zbus.md, 3 and 4).
 
 What a chunk publishes is appended together, once for each MQ. The answers of a chunk go out with one write, when all
 that it published is stored, and in front of every delivery that they caused.
@@ -46,7 +46,7 @@ class Framing(Protocol[AskedOf]):
 
 
 class _Publication:
-    """What one chunk publishes to one MQ."""
+    """The publications of one chunk to one MQ."""
 
     __slots__ = ("bodies", "events", "receipts", "size_bytes", "timestamp", "topic")
 
@@ -114,13 +114,14 @@ class Publisher(Generic[Asked]):
         """
         topic = self._hub.topic(mq)
         publication = self._publications.get(topic.name) or self._begin(topic)
+        encoded_id = encode_id(request_id)
         if len(topic.partitions) == 1:
-            publication.bodies.append(self._recorder.encode(message, publication.timestamp))
+            publication.bodies.append(self._recorder.encode(message, encoded_id, publication.timestamp))
         else:
             publication.events.append(self.event(mq, message))
         if message.body is not None:
             publication.size_bytes += len(message.body)
-        self._promise(publication, [encode_id(request_id)], acked, asked)
+        self._promise(publication, [encoded_id], acked, asked)
 
     def publish_run(self, run: Run, asked: Asked) -> bool:
         """Publish a run; `False`: not together, its messages have to be looked at one by one."""
@@ -138,13 +139,8 @@ class Publisher(Generic[Asked]):
 
     @property
     def principal(self) -> Identity:
-        """Who publishes."""
+        """The identity that publishes."""
         return self._principal
-
-    @property
-    def mould(self) -> tuple[str, Mould] | None:
-        """The MQ and the mould of the run that was published last, if such ones are acknowledged."""
-        return (self._mq, self._mould) if self._known is not None and self._acked else None
 
     def event(self, mq: str, message: Message) -> Event:
         """Return the event of a message, stamped with who sent it (section 3)."""
@@ -153,7 +149,7 @@ class Publisher(Generic[Asked]):
         return Event(mq, payload, key, headers)
 
     def _learn(self, message: Message) -> None:
-        """Remember what the publications of a run have in common: the next ones will be like them."""
+        """Record the common part of the publications of a run: the next runs may have the same."""
         self._known = message
         self._mq = message.headers.get("mq", "")
         self._acked = flag(message, "ack", default=True)
@@ -172,7 +168,7 @@ class Publisher(Generic[Asked]):
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Append what was published, and answer everything: behind each chunk, and before the outbox is asked."""
+        """Publish and answer the messages gathered: behind each chunk, and before the outbox is asked."""
         if not self._replies and not self._receipts:
             return
         self._append()
@@ -183,7 +179,7 @@ class Publisher(Generic[Asked]):
             self._outbox.answer_when(receipts, lambda: self._encode(replies), weight)
 
     def store(self) -> bool:
-        """Append what was published before a command; `False`: it is not stored yet, or the outbox is full anyway."""
+        """Publish the messages before a command; return `False` if they are not stored yet, or the outbox is full."""
         if self._replies_bytes > REPLIES_BYTES:
             self.settle()
         if self._outbox.full:
@@ -199,7 +195,7 @@ class Publisher(Generic[Asked]):
         return False
 
     def wait(self, *receipts: Promise) -> None:
-        """Fill the outbox until the receipts are done: what the connection asks for behind them is put off."""
+        """Keep the outbox full until the receipts are done: later requests of the connection are put off."""
         self.settle()
         self._outbox.answer_when(receipts, bytes, self._outbox.bytes_max)
 

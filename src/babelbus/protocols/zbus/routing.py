@@ -152,6 +152,17 @@ def _mq_of_path(path: str, exists: Callable[[str], bool]) -> str | None:
     return first if first and exists(first) else None
 
 
+def request_id_of(message: Message, target: str | None) -> str | None:
+    """Return the id that the answer to a message has: the id of its query if the query is a command (6.2)."""
+    command = None
+    if target is not None and "cmd" not in message.headers:
+        try:
+            command = command_of_query(message, target)
+        except MalformedMessageError:  # the answer to too many parameters has the id of the headers
+            command = None
+    return (command or message).headers.get("id")
+
+
 def command_of_query(message: Message, target: str) -> Message | None:
     """Return the command that `/?cmd=...` says, `None` if the target is none (6.2).
 

@@ -14,7 +14,6 @@ import msgspec
 from babelbus.protocols.zbus.codec import NO_BODY, decode_message
 from babelbus.protocols.zbus.content import json_body
 from babelbus.protocols.zbus.errors import RequestError
-from babelbus.protocols.zbus.frame_cutter import FrameCutter
 from babelbus.protocols.zbus.http_mapping import decode_request, run_kind
 from babelbus.protocols.zbus.messages import HEADERS_MAX, BodyKind, Message, canonical_headers
 from babelbus.wire.http import Request, RequestRun
@@ -47,7 +46,7 @@ Item = Message | Run | RequestError
 
 
 class _Publication(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """What the frames of a run are; one with a url, a method or a status is none."""
+    """A frame of a run, which has no url, method or status."""
 
     headers: dict[str, str]
     body: msgspec.Raw = NO_BODY
@@ -65,23 +64,16 @@ class FrameReader:
         self._sent: dict[str, str] = {}
         self._kind: BodyKind = "json"
         self._message = Message({})
-        self._cutter = FrameCutter()
 
     def read(self, texts: Sequence[bytes]) -> list[Item]:
         """Return what they say, in order; in the place of one that is no message, what is wrong with it."""
         if len(texts) >= FRAMES_MIN:
-            columns = self._cutter.cut(texts)
-            if columns is not None:
-                return [Run(*columns)]
             try:
                 publications = _decode_publications(b"[%b]" % b",".join(texts))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 publications = []
             if len(publications) == len(texts):
-                items = self._gather(publications, texts)
-                if type(items[0]) is Run and len(items) == 1 and items[0].message.body_kind == "text":
-                    self._cutter.learn(texts[0], items[0].message)
-                return items
+                return self._gather(publications, texts)
         return [_read_one(text) for text in texts]
 
     def _gather(self, publications: list[_Publication], texts: Sequence[bytes]) -> list[Item]:
@@ -92,10 +84,10 @@ class FrameReader:
             raws = [bytes(one.body) for one in group]
             end = at + len(raws)
             run = self._run(headers, ids[at:end], raws) if len(raws) >= FRAMES_MIN else None
-            if run is None:
-                items += map(_read_one, texts[at:end])
-            else:
+            if run is not None:
                 items.append(run)
+            else:
+                items += map(_message_of, publications[at:end], ids[at:end], raws, texts[at:end])
             at = end
         return items
 
@@ -117,6 +109,20 @@ class FrameReader:
             return Run(self._message, [None if one is None else one.encode() for one in ids], bodies)
         except UnicodeEncodeError:
             return None
+
+
+def _message_of(publication: _Publication, request_id: str | None, raw: bytes, text: bytes) -> Message | RequestError:
+    """Return the message of a frame that was decoded with others; `text` is the frame."""
+    headers = canonical_headers(publication.headers)
+    if "id" in headers or len(headers) >= HEADERS_MAX:  # the id in two spellings, of which the last counts
+        return _read_one(text)
+    if request_id is not None:
+        headers["id"] = request_id
+    try:
+        body, kind = json_body(raw)
+    except ValueError:
+        return _read_one(text)
+    return Message(headers, None, None, None, body, kind)
 
 
 def _read_one(text: bytes) -> Message | RequestError:

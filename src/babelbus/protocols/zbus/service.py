@@ -54,7 +54,7 @@ class ZbusService(StreamService):
         )
 
     async def drain(self) -> None:
-        """Deliver nothing more: what is handed out from now on might not arrive."""
+        """Stop all deliveries: later deliveries might not arrive."""
         self.hub.stop()
         await super().drain()
 

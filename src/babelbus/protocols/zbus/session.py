@@ -1,4 +1,4 @@
-"""What the messages of one zbus connection mean (docs/specifications/zbus.md, sections 3 to 7).
+"""The meaning of the messages of one zbus connection (docs/specifications/zbus.md, sections 3 to 7).
 
 Messages are handled in order: a command that has to see what was published before it waits until that is stored, and
 one that needs a message from the disk until it is read. A command that waits is a `Promise`, and is put off: it is done
@@ -30,7 +30,6 @@ from babelbus.protocols.zbus.messages import Message, flag, integer, json_reply,
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
 from babelbus.protocols.zbus.routing import read_bindings
 from babelbus.protocols.zbus.runs import PUBLISH, Run
-from babelbus.protocols.zbus.stored import Mould
 from babelbus.protocols.zbus.subscription import Receiver, Subscription
 
 log = logging.getLogger(__name__)
@@ -73,12 +72,12 @@ class Session(Generic[Asked]):
         self._caller = Caller(hub, outbox, framing, self._publisher, source=self.id)
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._look: Work[str | None] | None = None
-        """What the message at an offset is, on its way for the command that is put off."""
+        """The search for the id of the message at an offset, for the command that is put off."""
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def handle(self, message: Message, asked: Asked, *, target: str | None = None) -> bool:
-        """Do what a message says, which proved who sent it; `False`: not before the outbox has room again.
+        """Handle a message, whose sender is proved; return `False` to be called again when the outbox has room.
 
         `target` is what stood in the request line of HTTP.
         """
@@ -92,6 +91,7 @@ class Session(Generic[Asked]):
                 if message.status is not None:
                     self._publisher.reply(message, asked)
                     return True
+                request_id = message.headers["id"]  # a query may have another one
             command = message.headers["cmd"].lower()
             if command == PUBLISH:
                 self._publish(message, request_id, asked)
@@ -126,18 +126,13 @@ class Session(Generic[Asked]):
         self._publisher.reply(reply, asked)
 
     def publish(self, run: Run, asked: Asked) -> None:
-        """Do what a run of publications says: what `handle` does with each of them."""
+        """Publish a run, as `handle` does with each message."""
         if not self._publisher.publish_run(run, asked):
             for message in run.messages():
                 self.handle(message, asked)
 
-    @property
-    def mould(self) -> tuple[str, Mould] | None:
-        """The MQ and the mould of the run that was published last, if such ones are acknowledged."""
-        return self._publisher.mould
-
     def settle(self) -> None:
-        """Append what was published, and answer everything: behind each chunk, and before the outbox is asked."""
+        """Publish and answer the messages gathered: behind each chunk, and before the outbox is asked."""
         self._publisher.settle()
 
     def _publish(self, message: Message, request_id: str, asked: Asked) -> None:
@@ -181,7 +176,7 @@ class Session(Generic[Asked]):
     # -- commands (section 4) ----------------------------------------------------------------------------------------
 
     def _ping(self, message: Message) -> Message | None:
-        """Say nothing, but over plain HTTP, where every request has an answer. In small letters it never gets here."""
+        """Answer over plain HTTP alone, where every request has an answer. `ping` in small letters never gets here."""
         if self._receiver is not None:
             return None
         return Message({"content-type": m.TEXT_TYPE, "id": message.headers["id"]}, status=m.OK)
@@ -316,7 +311,7 @@ class Session(Generic[Asked]):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def hold(self, held: bool) -> None:
-        """Take no deliveries, or take them again."""
+        """Pause deliveries, or resume them."""
         for subscription in self._subscriptions.values():
             member = subscription.member
             if member is not None:
@@ -326,7 +321,7 @@ class Session(Generic[Asked]):
                     member.resume()
 
     def close(self) -> None:
-        """The connection is gone: its subscriptions end (5.5), and nobody waits for its calls."""
+        """Close the subscriptions (5.5) and the calls: the connection is gone."""
         for subscription in self._subscriptions.values():
             try:
                 subscription.leave()

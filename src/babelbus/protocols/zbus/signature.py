@@ -158,7 +158,7 @@ class _Fields:
         return self._all or name in self._headers
 
     def cover(self, message: Message) -> bool:
-        """Whether nobody can make the message mean something else: its body and what says where it goes are signed.
+        """Return whether the signature covers the body and all that says where the message goes.
 
         With a command that is every header that the command reads; without one it is the url.
         """
@@ -188,7 +188,7 @@ def canonical_text(text: bytes, *, sign_fields: str | None = None, nulls: bool =
 
 
 def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = False) -> str:
-    """See who sent a WebSocket frame, and return the apiKey. `message` is what `decode_message(text)` gave.
+    """Check who sent a WebSocket frame, and return the apiKey. `message` is the result of `decode_message(text)`.
 
     `partial` accepts lists of signed fields that leave what matters unsigned (7.2).
 
@@ -204,7 +204,7 @@ def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = F
 
 
 def verify_request(message: Message, keys: Keys, *, partial: bool = False) -> str:
-    """See who sent an HTTP request, and return the apiKey. Only the scheme with `signFields` can work there (7.1).
+    """Check who sent an HTTP request, and return the apiKey. Only the scheme with `signFields` can work there (7.1).
 
     Raises:
         AuthenticationError: it is not proved.
@@ -310,7 +310,7 @@ class ReplayGuard:
         return len(self._seen)
 
     def admit(self, signature: str, now_seconds: float) -> None:
-        """Take the signature of a message that was verified, at a time of the monotonic clock.
+        """Record the signature of a message that was verified, at a time of the monotonic clock.
 
         Raises:
             AuthenticationError: it was here already.

@@ -20,7 +20,7 @@ from babelbus.records.record import Headers
 
 KNOWN_MAX: Final = 256
 KNOWN_LENGTH_MAX: Final = 128
-"""What a connection remembers: some tens of KiB at the most."""
+"""Limits of the names that a connection remembers: some tens of KiB at the most."""
 _pack_length = struct.Struct(">i").pack
 _pack_front = struct.Struct(">bq").pack
 _NO_KEY: Final = _pack_length(-1)
@@ -49,18 +49,6 @@ class Mould(msgspec.Struct, frozen=True, gc=False):
         ]
 
 
-def mixed_bodies(
-    moulds: Sequence[Mould], ids: Sequence[bytes], payloads: Sequence[bytes], timestamp: int
-) -> list[bytes]:
-    """Return the bodies of records that have a mould each, as `Mould.bodies` does."""
-    lengths, join = LENGTHS, b"".join
-    front = _pack_front(0, timestamp)
-    return [
-        join((front, one.key, lengths[len(payload)], payload, one.before_id, lengths[len(id_)], id_, one.after_id))
-        for one, id_, payload in zip(moulds, ids, payloads, strict=True)
-    ]
-
-
 class Recorder:
     """Encodes the messages of one connection; `stamp` are the headers that it gives each of them, in place of its own.
 
@@ -74,22 +62,31 @@ class Recorder:
         self._stamped = _encode_headers(stamped)
         self._stamped_count = 1 + len(stamped)
 
-    def encode(self, message: Message, timestamp: int) -> bytes:
-        """Return the body of the record of one message, which has an id.
+    def encode(self, message: Message, request_id: bytes, timestamp: int) -> bytes:
+        """Return the body of the record of one message.
 
         Raises:
-            MalformedMessageError: a header is no UTF-8.
+            MalformedMessageError: a header is not UTF-8.
         """
         payload = message.body
-        mould = self.mould(message, has_body=payload is not None)
-        return mould.bodies([encode_id(message.headers["id"])], [payload or b""], timestamp)[0]
+        key, count, parts = self._parts(message, has_body=payload is not None)
+        payload = payload or b""
+        front, lengths = _pack_front(0, timestamp), LENGTHS
+        return b"".join(
+            (front, key, lengths[len(payload)], payload, count, _ID_NAME, lengths[len(request_id)], request_id, *parts)
+        )
 
     def mould(self, message: Message, *, has_body: bool) -> Mould:
         """Return what the records of messages have in common that differ from this one in id and body alone.
 
         Raises:
-            MalformedMessageError: a header is no UTF-8.
+            MalformedMessageError: a header is not UTF-8.
         """
+        key, count, parts = self._parts(message, has_body=has_body)
+        return Mould(key, count + _ID_NAME, b"".join(parts))
+
+    def _parts(self, message: Message, *, has_body: bool) -> tuple[bytes, bytes, list[bytes]]:
+        """Return the key with its length, the count of the headers, and the parts behind the id."""
         headers, names, lengths = message.headers, self._names, LENGTHS
         parts = [self._stamped]
         count = self._stamped_count
@@ -115,11 +112,9 @@ class Recorder:
             encoded_key = b"" if key is None else key.encode()
         except UnicodeEncodeError as error:
             raise MalformedMessageError("a header or the url is no UTF-8") from error
-        return Mould(
-            _NO_KEY if key is None else _pack_length(len(encoded_key)) + encoded_key,
-            bytes((count + typed_count,)) + _ID_NAME,
-            b"".join((*parts, typed)),
-        )
+        parts.append(typed)
+        stored_key = _NO_KEY if key is None else lengths[len(encoded_key)] + encoded_key
+        return stored_key, bytes((count + typed_count,)), parts
 
     def _encode_name(self, name: str) -> bytes:
         """Return the name of a header with its length, as stored; nothing for a header that is not stored by name."""

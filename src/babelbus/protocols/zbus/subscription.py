@@ -49,7 +49,7 @@ class Subscription:
         return self._window if self.member is None else self.member.credit
 
     def set(self, window: int | None, wanted: str | None, matches: Matches | None) -> None:
-        """Take another window; another filter only if `wanted` says one."""
+        """Set another window, and another filter if `wanted` names one."""
         self._window = window
         changed = wanted is not None and (wanted or None) != self.filter  # a refill of a window may name it again
         if changed:
@@ -62,7 +62,7 @@ class Subscription:
             member.set_credit(window)
 
     def join(self, group: Group) -> None:
-        """Become a member of the group that the channel is.
+        """Add the subscription to the group of the channel.
 
         Raises:
             GroupOwnedError: it belongs to somebody else.
@@ -85,7 +85,7 @@ class Subscription:
         )
 
     def taken_over(self) -> None:
-        """Another connection has taken the channel."""
+        """Handle the loss of the channel: another connection has taken it."""
         self._closed(None)
 
     def _closed(self, _error: BabelbusError | None) -> None:
@@ -94,7 +94,7 @@ class Subscription:
             self.member = None
 
     def leave(self) -> None:
-        """End it."""
+        """End the subscription."""
         member, self.member = self.member, None
         if member is not None:
             member.leave()

@@ -1,4 +1,4 @@
-"""What the operator chose for one HTTP port of zbus."""
+"""The options of one HTTP port of zbus."""
 
 from typing import Final
 
@@ -20,9 +20,9 @@ class WebOptions(msgspec.Struct, frozen=True):
     """Whether it is the port of the list of queues, where no url is a service's."""
     cors: Cors | None = None
     files: StaticFiles | None = None
-    """What GET gives where no url is a service's."""
+    """The files that GET returns where no url belongs to a service."""
     open_urls: OpenUrls = OpenUrls()
-    """What needs no signature."""
+    """The urls that need no signature."""
     guard: BrowserGuard = NO_PAGES
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
-from babelbus.protocols.zbus import pages
+from babelbus.protocols.zbus import pages, routing
 from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.protocols.zbus.errors import RequestError
 from babelbus.protocols.zbus.hub import Hub
@@ -28,11 +28,19 @@ _PLACE = "\x00"
 
 
 @lru_cache(maxsize=1024)
-def _published(mq: str) -> tuple[bytes, bytes]:
-    """Return what stands in front of the id, a JSON string, in the answer to `pub`, and what behind it."""
+def _around_id(mq: str) -> tuple[bytes, bytes]:
+    """Return the parts of the answer to `pub` before and behind the id, which is a JSON string."""
     text = encode_message(m.text_reply(_PLACE, m.OK, m.published(mq)))
     before, _, after = text.partition(_encode(_PLACE))
     return before, after
+
+
+@lru_cache(maxsize=1024)
+def _around_plain_id(mq: str, length: int) -> tuple[bytes, bytes]:
+    """Return the parts of the frame that answers `pub` before and behind an id of `length` bytes without escapes."""
+    before, after = _around_id(mq)
+    answer = b'%b"%b"%b' % (before, bytes(length), after)
+    return encode_texts([answer])[: -len(answer)] + before + b'"', b'"' + after
 
 
 class FrameFraming:
@@ -44,13 +52,10 @@ class FrameFraming:
 
     def published(self, mq: str, ids: Sequence[bytes], _asked: None) -> bytes:
         """Return the frames of answers to `pub`."""
-        before, after = _published(mq)
-        if b"".join(ids).replace(b"-", b"").isalnum():
-            first = b'%b"%b"%b' % (before, ids[0], after)
-            if len(set(map(len, ids))) == 1:
-                front = encode_texts([first])[: -len(first)] + before + b'"'
-                back = b'"' + after
-                return b"%b%b%b" % (front, (back + front).join(ids), back)
+        if b"".join(ids).replace(b"-", b"").isalnum() and len(set(map(len, ids))) == 1:
+            front, back = _around_plain_id(mq, len(ids[0]))
+            return b"%b%b%b" % (front, (back + front).join(ids), back)
+        before, after = _around_id(mq)
         return encode_texts([b"%b%b%b" % (before, _encode(one.decode()), after) for one in ids])
 
 
@@ -99,7 +104,7 @@ class SocketSession(WebSocketSession):
         self._waiting += texts if self._keys else self._reader.read(texts)
 
     def work(self) -> bool:
-        """Do what waits, as far as the outbox has room; return whether all of it is done."""
+        """Handle what waits, as far as the outbox has room; return whether nothing waits any more."""
         waiting = self._waiting
         if waiting and self._outbox.full:
             return False
@@ -113,7 +118,7 @@ class SocketSession(WebSocketSession):
         return done
 
     def _handle(self, item: bytes | Item) -> bool:
-        """Do one of what waits; `False`: not before the outbox has room again."""
+        """Handle one item; return `False` to be called again when the outbox has room."""
         if type(item) is Run:
             self.session.publish(item, None)
             return True
@@ -146,6 +151,7 @@ class SocketSession(WebSocketSession):
             command, request_id = message.headers.get("cmd"), message.headers.get("id")
             free = command is None and message.body is None and message.url == pages.FAVICON_URL
             if command != PING and not free and not self._open_urls.has(message):
+                request_id = routing.request_id_of(message, message.url)
                 verify_frame(message, text, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
         except RequestError as error:
@@ -176,13 +182,13 @@ class SocketSession(WebSocketSession):
         return True
 
     def hold(self) -> None:
-        """Take no deliveries until `release`."""
+        """Stop deliveries until `release`."""
         if not self.held:
             self.held = True
             self.session.hold(True)
 
     def release(self) -> None:
-        """Take deliveries again if there is room and the server does not stop."""
+        """Resume deliveries if there is room and the server does not stop."""
         if self.held and not self._outbox.full and not self._hub.stopping:
             self.held = False
             self.session.hold(False)
@@ -200,5 +206,5 @@ class SocketSession(WebSocketSession):
         return True
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Close the session: the connection is gone."""
         self.session.close()

@@ -119,14 +119,6 @@ class RequestDecoder:
         self._read(requests)
         return requests
 
-    def take_single(self, data: bytes) -> tuple[Request, bytes | None, bytes] | None:
-        """Return the one request that a chunk is, if the decoder is `idle` and the request is like those before.
-
-        The tuple is the shared request (the same object as long as the head is equal), the value of the varying header,
-        and the body. `None`: nothing was read, and the chunk is for `receive_data`. Needs `varying`.
-        """
-        return self._runs.single(data) if self._runs is not None and self.idle else None
-
     def _read(self, requests: list[Request | RequestRun]) -> None:
         if self.error is None and not self._stopped and self._held and self._ready():
             data = bytes(self._held)
@@ -160,12 +152,6 @@ class RequestDecoder:
         self._stopped = self._closed = self._last
         if self._last:
             self._drop()
-
-    @property
-    def idle(self) -> bool:
-        """Whether the next byte is the first of a request, and will be read as such."""
-        begun = self._held or self._head is not None
-        return not (begun or self._closed or self._stopped or self.error is not None)
 
     def _drop(self) -> None:
         self._held = b""

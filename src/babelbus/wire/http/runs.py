@@ -110,20 +110,6 @@ class RunCutter:
             return None, position
         return RequestRun(self._request(length_text), values if value_at else None, bodies), position
 
-    def single(self, data: bytes) -> tuple[Request, bytes | None, bytes] | None:
-        """Return shared request, value and body if the whole of `data` is one request of this kind."""
-        match = None if self._pattern is None else self._pattern.match(data)
-        if match is None:
-            return None
-        value_at, length_at = self._groups
-        length_text = match[length_at] if length_at else b""
-        start = match.end()
-        length = len(data) - start
-        if length != int(length_text or 0) or length > self._body_bytes_max:
-            return None
-        request = self._requests.get(length_text) or self._request(length_text)
-        return request, match[value_at] if value_at else None, data[start:]
-
     def _request(self, length_text: bytes) -> Request:
         request = self._requests.get(length_text)
         if request is None:

@@ -67,7 +67,7 @@ class HttpSession(ABC):
         With a `refusal` the request comes from a page that may only read; refuse everything else.
         """
 
-    def answer_run(self, run: RequestRun, *, is_last: bool) -> bool:
+    def answer_run(self, run: RequestRun) -> bool:
         """Handle a run; return `False` to get its requests one by one."""
         return False
 
@@ -186,7 +186,7 @@ class HttpSession(ABC):
             if type(request) is RequestRun:
                 self._heard = True
                 waiting.popleft()
-                if not self._admits(request.request) or not self.answer_run(request, is_last=not waiting):
+                if not self._admits(request.request) or not self.answer_run(request):
                     assert self._varying is not None
                     waiting.extendleft(reversed(request.requests(self._varying)))
                 continue
