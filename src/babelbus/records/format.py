@@ -250,7 +250,9 @@ def encode_keyed(
         ]
     except struct.error:
         raise InvalidRecordError("a key or a payload is too long") from None
-    return encode_bodies(bodies, np.full(len(bodies), timestamp, np.int64), base_offset)
+    count = len(bodies)
+    timestamps = [timestamp] * count if count < VECTOR_MIN_BODIES else np.full(count, timestamp, np.int64)
+    return encode_bodies(bodies, timestamps, base_offset)
 
 
 def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: int) -> RecordBatch:

@@ -379,6 +379,24 @@ async def test_what_was_answered_as_written_and_then_lost_by_a_flush_is_written_
 
 
 @in_loop
+async def test_a_commit_that_replaces_all_that_a_flush_lost_is_stored_and_told() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    state = bus.open_state(ack="written")
+    ear = Ear(state)
+    state.set("k", b"1")
+    await done([state.commit("one")])
+    files.fail("flush", suffix=".log", drop=True)
+    with pytest.raises(DiskError):
+        bus.broker.topic("$state").partition(0).flush_log()
+    state.set("k", b"2")
+    (receipt,) = await done([state.commit("one")])
+    assert receipt.error is None
+    assert ear.told[-1] == (Kind.SET, "k", b"2")
+    assert tree(state) == {"k": (b"2", 0)}
+
+
+@in_loop
 async def test_a_failed_commit_is_not_the_answer_to_who_changed_nothing_afterwards() -> None:
     files = FaultyFiles()
     state = Bus(files).open_state()

@@ -558,6 +558,7 @@ async def test_only_ones_own_corner_of_sys_can_be_written() -> None:
         f"{own}/protocol",
         f"$SYS/clients/{other.id}/clientName",
         f"$SYS/clients/{other.id}/lastWill",
+        "$SYS/clients/?/graveGoods",
         own,
     ):
         assert talker.code(put(1, key, 1)) == 9, key
@@ -625,3 +626,23 @@ async def test_wills_can_be_taken_back_and_what_has_another_shape_is_none() -> N
         talker.ask(put(1, path, pairs({"left": 1})), change(path))
         talker.leave()
         assert hub.state.find("left") is None
+
+
+@in_loop
+async def test_a_will_may_have_fields_that_the_server_does_not_know() -> None:
+    _, hub = make_hub()
+    talker = Talker(hub)
+    talker.ask(put(1, f"$SYS/clients/{talker.id}/lastWill", [{"key": "left", "value": 1, "x": 2}]))
+    talker.leave()
+    assert hub.state.find("left") == b"1"
+
+
+@in_loop
+async def test_only_elements_that_are_wildcards_are_escaped_in_the_subscriptions_shown() -> None:
+    _, hub = make_hub(extended_monitoring=True)
+    talker = Talker(hub)
+    talker.ask(psubscribe(1, "q/a?/?/x#/#"))
+    shown = f"$SYS/clients/{talker.id}/subscriptions/q/a?/%3F/x#/%23"
+    assert hub.state.find(shown) == b"1"
+    talker.ask(unsubscribe(1))
+    assert hub.state.find(shown) is None

@@ -402,7 +402,7 @@ class State:
         return whole
 
     def _write_again(self) -> Promise | None:
-        """Append what the log has lost of what clients were told is stored: memory still has it."""
+        """Append the stored changes that the log has lost and memory still has; return `None` if nothing is missing."""
         try:
             loaded = self._log.load()
             changes = [
@@ -421,7 +421,7 @@ class State:
                 if loaded.testaments.get(owner, b"") != text
             ]
             log.error("state: a flush failed and the log lost records, writing %d changes again", len(changes))
-            return self._log.append(changes, "recovered")
+            return self._log.append(changes, "recovered") if changes else None
         except StorageError as error:
             self._log.lost_some = True  # the next commit tries again
             log.error("state: changes that the log lost are not written again yet: %s", error)

@@ -37,6 +37,8 @@ LICENCE = "Apache-2.0"
 STORE_MODE = "Babelbus"
 SOURCE_CODE = "https://github.com/babelbus/babelbus"
 MAIN_VERSIONS = b"[[0,11],[1,1]]"
+_ESCAPED = {"#": "%23", "?": "%3F"}
+"""How the wildcards of a pattern stand in a key; the same characters inside an element are no wildcards."""
 UNTOLD = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 
 Subscribers = tuple[Subscriber, ...]
@@ -206,7 +208,7 @@ class Hub:
         session.counted += step
         self.show("subscriptions", self._counted)
         path = f"clients/{session.client_id}/subscriptions"
-        escaped = subject.replace("#", "%23").replace("?", "%3F")
+        escaped = "/".join(_ESCAPED.get(element, element) for element in subject.split("/"))
         if step > 0:
             self.show(f"{path}/{escaped}", subscriber.transaction_id)
         else:

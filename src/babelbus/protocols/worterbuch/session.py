@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from babelbus import __version__
-from babelbus.core.state import ELEMENTS_MAX, Change, NoSuchKeyError, VersionedError
+from babelbus.core.state import ELEMENTS_MAX, Change, NoSuchKeyError
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
-from babelbus.protocols.worterbuch.answers import HEAVY_BYTES, Answers, Framing
+from babelbus.protocols.worterbuch.answers import Answers, Framing
 from babelbus.protocols.worterbuch.codec import (
     encode_ack,
     encode_authenticated,
@@ -38,7 +38,6 @@ from babelbus.protocols.worterbuch.tree import TreeRequests
 
 KEEPALIVE_TEXT = b'""'
 KEEPALIVE_TICKS_MAX = 5
-ACK = b'{"ack":{"transactionId":%d}}'
 
 
 class Session(Peer):
@@ -200,48 +199,9 @@ class Session(Peer):
                 self._greeting = None  # a client of 0.3 to 0.6: the answer is the first that it reads
             else:
                 self._greet()
-        done = self._receive_freely(messages) if self._free else self._receive_each(messages)
+        done = self._receive_each(messages)
         answers.finish()
         return done
-
-    @property
-    def _free(self) -> bool:
-        """Whether no request needs leave or translation."""
-        return self._translator.native and self._access.free
-
-    def _receive_freely(self, messages: Sequence[m.ClientMessage]) -> int:
-        """Do it where nothing needs leave: the two most frequent requests without a call for each."""
-        answers, translator, bytes_max = self._answers, self._translator, self._outbox.bytes_max
-        values = self._state
-        set_value, find = values.set, values.find
-        done, replies = answers.requests.append, answers.replies.append
-        short = self._short
-        for number, message in enumerate(messages, 1):
-            if type(message) is m.Set:
-                key = message.key
-                if not ("?" in key or "#" in key or key[:1] == "$" or len(key) >= short):
-                    try:
-                        set_value(key, message.value)
-                    except VersionedError as error:
-                        reply = translator.encode_error(message.transaction_id, ErrorCode.CAS, str(error))
-                    else:
-                        reply = ACK % message.transaction_id
-                    done(message)
-                    replies(reply)
-                    continue
-            elif type(message) is m.Get:
-                value = find(message.key)
-                if value is not None and len(value) <= HEAVY_BYTES:
-                    done(message)
-                    replies(b'{"state":{"transactionId":%d,"value":%b}}' % (message.transaction_id, value))
-                    continue
-            self._receive_one(message)
-            if answers.heavy_bytes > bytes_max:
-                return number
-            if translator.profile is not MAIN:  # a handshake: what follows is for another dialect
-                return number + self._receive_each(messages[number:])
-            done, replies = answers.requests.append, answers.replies.append  # a subscription begins new lists
-        return len(messages)
 
     def receive_sets(self, run: m.SetRun) -> bool:
         """Do a chunk of nothing but sets, as who loads or feeds the tree sends them; return whether it was done.
@@ -249,8 +209,8 @@ class Session(Peer):
         About half of what one by one costs: one look for wildcards in all keys, one format for all answers. When a
         key needs a look of its own nothing was done.
         """
-        if not self._free or self._greeting is not None:
-            return False
+        if not (self._translator.native and self._access.free) or self._greeting is not None:
+            return False  # requests need a right or a translation
         keys = run.keys
         joined = "\n".join(keys)
         if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= self._short:
@@ -262,30 +222,38 @@ class Session(Peer):
         return True
 
     def _receive_each(self, messages: Sequence[m.ClientMessage]) -> int:
-        answers, bytes_max = self._answers, self._outbox.bytes_max
+        answers, access, translator = self._answers, self._access, self._translator
+        bytes_max = self._outbox.bytes_max
         for number, message in enumerate(messages, 1):
-            self._receive_one(message)
+            kind = type(message)
+            if kind is m.Keepalive:
+                self._silent_ticks = max(self._silent_ticks, 0)
+                continue
+            if kind not in translator.profile.kinds or access.locked:
+                self._check_allowed(message)
+            try:
+                reply = self._answer(message)
+            except FinalRefusalError as error:
+                self._refuse_and_end(message, error.code, error.text)
+            if reply:
+                answers.add(message, reply)
             if answers.heavy_bytes > bytes_max:
                 return number
         return len(messages)
 
-    def _receive_one(self, message: m.ClientMessage) -> None:
+    def _check_allowed(self, message: m.ClientMessage) -> None:
+        """Check that the dialect has a message, and that the client may send it before it is authorized.
+
+        Raises:
+            RemoteProtocolError: the message is refused; the refusal was answered.
+        """
         kind = type(message)
-        if kind is m.Keepalive:
-            self._silent_ticks = max(self._silent_ticks, 0)
-            return
         refusal = None if kind is m.Handshake else self._translator.profile.refusal(message)
         if refusal is ErrorCode.NOT_IMPLEMENTED:
             self._refuse_and_end(message, refusal, "not in this version of the protocol")
-        # Clients of 0.3 to 0.6 cannot prove anything: where it is needed, there is nothing for them.
+        # Clients of 0.3 to 0.6 cannot prove anything: a server that needs a token serves them nothing.
         if self._access.locked and kind not in (m.ProtocolSwitch, m.Authorization, m.Authentication):
             self._refuse_and_end(message, ErrorCode.AUTHORIZATION_REQUIRED, "authorization is required first")
-        try:
-            reply = self._answer(message)
-        except FinalRefusalError as error:
-            self._refuse_and_end(message, error.code, error.text)
-        if reply:
-            self._answers.add(message, reply)
 
     def _answer(self, message: m.ClientMessage) -> bytes:
         translator = self._translator

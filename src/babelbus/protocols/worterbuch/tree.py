@@ -84,8 +84,8 @@ class TreeRequests:
 
     def _need(self, privilege: Privilege, key: str) -> None:
         """Check that the client may change a key so."""
+        self._access.check_writable(key)  # first: a wildcard below `$SYS` is read-only too
         self._translator.check_key(key)
-        self._access.check_writable(key)
         self._access.need(privilege, key)
 
     def delete(self, message: m.Delete) -> bytes:
