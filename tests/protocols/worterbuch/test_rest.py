@@ -4,6 +4,7 @@ import asyncio
 import errno
 import http.client
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from babelbus.config import WorterbuchSettings
 from babelbus.errors import ConfigError
+from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.worterbuch.http import WebOptions, WebSession
@@ -595,8 +597,16 @@ class Door:
             return WebSession(hub, outbox, close, address=peer, options=options)
 
         def connect() -> Connection:
-            limits: dict[str, Any] = {"bytes_max": 2**20, "handshake_seconds": 30, "connections_max": 10}
-            return Connection("worterbuch", make, metrics, self.connections, **limits)
+            return Connection(
+                "worterbuch",
+                make,
+                metrics,
+                self.connections,
+                LimitedLog(logging.getLogger("test"), self.bus.clock),
+                bytes_max=2**20,
+                handshake_seconds=30,
+                connections_max=10,
+            )
 
         self._server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
         self._reader, self._writer = await asyncio.open_connection(*self._server.sockets[0].getsockname()[:2])
