@@ -160,7 +160,7 @@ CONTENT_TYPES = {"json": "application/json", "text": "text/plain; charset=utf-8"
 
 def _http_request(draw: random.Random, number: int, message: Message) -> bytes:
     command = {"cmd": "pub", "mq": message.topic, "id": f"{draw.getrandbits(64):016x}"}
-    headers = {"Host": "bench", "User-Agent": f"client/{number % 7}", **message.headers}
+    headers = {"Host": "localhost", "User-Agent": f"client/{number % 7}", **message.headers}
     form, body = number % 5, message.payload
     if form == 4:
         command["body"] = body.decode(errors="replace")

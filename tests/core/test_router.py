@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from babelbus.core import router as routers
 from babelbus.core import subject_index
 from babelbus.core.record import Event
-from babelbus.core.router import Route, Router, Subscription
+from babelbus.core.router import INDEXED_MAX, Route, Router, Subscription
 from babelbus.core.subject import EVERYTHING, PathPattern, Pattern, below, exactly
 from babelbus.protocols.sbus.patterns import SbusPattern
 
@@ -188,10 +188,23 @@ def test_the_coming_and_going_of_a_pattern_is_compared_with_the_subjects_below_i
     router = Router()
     for number in range(10_000):
         router.route_of(f"plant/{number % 100}/{number}")
+        if number % INDEXED_MAX == 0:  # new subjects enter the index when some pattern changes
+            router.remove(router.add(PathPattern(("elsewhere", None)), Listener()))
+    router.remove(router.add(PathPattern(("elsewhere", None)), Listener()))
     Counting.compared = 0
     router.remove(router.add(Counting(PathPattern(("plant", "7", None))), Listener()))
     assert Counting.compared <= 200
     assert len(router._cache) == 10_000 - 100
+
+
+def test_many_new_subjects_are_forgotten_when_a_pattern_changes_and_found_again() -> None:
+    router = Router()
+    routes = [router.route_of(f"plant/{number}") for number in range(INDEXED_MAX + 1)]
+    made = router.add(PathPattern(("elsewhere", None)), Listener())
+    assert not router._cache
+    assert not any(route.valid for route in routes)
+    assert router.find("plant/1") == ()
+    assert router.find("elsewhere/1") == (made,)
 
 
 DEEP = subject_index.DEPTH_MAX + 1
@@ -271,7 +284,9 @@ class AgainstAScan(RuleBasedStateMachine):
             if route.valid:
                 assert route.subscriptions == self.scan(route.subject)
                 assert self.router.route_of(route.subject) is route
-        assert len(self.router._cached) == len(self.router._cache) == len(list(self.router._cached._root))
+        new = [route for route in self.router._unindexed if route.valid]
+        assert len(self.router._cached) == len(list(self.router._cached._root))
+        assert len(self.router._cached) + len(new) == len(self.router._cache)
         assert self.router.count == len(self.present)
         assert self.router.empty is (not self.present)
 

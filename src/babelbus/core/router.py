@@ -15,6 +15,9 @@ from babelbus.core.subject_index import SubjectIndex
 
 log = logging.getLogger(__name__)
 
+INDEXED_MAX = 512
+"""Most routes that a change of a pattern adds to the index: about 3 us each, with the event loop waiting."""
+
 Receiver = Callable[[Sequence[Event]], None]
 """Takes the events of one publish that match. It must not block; a bound for what it cannot send is its own matter."""
 
@@ -68,6 +71,8 @@ class Router:
         self._patterns: SubjectIndex[Subscription] = SubjectIndex()
         self._cache: dict[str, Route] = {}
         self._cached: SubjectIndex[Route] = SubjectIndex()
+        self._unindexed: list[Route] = []
+        """Routes cached since a pattern changed last: only the next change needs them in the index."""
         self._made = 0
         self.count = 0
         """Number of subscriptions."""
@@ -113,15 +118,29 @@ class Router:
                 route.valid = False
                 self._cached.discard(route)
             return
+        self._index_routes()
         for route in self._cached.take(pattern, lambda route: pattern.matches(route.subject)):
             route.valid = False
             del self._cache[route.subject]
+
+    def _index_routes(self) -> None:
+        """Add the new routes to the index, or remove them where so many came that to find each again costs less."""
+        routes, self._unindexed = self._unindexed, []
+        for route in routes:
+            if not route.valid:
+                continue
+            if len(routes) <= INDEXED_MAX:
+                self._cached.add(route)
+            else:
+                route.valid = False
+                del self._cache[route.subject]
 
     def _forget_all(self) -> None:
         for route in self._cache.values():
             route.valid = False
         self._cache.clear()
         self._cached.clear()
+        self._unindexed.clear()
 
     @property
     def empty(self) -> bool:
@@ -147,8 +166,10 @@ class Router:
             return found
         if len(self._cache) >= CACHE_MAX:
             self._forget_all()
+        if len(self._unindexed) >= CACHE_MAX:
+            self._index_routes()
         self._cache[subject] = found
-        self._cached.add(found)
+        self._unindexed.append(found)
         return found
 
     def route(self, events: Sequence[Event]) -> None:
