@@ -1,4 +1,4 @@
-"""What is published through `Broker.publish`, and the one place that gathers what a turn of the event loop brings.
+"""Publications of `Broker.publish`, and the one place that gathers what a turn of the event loop brings.
 
 The path of a publication: the right to publish, the topic, the batch, its receipt, the live subscriptions. Everybody
 takes it: clients of all protocols, the state's log, dead letters, commits of staged records and the admin endpoint.

@@ -95,7 +95,7 @@ class Requests(Generic[R]):
         return request
 
     def respond(self, key: Key, reply: R) -> bool:
-        """Give a request its reply, the first that comes; `False`: nobody waits for it, which is counted."""
+        """Deliver the first reply of a request; `False`: nobody waits for the reply, which is counted."""
         waiting = self._waiting.get(key)
         if not waiting:
             self._metrics.requests_late_replies_total.inc()

@@ -24,7 +24,7 @@ EncodedGroup = msgspec.Raw
 
 
 class StoredGroup(msgspec.Struct, frozen=True):
-    """What is kept of a group."""
+    """The stored form of a group."""
 
     topic: str
     name: str

@@ -23,7 +23,7 @@ from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import HEADERS_MAX
 
 PROTOCOL = "groups"
-"""What metrics call the publisher of dead letters."""
+"""The name of the publisher of dead letters in metrics."""
 PREFIX = "dead-letters/"
 REASON = b"dead-reason"
 ATTEMPTS = b"dead-attempts"

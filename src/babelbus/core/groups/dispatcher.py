@@ -98,7 +98,7 @@ class Dispatcher:
 
     @property
     def loading(self) -> Promise | None:
-        """What is being read for a cursor, if anything; done when the group has more to hand out."""
+        """The read under way for a cursor, if there is one; done when the group has more to deliver."""
         return next((load for cursor in self.cursors if (load := cursor.loading) is not None), None)
 
     def _open_members(self, taker: Member | None) -> list[Member]:

@@ -283,7 +283,7 @@ class Group:
 
     @property
     def loading(self) -> Promise | None:
-        """What `take` would have to wait for to find more; `None` when nothing is on its way."""
+        """The read that `take` would have to wait for to find more; `None` when no read is under way."""
         return self._dispatcher.loading
 
     def take_runs(self, count: int, member: Member | None = None) -> list[Sequence[Delivery]]:

@@ -34,7 +34,7 @@ BAD_MAX = 256
 FETCH_BYTES = 64 * 2**10
 """What is read at a time to hand records out again."""
 KEPT_BYTES_MAX = 2**24
-"""What a cursor keeps in memory of records that are held back behind others of their key."""
+"""Most bytes that a cursor keeps of records that are held back behind others of their key."""
 FETCHED_CHUNKS = 8
 """So many of those chunks are kept: records that come back mostly lie near each other."""
 

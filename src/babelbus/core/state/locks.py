@@ -64,7 +64,7 @@ class Locks:
         return False
 
     def release(self, key: str, owner: Hashable) -> Granted:
-        """Give a lock back; return who has it next.
+        """Release a lock; return its next owner.
 
         Raises:
             NotLockedError: nobody holds it.
@@ -101,7 +101,7 @@ class Locks:
         return Granted(key, owner, tuple(waits))
 
     def _leave(self, key: str, owner: Hashable) -> tuple[int, ...]:
-        """Give up a place in a queue; return the waits that it stood for."""
+        """Leave a queue; return the waits that end with the place."""
         queue = self._queues.get(key, {})
         waits = queue.pop(owner, None)
         if waits is None:

@@ -65,7 +65,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 Listener = Callable[[Sequence[Change], Commit], None]
 Published = tuple[Promise, Callable[[], None]]
-"""What the topics that record the changes promise, and what shows the other changes to live subscriptions."""
+"""The promise of the topics that record the changes, and the call that shows other changes to live subscriptions."""
 Publish = Callable[[Sequence[Change], Commit], Published]
 
 
