@@ -162,17 +162,6 @@ class Outbox:
         if not promises and not self.holding:
             self._drain()
 
-    @property
-    def idle(self) -> bool:
-        """Whether all answers are written, and the peer has taken them."""
-        return not self._answers and not self._transport.get_write_buffer_size()
-
-    def say(self, data: bytes) -> None:
-        """Write an answer at once: no other one may wait (`waiting` is 0)."""
-        if not self.closed:
-            self._transport.write(data)
-            self.on_drained()
-
     def push(self) -> None:
         """Write what became ready, unless it is collected."""
         if not self.holding:
