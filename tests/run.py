@@ -8,12 +8,21 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from contextlib import ExitStack
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 SPARK = ("tests/spark",)
 PROCESSES = ("tests/cli", "tests/crash", "tests/end_to_end", "tests/examples", "tests/server")
+PARTS = {
+    "rest": tuple(f"--ignore={path}" for path in (*SPARK, *PROCESSES)),
+    "processes": PROCESSES,
+    "spark": SPARK,
+}
+RUN_SECONDS = 2700
+"""No run takes so long on any machine: a part that does hangs, and shows where before it is ended."""
 STOP_SECONDS = 60
 NO_TESTS = 5
 """What pytest answers when it found none, as where pyspark is not installed."""
@@ -21,43 +30,91 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives for some seconds: compiling well and collecting beside the work take a quarter of the CPU."""
 
 
-def _stop(part: "subprocess.Popen[bytes]") -> None:
-    """End a part of a run that was interrupted, in good order: it has servers of its own to stop."""
-    if part.poll() is None:
-        part.send_signal(signal.SIGINT)
+class Part:
+    """One run of pytest, in a process group of its own; its lines are printed as they come, with its name before."""
+
+    def __init__(self, name: str, choice: tuple[str, ...], say: Callable[[str], None]) -> None:
+        self.name = name
+        self.failures: list[str] = []
+        self.last = ""
+        self._say = say
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *choice],
+            cwd=ROOT,
+            env={**os.environ, "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", SHORT_LIVED)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        # A process that outlives pytest may hold the pipe: nobody waits for its end.
+        self._reader = threading.Thread(target=self._print, daemon=True)
+        self._reader.start()
+
+    def _print(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            line = line.rstrip()
+            self._say(f"{self.name:9} | {line}")
+            if line.startswith(("FAILED ", "ERROR ")):
+                self.failures.append(line)
+            elif line:
+                self.last = line
+
+    def wait(self, deadline: float) -> int:
+        """Wait for its end, or the `deadline` of the monotonic clock, and give its exit code; no process of it is left."""
         try:
-            part.wait(STOP_SECONDS)
+            code = self._process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
-            part.kill()
+            self._say(f"{self.name:9} | still runs although its time is over: these are its threads")
+            self._process.send_signal(signal.SIGABRT)  # pytest has faulthandler print the stacks of all threads
+            code = self._process.wait()
+        self._end_group()
+        return 0 if code == NO_TESTS and self.name == "spark" else code
+
+    def interrupt(self) -> None:
+        """Ask it to stop, as Ctrl+C does: it prints the failures that it has seen, and stops its servers."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def _end_group(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nothing was left
+        self._reader.join(STOP_SECONDS)
 
 
 def main(arguments: list[str]) -> int:
     """Run the tests; give 0 if all passed."""
-    pytest = [sys.executable, "-m", "pytest"]
     if arguments:
-        return subprocess.run([*pytest, *arguments], check=False).returncode
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    root = Path(__file__).parent.parent
-    environment = {**os.environ, "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", SHORT_LIVED)}
-    beside = {"With Spark": SPARK, "With processes of their own": PROCESSES}
-    with ExitStack() as stack:
-        parts = []
-        for title, choice in beside.items():
-            output = stack.enter_context(tempfile.TemporaryFile("w+"))
-            command = [*pytest, *choice]
-            part = stack.enter_context(
-                subprocess.Popen(command, cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT)
-            )
-            stack.callback(_stop, part)
-            parts.append((title, output, part))
-        rest = [*pytest, *(f"--ignore={path}" for path in (*SPARK, *PROCESSES))]
-        codes = [subprocess.run(rest, cwd=root, env=environment, check=False).returncode]
-        for title, output, part in parts:
-            code = part.wait()
-            codes.append(0 if code == NO_TESTS and title == "With Spark" else code)
-            output.seek(0)
-            sys.stdout.write(f"\n{title}, at the same time:\n{output.read()}")
-    return max(codes, key=abs)
+        return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+    lock = threading.Lock()
+
+    def say(line: str) -> None:
+        with lock:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parts = [Part(name, choice, say) for name, choice in PARTS.items()]
+    try:
+        deadline = time.monotonic() + RUN_SECONDS
+        codes = [part.wait(deadline) for part in parts]
+    except KeyboardInterrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        for part in parts:
+            part.interrupt()
+        deadline = time.monotonic() + STOP_SECONDS
+        codes = [128 + signal.SIGINT, *(part.wait(deadline) for part in parts)]
+    say("")
+    for part in parts:
+        for failure in part.failures:
+            say(f"{part.name:9} | {failure}")
+        say(f"{part.name:9} | {part.last}")
+    return max(map(abs, codes))
 
 
 if __name__ == "__main__":

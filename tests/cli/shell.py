@@ -20,9 +20,16 @@ class Shell:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.data = folder / "data"
+        self._started: list[subprocess.Popen[str]] = []
+
+    def kill_started(self) -> None:
+        """Kill what a failed test left running: it would hold its pipes, and what reads them, for ever."""
+        for process in self._started:
+            process.kill()
+            process.wait()
 
     def start(self, *args: str, **options: Any) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*COMMAND, *args],
             cwd=self.folder,
             env=ENVIRONMENT,
@@ -31,6 +38,8 @@ class Shell:
             stderr=subprocess.PIPE,
             **options,
         )
+        self._started.append(process)
+        return process
 
     def run(self, *args: str, input: str = "", code: int = 0) -> str:  # noqa: A002 - the name that subprocess has
         done = self.run_raw(*args, input=input)

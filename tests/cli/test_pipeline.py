@@ -111,7 +111,7 @@ def test_a_pipeline_runs_until_ctrl_c_with_a_line_for_each_batch_and_metrics(ser
     assert process.stderr is not None
     words: list[str] = []
     stderr = process.stderr
-    reader = threading.Thread(target=lambda: words.extend(stderr))
+    reader = threading.Thread(target=lambda: words.extend(stderr), daemon=True)
     reader.start()
     batch = json.loads(process.stdout.readline())
     assert (batch["pipeline"], batch["sink"], batch["batch"], batch["rows_in"], batch["rows_out"], batch["lag"]) == (
@@ -162,13 +162,18 @@ def test_a_pipeline_finds_a_server_that_is_started_after_it(shell: Shell) -> Non
         if "failed, starting again" in line:
             break
     assert any(f"no server runs on {shell.data}" in line for line in words), words
+    stderr = process.stderr
+    reader = threading.Thread(target=lambda: words.extend(stderr), daemon=True)  # a full pipe would stop the pipeline
+    reader.start()
     served = Served(shell.folder)  # on other ports than before
     try:
         assert json.loads(process.stdout.readline())["rows_out"] == 2
         assert served.run("fetch", "copied", "--json").count("\n") == 2
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=300)
-        assert process.returncode == 0
+        assert process.wait(timeout=300) == 0, words
+        reader.join()
+        process.stdout.close()
+        process.stderr.close()
     finally:
         assert served.stop() == 0
 

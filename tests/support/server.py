@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -76,6 +77,11 @@ async def running(config: Config) -> AsyncIterator[Server]:
         await server.stop()
 
 
+async def _print_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack()
+
+
 class LiveServer:
     """Runs from `with` to its end; `call` does something in its event loop."""
 
@@ -83,7 +89,7 @@ class LiveServer:
         self.config = config
         self._files = files
         self._use_uvloop = use_uvloop
-        self._thread = threading.Thread(target=self._run, name="server")
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -123,7 +129,10 @@ class LiveServer:
         if self._thread.is_alive():
             self.ask_to_stop()
         self._thread.join(SAFETY_NET_SECONDS)
-        assert not self._thread.is_alive()
+        if self._thread.is_alive():
+            faulthandler.dump_traceback()
+            asyncio.run_coroutine_threadsafe(_print_tasks(), self._loop).result(SAFETY_NET_SECONDS)
+            raise AssertionError("the server does not stop: where it waits is printed above") from error
         if self._failure is not None and error is None:
             raise self._failure
 
