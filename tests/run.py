@@ -63,7 +63,7 @@ class Part:
                 self.last = line
 
     def wait(self, deadline: float) -> int:
-        """Wait for its end, or the `deadline` of the monotonic clock, and give its exit code; no process of it is left."""
+        """Wait for its end, or the monotonic clock's `deadline`, and give its exit code; no process of it is left."""
         try:
             code = self._process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:

@@ -144,8 +144,10 @@ class _Consumption:
 
     def run(self, query: Mapping[str, str], count_max: int | None) -> None:
         """Read records until `count_max` were handled, or none arrived within the timeout."""
+        from babelbus.cli.api import ApiError
         from babelbus.web.consumers import IDLE, ConsumeLine, Head
 
+        refusal: ApiError | None = None
         lines = self._api.lines(group_path(self._topic, self._group, "consume"), query, msgspec.Raw)
         try:
             for raw in lines:
@@ -160,10 +162,18 @@ class _Consumption:
                     return
                 if line.end:
                     raise CommandError(f"{line.end}; records without an ack are delivered to others")
-                self._handle(line.deliveries)
+                if refusal is not None:
+                    continue
+                try:
+                    self._handle(line.deliveries)
+                except ApiError as error:
+                    if error.code != "unknown_consumer":
+                        raise
+                    refusal = error  # the membership ended meanwhile: its last line, which comes yet, tells why
+                    continue
                 if count_max is not None and self.count >= count_max:
                     return
-            raise CommandError("the server ended the connection; records without an ack are delivered again")
+            raise refusal or CommandError("the server ended the connection; records without an ack are delivered again")
         except (KeyboardInterrupt, CommandNotRunError, BrokenPipeError):
             self._leave()
             raise
