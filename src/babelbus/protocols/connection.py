@@ -66,13 +66,21 @@ class Connection(asyncio.Protocol):
         if is_reserved(transport.get_extra_info("socket").fileno()):
             self._refuse(logging.WARNING, "descriptors", "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return
+        try:
+            # A client that lost its leave goes at once, also if it does not read what was sent.
+            self._session = self._make_session(self._outbox, self.abort, address)
+        except Exception:
+            self._fail()
+            return
         self._connections.add(self)
         self._metrics.connections.labels(self._protocol).inc()
         self._metrics.connections_total.labels(self._protocol).inc()
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.call_later(self._handshake_seconds, self._check_handshake)
-        # A client that lost its leave goes at once, also if it does not read what was sent.
-        self._session = self._make_session(self._outbox, self.abort, address)
+
+    def _fail(self) -> None:
+        log.exception("%s %s: internal error, closing", self._protocol, self.peer)
+        self.abort()
 
     def _refuse(self, level: int, reason: str, text: str) -> None:
         self._note(level, reason, f"refused: {text}")
@@ -108,8 +116,7 @@ class Connection(asyncio.Protocol):
             self._finish()
             return
         except Exception:
-            log.exception("%s %s: internal error, closing", self._protocol, self.peer)
-            self.abort()
+            self._fail()
             return
         outbox.release()
         full = outbox.full
