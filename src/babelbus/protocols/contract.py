@@ -1,10 +1,12 @@
 """The shape that every stream protocol has: bytes in, a session between, one write out."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from babelbus.core.receipt import Promise
+from babelbus.errors import RemoteProtocolError
 
 ANSWER_BYTES = 256
 """What an answer that waits costs by itself: the smallest ones count too while a slow disk holds them back."""
@@ -63,6 +65,26 @@ class Session(Protocol):
     def established(self) -> bool:
         """Whether the peer has proved who it is; one that does not within the time limit loses its connection."""
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of messages that have not come whole, and of a message that was decompressed and is put off."""
+        return 0
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the peer may send more than a small part of a message: it has proved who it is, or need not."""
+        return self.established
+
+    def refuse_unfinished(self, text: str, *, later: bool) -> None:
+        """Drop the message that has not come whole; answer with the protocol's error if it has one.
+
+        With `later`, the client may send the message again.
+
+        Raises:
+            RemoteProtocolError: everything is answered; close the connection.
+        """
+        raise RemoteProtocolError(text)
+
     def close(self) -> None:
         """The connection is gone: give up what the session holds."""
 
@@ -81,6 +103,10 @@ class Session(Protocol):
 
 def _ignore() -> None:
     return
+
+
+def _unbounded() -> int:
+    return sys.maxsize
 
 
 class Answer:
@@ -118,6 +144,8 @@ class Outbox:
         self.closed = False
         self.on_drained: Callable[[], None] = _ignore
         """Called when answers were written while it was not `holding`."""
+        self.room_bytes: Callable[[], int] = _unbounded
+        """Returns how long a message may become that the peer sent compressed."""
 
     @property
     def full(self) -> bool:
@@ -183,5 +211,6 @@ class Outbox:
         """Send nothing more: the peer is gone."""
         self.closed = True
         self.on_drained = _ignore  # else outbox and connection hold each other
+        self.room_bytes = _unbounded
         self._answers.clear()
         self._weight = 0

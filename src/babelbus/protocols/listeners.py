@@ -11,6 +11,7 @@ from collections.abc import Callable
 from babelbus.clock import Clock
 from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
+from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection, MakeSession
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class Listeners:
         protocol: str,
         metrics: Metrics,
         clock: Clock,
+        budget: Budget,
         *,
         bytes_max: int,
         handshake_seconds: float,
@@ -39,6 +41,7 @@ class Listeners:
         self._protocol = protocol
         self._metrics = metrics
         self._limited_log = LimitedLog(log, clock)
+        self._budget = budget
         self._bytes_max = bytes_max
         self._handshake_seconds = handshake_seconds
         self._connections_max = connections_max
@@ -95,6 +98,7 @@ class Listeners:
             self._metrics,
             self.connections,
             self._limited_log,
+            self._budget,
             bytes_max=self._bytes_max,
             handshake_seconds=self._handshake_seconds,
             connections_max=self._connections_max,

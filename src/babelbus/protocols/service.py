@@ -14,6 +14,7 @@ from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import Browsers
+from babelbus.protocols.budget import Budget
 from babelbus.protocols.listeners import Listeners
 from babelbus.storage.files import FileSystem
 
@@ -32,6 +33,8 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Returns who owns the certificate with a fingerprint, `None` if the lists of clients have no such fingerprint."""
     browsers: Browsers
     """Builds the guards of HTTP listeners."""
+    budget: Budget
+    """Bounds the memory of messages that have not come whole."""
 
     @property
     def server_key(self) -> str:
@@ -103,6 +106,7 @@ class StreamService:
             name,
             context.metrics,
             context.clock,
+            context.budget,
             bytes_max=context.config.server.outbox_bytes_max,
             handshake_seconds=settings.handshake_seconds,
             connections_max=settings.connections_max,

@@ -107,6 +107,14 @@ class WebSession(HttpSession, Session):
         """Return whether the connection stays open: never behind a request of HTTP/1.0."""
         return _keeps_alive(request)
 
+    def proves_sender(self, head: Request) -> bool:
+        """Return whether a request has a valid token, or needs none."""
+        try:
+            self._rest.identify(head)
+        except RequestRefusedError:
+            return False
+        return True
+
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
         """Do what a request asks for; `False`: not before the outbox has room again."""
         if self._outbox.full:

@@ -171,6 +171,16 @@ class WebSession(HttpSession, contract.Session):
         self.session.publish(publications, run.request)
         return True
 
+    def proves_sender(self, head: Request) -> bool:
+        """Return whether a request names a key that we know, or needs none; the signature covers the body too."""
+        if not self._keys:
+            return True
+        try:
+            message = decode_request(head)
+            return message.headers.get("apiKey") in self._keys or self._options.open_urls.has(message, target_of(head))
+        except RequestError:
+            return False
+
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
         """Handle a request; return `False` to be called again when the outbox has room."""
         # As the decoder looks at it, which reads nothing behind such a request.

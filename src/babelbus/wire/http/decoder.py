@@ -125,8 +125,7 @@ class RequestDecoder:
             try:
                 self._held = data[self._cut(data, requests) :]
             except HttpError as error:
-                self.error = error
-                self._drop()
+                self.fail(error)
         if self.error is not None and not requests:
             raise self.error
 
@@ -140,6 +139,21 @@ class RequestDecoder:
             return False
         self._asked_to_continue = True
         return True
+
+    @property
+    def begun(self) -> Request | None:
+        """The request whose head is complete and whose body is not, without its body."""
+        return None if self._head is None else self._head.request
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that are kept of a request that is not complete."""
+        return len(self._held) + (0 if self._chunks is None else len(self._chunks.data))
+
+    def fail(self, error: HttpError) -> None:
+        """Read nothing more, and drop the request that is not complete."""
+        self.error = error
+        self._drop()
 
     def unread(self) -> bytes:
         """Return and remove the bytes behind the request that upgraded the connection."""

@@ -34,6 +34,17 @@ class Successor(Protocol):
     def established(self) -> bool:
         """Whether the peer has proved who it is."""
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that are kept of a message that is not complete."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the peer may send long messages."""
+
+    def refuse_unfinished(self, text: str, *, later: bool) -> None:
+        """Drop the message that is not complete, and close."""
+
     def close(self) -> None:
         """Handle the end of the connection."""
 
@@ -78,6 +89,10 @@ class HttpSession(ABC):
     def keeps_alive(self, request: Request) -> bool:
         """Return whether the connection stays open behind the answer to a request."""
         return request.keep_alive
+
+    def proves_sender(self, head: Request) -> bool:
+        """Return whether a request shows in its head who sent it, as far as its client has to."""
+        return True
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer a request of a page that may not make it, and close the connection behind the answer."""
@@ -149,6 +164,31 @@ class HttpSession(ABC):
     def established(self) -> bool:
         """Whether a whole request has come, and the successor is established if there is one."""
         return self._heard and (self._successor is None or self._successor.established)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that are kept of a request or message that is not complete."""
+        return self._decoder.unfinished_bytes if self._successor is None else self._successor.unfinished_bytes
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the peer may send more than a small part of a body."""
+        if self._successor is not None:
+            return self._successor.trusted
+        head = self._decoder.begun
+        return head is None or self.proves_sender(head)
+
+    def refuse_unfinished(self, text: str, *, later: bool) -> None:
+        """Drop the request that is not complete, and refuse it behind all earlier answers.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: the connection ends, and everything is answered.
+        """
+        if self._successor is not None:
+            self._successor.refuse_unfinished(text, later=later)
+            return
+        self._decoder.fail(HttpError(503, text, [("retry-after", "1")]) if later else HttpError(413, text))
+        self.resume()
 
     def close(self) -> None:
         """Handle the end of the connection."""
