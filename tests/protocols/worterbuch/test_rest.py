@@ -20,9 +20,9 @@ from babelbus.protocols.connection import Connection
 from babelbus.protocols.worterbuch.http import WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.service import read_file_name
-from babelbus.wire.http.client import Response, ResponseDecoder
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, in_loop
+from tests.support.http import Response, ResponseDecoder
 from tests.support.server import LiveServer, configure
 from tests.support.web import SECRET, Events, Plain, Web, get_of, token
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as a server speaks it (RFC 9112): bytes -> requests, responses -> bytes. For clients: `client.py`.
+"""HTTP/1.1 as a server speaks it (RFC 9112): bytes -> requests, responses -> bytes.
 
 A chunk's requests are cut in one loop. Peers repeat most of their heads, so a head that was read before is
 looked up by its bytes, and so are the lines of new heads.
