@@ -32,7 +32,7 @@ from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient, SocketClient
 
 SEED = int(os.environ.get("BABELBUS_TEST_SEED", "1"))
-KILLS = [SEED, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEED + 1, SEED + 48))]
+KILLS = [SEED, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEED + 1, SEED + 24))]
 FAULTS = [
     *range(SEED, SEED + 2),
     *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEED + 2, SEED + 42)),

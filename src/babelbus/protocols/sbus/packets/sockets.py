@@ -1,7 +1,7 @@
-"""Sockets of the kind SOCK_SEQPACKET: packets in batches in, packets in batches out, nobody waits for a slow one.
+"""Sockets of the kind SOCK_SEQPACKET: batches of packets in and out, no client waits for a slow one.
 
-One turn of the event loop takes up to `BATCH` packets of one client (mmsg.py). What a receiver's socket does not take
-waits in its backlog; what happens when that is full is the receiver's choice (`Flow`). No task or future per packet.
+One turn of the event loop takes up to `BATCH` packets of one client (mmsg.py). Packets that a receiver's socket does
+not take wait in its backlog; the receiver's policy (`Flow`) says what happens when that is full. No task per packet.
 """
 
 import asyncio
@@ -36,17 +36,17 @@ _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
 
 class PacketSession(Protocol):
-    """What the packets of one connection mean. Calls come from the event loop and may not block."""
+    """The meaning of the packets of one connection. Calls come from the event loop and may not block."""
 
     def receive(self, packets: Packets, first: int, last: int) -> None:
-        """Do what packets `first` to `last` ask for.
+        """Handle packets `first` to `last`.
 
         Raises:
             RemoteProtocolError: the peer broke the protocol; close the connection.
         """
 
     def close(self) -> None:
-        """The connection is gone, or takes nothing any more."""
+        """Release everything: the connection is gone, or takes nothing any more."""
 
 
 MakeSession = Callable[[Port, Credentials], PacketSession]
@@ -85,11 +85,11 @@ class PacketServer:
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits for all receivers."""
+        """Bytes that wait for all receivers."""
         return sum(one.backlog.size_bytes for one in list(self.connections))
 
     def listen(self, door: OpenDoor) -> None:
-        """Take connections at a door."""
+        """Add a door, and open it to connections."""
         self._doors.append(door)
         self.loop.add_reader(door.listener.fileno(), self._accept, door)
 
@@ -139,14 +139,14 @@ class PacketServer:
             self.on_empty()
 
     def close_doors(self) -> None:
-        """Take no more connections."""
+        """Close the doors."""
         for door in self._doors:
             self.loop.remove_reader(door.listener.fileno())
             door.close()
         self._doors.clear()
 
     def stop_reading(self) -> None:
-        """Take nothing more; what waits for receivers is still sent."""
+        """Read nothing more; packets that wait for receivers are still sent."""
         self.close_doors()
         for connection in self.connections:
             connection.stop_reading()
@@ -178,6 +178,7 @@ class PacketConnection:
         self._writing = False
         self._was_reset = False
         self._halted = False
+        self._held = False
         self._stopped_by: set[PacketConnection] = set()
         self._stopping: set[PacketConnection] = set()
         self.name = f"pid {credentials.pid} uid {credentials.uid}"
@@ -191,7 +192,7 @@ class PacketConnection:
             self._read()
 
     def _read(self) -> bool:
-        """Do what one batch asks for; return whether there may be more."""
+        """Handle one batch; return whether there may be more."""
         try:
             count = self._exchange.receive(self._descriptor)
         except (BlockingIOError, InterruptedError):
@@ -236,20 +237,34 @@ class PacketConnection:
             return
         self._stopped_by.add(other)
         other._stopping.add(self)
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._descriptor)
+        self._pause()
+
+    def hold(self, holds: bool) -> None:
+        """Read no more until the call that holds it no longer."""
+        if holds == self._held:
+            return
+        self._held = holds
+        if holds:
+            self._pause()
+        else:
+            self._resume()
 
     def stop_reading(self) -> None:
         """Read no more at all."""
         self._halted = True
+        self._pause()
+
+    def _pause(self) -> None:
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._descriptor)
 
     def _go_on(self, other: "PacketConnection") -> None:
         self._stopped_by.discard(other)
-        if not (self._stopped_by or self._reading or self.closed or self._halted):
+        self._resume()
+
+    def _resume(self) -> None:
+        if not (self._stopped_by or self._held or self._reading or self.closed or self._halted):
             self._reading = True
             self._loop.add_reader(self._descriptor, self._readable)
 
@@ -365,27 +380,28 @@ class PacketConnection:
             self._loop.remove_writer(self._descriptor)
 
     def _release(self) -> None:
-        """Let those go on who wait for this client, once a good part of its queue is free."""
+        """Resume the clients that wait for this one, once a good part of its queue is free."""
         if not self._stopping:
             return
         bound = self._bound
         roomy = self.backlog.size_bytes <= bound.size_bytes // 2 and self.backlog.count <= bound.count // 2
         if self._deaf or not self.backlog or (roomy and self.flow.soft != "block"):
-            stopping, self._stopping = self._stopping, set()
-            for connection in stopping:
-                connection._go_on(self)
+            self._resume_all()
 
     def flow_changed(self) -> None:
-        """Let those go on who wait for a client that does not ask for it any more."""
-        if self._stopping and (self.flow.soft in ("discard", "error") or self.flow.hard != "block"):
-            stopping, self._stopping = self._stopping, set()
-            for connection in stopping:
-                connection._go_on(self)
+        """Resume the clients that wait for this one, if its policy stops nobody any more."""
+        if self.flow.soft in ("discard", "error") or self.flow.hard != "block":
+            self._resume_all()
+
+    def _resume_all(self) -> None:
+        stopping, self._stopping = self._stopping, set()
+        for connection in stopping:
+            connection._go_on(self)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _lose(self) -> None:
-        """The client takes nothing any more: do what it sent, then close. Not at once: its session may be at work."""
+        """Drop what waits for the client, handle what it sent, then close; not at once: its session may be at work."""
         if self._deaf:
             return
         self._deaf = True
@@ -407,9 +423,7 @@ class PacketConnection:
         self.closed = self._deaf = True
         self.backlog.clear()
         self._stop_writing()
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._descriptor)
+        self._pause()
         for other in self._stopped_by:
             other._stopping.discard(self)
         self._stopped_by.clear()
