@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def room(self) -> None:
-        """The outbox may have room again: go on with what was put off, then read on."""
+        """Continue with requests that were put off, then read on: the outbox may have room again."""
         session = self._session
         if session is not None:
             self._resume(session)
@@ -199,11 +199,11 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def resume_writing(self) -> None:
-        """The peer took what was sent."""
+        """Continue: the peer took the bytes that were sent."""
         self.room()
 
     def eof_received(self) -> bool:
-        """The peer sends nothing more; requests that came whole are still answered."""
+        """Answer the requests that came whole: the peer sends nothing more."""
         self._eof = True
         return self.busy
 
@@ -238,12 +238,12 @@ class Connection(asyncio.Protocol):
         return self._outbox.size_bytes
 
     def access_changed(self) -> None:
-        """Authorise the client again."""
+        """Check the rights of the client again."""
         if self._session is not None:
             self._session.access_changed()
 
     def drain(self) -> None:
-        """Take no more requests; requests that came are answered, and none waits longer for events."""
+        """Read no more requests; requests that came are answered, and no request waits longer for events."""
         self._eof = True
         self._transport.pause_reading()
         if self._session is not None:

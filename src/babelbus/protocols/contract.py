@@ -9,14 +9,14 @@ from babelbus.core.receipt import Promise
 from babelbus.errors import RemoteProtocolError
 
 ANSWER_BYTES = 256
-"""What an answer that waits costs by itself: the smallest ones count too while a slow disk holds them back."""
+"""Weight of a waiting answer beside its bytes: small answers count too while a slow disk holds them back."""
 
 
 Encode = Callable[[], bytes | bytearray]
 
 
 class Sender(Protocol):
-    """What a session needs to answer: an `Outbox`, or a wrapper that transforms the bytes of its answers."""
+    """The way of answers: an `Outbox`, or a wrapper that transforms the bytes of its answers."""
 
     @property
     def bytes_max(self) -> int:
@@ -24,7 +24,7 @@ class Sender(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """What waits."""
+        """Weight of the answers that wait."""
 
     def answer(self, encode: Encode, weight: int = 0) -> None:
         """Send what `encode` returns, behind all answers that were promised before."""
@@ -34,7 +34,7 @@ class Sender(Protocol):
 
 
 class Transport(Protocol):
-    """What an outbox needs of a socket."""
+    """The part of a socket that an outbox needs."""
 
     def write(self, data: bytes | bytearray) -> None:
         """Send, or keep until the peer takes it."""
@@ -44,18 +44,18 @@ class Transport(Protocol):
 
 
 class Session(Protocol):
-    """What the bytes of one connection mean. Every call comes from the event loop and may not block."""
+    """The meaning of the bytes of one connection. Every call comes from the event loop and may not block."""
 
     def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
+        """Receive the bytes of one read, and carry out each request that is complete.
 
         Raises:
             RemoteProtocolError: the peer broke the protocol; close the connection.
-            PeerLeavesError: it has said its last word.
+            PeerLeavesError: the peer has said its last word.
         """
 
     def resume(self) -> None:
-        """Go on with what was put off while the outbox was full."""
+        """Continue with requests that were put off while the outbox was full."""
 
     @property
     def busy(self) -> bool:
@@ -86,14 +86,14 @@ class Session(Protocol):
         raise RemoteProtocolError(text)
 
     def close(self) -> None:
-        """The connection is gone: give up what the session holds."""
+        """Release everything that the session holds: the connection is gone."""
 
     def release(self) -> None:
-        """The outbox may have room again for what the session sends without being asked."""
+        """Resume deliveries: the outbox may have room again."""
         return
 
     def access_changed(self) -> None:
-        """Authorise the client again: the lists of clients changed."""
+        """Check the rights of the client again: the lists of clients changed."""
         return
 
     def end_waits(self) -> None:
@@ -121,14 +121,14 @@ class Answer:
         self.weight = weight
 
     def arrive(self, _promise: Promise) -> None:
-        """One of the promises is done."""
+        """Count one of the promises as done."""
         self.left -= 1
         if not self.left:
             self.outbox.push()
 
 
 class Outbox:
-    """What one connection sends, in the order of its requests, with one write for all that is ready.
+    """The answers of one connection, in the order of its requests, with one write for all that are ready.
 
     `bytes_max` bounds what waits: answers that are not ready yet by the `weight` they were given, and those that the
     peer does not take. Above it `full` is true: the session puts its work off, and the connection stops reading.
@@ -154,7 +154,7 @@ class Outbox:
 
     @property
     def size_bytes(self) -> int:
-        """What waits: answers that are not ready, and what the peer has not taken."""
+        """Weight of the answers that are not ready, and bytes that the peer has not taken."""
         return 0 if self.closed else self._weight + self._transport.get_write_buffer_size()
 
     @property

@@ -55,7 +55,7 @@ class Listeners:
     async def listen(
         self, name: str, host: str, port: int, make_session: MakeSession, *, tls: ssl.SSLContext | None = None
     ) -> None:
-        """Listen on a TCP port; 0 lets the system choose one.
+        """Open a listener on a TCP port; 0 lets the system choose the port.
 
         Raises:
             OSError: the address is taken.
@@ -76,7 +76,7 @@ class Listeners:
         self._note(name, listener, "{}:{}".format(*listener.sockets[0].getsockname()[:2]))
 
     async def listen_unix(self, name: str, path: str, make_session: MakeSession) -> None:
-        """Listen on a unix socket; its folder is made, and asyncio itself removes a stale file.
+        """Open a listener on a unix socket; its folder is made, and asyncio removes a stale file.
 
         Raises:
             OSError: the path is taken, or cannot be made.
@@ -105,7 +105,7 @@ class Listeners:
         )
 
     def tick(self, seconds: float, do: Callable[[], None]) -> None:
-        """Do something again and again, until `stop`."""
+        """Call `do` every so many seconds, until `stop`."""
 
         async def run() -> None:
             while True:
@@ -115,7 +115,7 @@ class Listeners:
         self._ticker = asyncio.get_running_loop().create_task(run())
 
     async def stop(self) -> None:
-        """Take no more clients; those that are there stay."""
+        """Close the listeners; connections that are open stay open."""
         for listener in self._listeners:
             listener.close()
         if self._ticker is not None:

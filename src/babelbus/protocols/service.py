@@ -64,13 +64,13 @@ class Service(Protocol):
         """
 
     def topics_changed(self) -> None:
-        """Topics were made, altered or removed."""
+        """Handle that topics were made, altered or removed."""
 
     def access_changed(self) -> None:
-        """The lists of clients were read again: close connections of clients that are not listed any more."""
+        """Close connections of clients that are not listed any more: the lists of clients were read again."""
 
     async def drain(self) -> None:
-        """Accept no connections and no requests, and end waits for events; what was asked is still answered."""
+        """Close the listeners, read no more requests, and end waits for events; requests that came are answered."""
 
     @property
     def unsent(self) -> bool:
@@ -114,15 +114,15 @@ class StreamService:
         self.addresses = self.listeners.addresses
 
     def topics_changed(self) -> None:
-        """Do nothing: sessions ask the broker."""
+        """Return: sessions ask the broker."""
 
     def access_changed(self) -> None:
-        """Authorise the client of each connection again."""
+        """Check the rights of each client again."""
         for connection in list(self.listeners.connections):
             connection.access_changed()
 
     async def drain(self) -> None:
-        """Accept no connections and no requests; what was asked is still answered."""
+        """Close the listeners and read no more requests; requests that came are answered."""
         await self.listeners.stop()
         for connection in list(self.listeners.connections):
             connection.drain()

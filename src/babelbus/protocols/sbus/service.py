@@ -19,7 +19,7 @@ SOCKET_NAME = "sbus.socket"
 
 
 def make_server(hub: Hub, metrics: Metrics, settings: SbusSettings) -> PacketServer:
-    """Put a hub behind packet sockets."""
+    """Build the packet sockets of a hub."""
 
     def make_session(port: Port, credentials: Credentials) -> Session:
         return Session(hub, port, credentials)
@@ -52,14 +52,14 @@ class SbusService:
         log.info("sbus listens on %s", ", ".join(door.address for door in self.doors))
 
     def topics_changed(self) -> None:
-        """Look up again which topic records what."""
+        """Find again which topic records which key."""
         self.hub.topics_changed()
 
     def access_changed(self) -> None:
-        """Do nothing: the kernel says who a client is."""
+        """Return: the kernel says who a client is."""
 
     async def drain(self) -> None:
-        """Accept no clients and read no packets; what waits for clients is still sent."""
+        """Close the doors and read no packets; packets that wait for clients are still sent."""
         self.server.stop_reading()
 
     @property
@@ -72,7 +72,7 @@ class SbusService:
         self.server.close()
 
     def abort(self) -> None:
-        """Do nothing: `close` leaves nothing open."""
+        """Return: `close` leaves nothing open."""
 
 
 def open_doors(settings: SbusSettings, data_folder: str) -> list[OpenDoor]:
