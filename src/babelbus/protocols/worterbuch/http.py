@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from babelbus.core.receipt import Promise
-from babelbus.protocols.contract import Encode, Outbox, Session
+from babelbus.protocols.contract import Encode, Outbox
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.privileges import Privileges
 from babelbus.protocols.worterbuch.profiles import Profile
@@ -72,7 +72,7 @@ class WebOptions(msgspec.Struct, frozen=True):
     guard: BrowserGuard = NO_PAGES
 
 
-class WebSession(HttpSession, Session):
+class WebSession(HttpSession):
     """The bytes of one connection to the HTTP port."""
 
     _outbox: Outbox

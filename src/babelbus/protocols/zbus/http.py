@@ -10,7 +10,6 @@ import msgspec
 
 from babelbus import __version__
 from babelbus.errors import LocalProtocolError
-from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
@@ -109,7 +108,7 @@ class HttpFraming:
             return self.reply(text_reply(None, error.status, error.text), request)
 
 
-class WebSession(HttpSession, contract.Session):
+class WebSession(HttpSession):
     """The bytes of one connection. A connection that becomes a WebSocket keeps its id."""
 
     _outbox: Outbox

@@ -6,50 +6,17 @@ an upgrade is the `successor`.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Protocol
 
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.wire.browsers import BrowserGuard, Refusal
+from babelbus.wire.contract import Outbox, Session
 from babelbus.wire.http.decoder import RequestDecoder
 from babelbus.wire.http.fields import HttpError
 from babelbus.wire.http.request import Request, RequestRun
 from babelbus.wire.http.response import CONTINUE, encode_error
-from babelbus.wire.outbox import Outbox
 
 
-class Successor(Protocol):
-    """The session that reads what follows an upgrade."""
-
-    def receive_data(self, data: bytes) -> None:
-        """Handle a chunk."""
-
-    def resume(self) -> None:
-        """Handle what was put off."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether requests are put off."""
-
-    @property
-    def established(self) -> bool:
-        """Whether the peer has proved who it is."""
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """Bytes that are kept of a message that is not complete."""
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the peer may send long messages."""
-
-    def refuse_unfinished(self, text: str, *, later: bool) -> None:
-        """Drop the message that is not complete, and close."""
-
-    def close(self) -> None:
-        """Handle the end of the connection."""
-
-
-class HttpSession(ABC):
+class HttpSession(Session, ABC):
     """Requests of one connection, carried out and answered in their order, each when the outbox has room.
 
     With `varying`, the name of a header, requests that differ in this header and the body alone come as a run.
@@ -64,7 +31,7 @@ class HttpSession(ABC):
         self._admitted: Request | None = None
         """The common part of the last run whose head the guard let in."""
         self._last_word: RemoteProtocolError | PeerLeavesError | None = None
-        self._successor: Successor | None = None
+        self._successor: Session | None = None
         self._heard = False
         self.is_over = False
         """Whether no further request can come."""
@@ -111,7 +78,7 @@ class HttpSession(ABC):
         self.settle()
         self._outbox.answer(lambda: response, len(response))
 
-    def follow(self, successor: Successor) -> None:
+    def follow(self, successor: Session) -> None:
         """Start the successor: it reads from now on."""
         self._successor = successor
         self.is_over = True

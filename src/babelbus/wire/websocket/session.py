@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
-from babelbus.wire.outbox import Outbox
+from babelbus.wire.contract import Outbox, Session
 from babelbus.wire.websocket.decoder import Close, Decoder, Message, Ping, Texts, encode_close, encode_pong
 from babelbus.wire.websocket.frames import MESSAGE_TOO_BIG, NO_STATUS, NORMAL, TRY_AGAIN_LATER, WebSocketError
 
@@ -15,7 +15,7 @@ POLICY_VIOLATION = 1008
 """Closes a connection whose messages the protocol does not know."""
 
 
-class WebSocketSession(ABC):
+class WebSocketSession(Session, ABC):
     """Messages of one connection from the upgrade on; a subclass may take binary messages like texts."""
 
     takes_binaries = False
@@ -56,16 +56,6 @@ class WebSocketSession(ABC):
     def busy(self) -> bool:
         """Whether messages are put off."""
         return bool(self._waiting) or self._decoder.has_more
-
-    @property
-    @abstractmethod
-    def established(self) -> bool:
-        """Whether the client has proved who it is."""
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the client may send more than a small part of a message."""
-        return self.established
 
     # -- bytes -------------------------------------------------------------------------------------------------------
 
