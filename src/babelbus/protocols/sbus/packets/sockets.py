@@ -9,7 +9,6 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
-from typing import Protocol
 
 from babelbus.config import SbusSettings
 from babelbus.core.flow_policy import NOTHING, Bound, Flow
@@ -17,11 +16,13 @@ from babelbus.descriptors import is_reserved
 from babelbus.errors import RemoteProtocolError
 from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
+from babelbus.protocols.sbus.hub import PROTOCOL, Hub
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.protocols.sbus.packets.backlog import Backlog
 from babelbus.protocols.sbus.packets.listeners import OpenDoor, credentials_of
 from babelbus.protocols.sbus.packets.mmsg import BATCH, Exchange
 from babelbus.protocols.sbus.ports import Port
+from babelbus.protocols.sbus.session import Session
 from babelbus.wire.packets import Packets
 
 log = logging.getLogger(__name__)
@@ -35,53 +36,27 @@ ACCEPT_PAUSE_SECONDS = 0.5
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
 
-class PacketSession(Protocol):
-    """The meaning of the packets of one connection. Calls come from the event loop and may not block."""
-
-    def receive(self, packets: Packets, first: int, last: int) -> None:
-        """Handle packets `first` to `last`.
-
-        Raises:
-            RemoteProtocolError: the peer broke the protocol; close the connection.
-        """
-
-    def close(self) -> None:
-        """Release everything: the connection is gone, or takes nothing any more."""
-
-
-MakeSession = Callable[[Port, Credentials], PacketSession]
-
-
 class PacketServer:
-    """All doors and connections of one protocol. Its calls, and those of what it holds, come from one event loop."""
+    """All doors and connections of one bus. Its calls, and those of its connections, come from one event loop."""
 
-    def __init__(
-        self,
-        protocol: str,
-        make_session: MakeSession,
-        metrics: Metrics,
-        settings: SbusSettings,
-        drop: Callable[[str, int], None],
-    ) -> None:
-        self.protocol = protocol
-        self.make_session = make_session
+    def __init__(self, hub: Hub, metrics: Metrics, settings: SbusSettings) -> None:
+        self.hub = hub
         self.metrics = metrics
         self.bound = Bound(settings.queue_bytes_max, settings.queue_packets_max)
         self.flow = Flow(settings.soft, settings.hard, settings.order)
         """The policy that a client starts with."""
         self._connections_max = settings.connections_max
-        self.drop = drop
         self.loop = asyncio.get_running_loop()
         self.exchange = Exchange(PACKET_BYTES_MAX)
         self.connections: set[PacketConnection] = set()
         self.on_empty: Callable[[], None] = lambda: None
         """Called when the last connection has gone."""
         self._doors: list[OpenDoor] = []
-        metrics.connections_max.labels(protocol).set(settings.connections_max)
-        metrics.outbox_bytes_max.labels(protocol).set(settings.queue_bytes_max)
-        metrics.outbox_bytes.labels(protocol).set_function(lambda: self.waiting_bytes)
-        self._count_open = metrics.connections.labels(protocol)
-        self._count_accepted = metrics.connections_total.labels(protocol)
+        metrics.connections_max.labels(PROTOCOL).set(settings.connections_max)
+        metrics.outbox_bytes_max.labels(PROTOCOL).set(settings.queue_bytes_max)
+        metrics.outbox_bytes.labels(PROTOCOL).set_function(lambda: self.waiting_bytes)
+        self._count_open = metrics.connections.labels(PROTOCOL)
+        self._count_accepted = metrics.connections_total.labels(PROTOCOL)
 
     @property
     def waiting_bytes(self) -> int:
@@ -100,7 +75,7 @@ class PacketServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptors or no memory: nothing is gained by trying at once
-                log.warning("%s: cannot accept: %s", self.protocol, error)
+                log.warning("%s: cannot accept: %s", PROTOCOL, error)
                 self.loop.remove_reader(door.listener.fileno())
                 self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._open_again, door)
                 return
@@ -120,8 +95,8 @@ class PacketServer:
         elif is_reserved(connection.fileno()):
             reason = "descriptors"
         if reason:
-            log.info("%s: refused uid %d pid %d: %s", self.protocol, credentials.uid, credentials.pid, reason)
-            self.metrics.connections_refused_total.labels(self.protocol, reason).inc()
+            log.info("%s: refused uid %d pid %d: %s", PROTOCOL, credentials.uid, credentials.pid, reason)
+            self.metrics.connections_refused_total.labels(PROTOCOL, reason).inc()
             connection.close()
             return
         connection.setblocking(False)
@@ -182,7 +157,7 @@ class PacketConnection:
         self._stopped_by: set[PacketConnection] = set()
         self._stopping: set[PacketConnection] = set()
         self.name = f"pid {credentials.pid} uid {credentials.uid}"
-        self._session = server.make_session(self, credentials)
+        self._session = Session(server.hub, self, credentials)
         self._loop.add_reader(self._descriptor, self._readable)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -210,11 +185,11 @@ class PacketConnection:
         try:
             self._receive(packets, count)
         except RemoteProtocolError as error:
-            log.info("%s %s: closing: %s", self._server.protocol, self.name, error)
-            self._server.metrics.protocol_errors_total.labels(self._server.protocol).inc()
+            log.info("%s %s: closing: %s", PROTOCOL, self.name, error)
+            self._server.metrics.protocol_errors_total.labels(PROTOCOL).inc()
             ended = True
         except Exception:
-            log.exception("%s %s: internal error, closing", self._server.protocol, self.name)
+            log.exception("%s %s: internal error, closing", PROTOCOL, self.name)
             ended = True
         if ended:
             self.close()
@@ -225,7 +200,7 @@ class PacketConnection:
         if count and max(packets.sizes) > PACKET_BYTES_MAX:
             for number in range(count):
                 if packets.sizes[number] > PACKET_BYTES_MAX:  # both sides stay connected (section 10)
-                    self._server.drop("oversized", 1)
+                    self._server.hub.drop("oversized", 1)
                     self._session.receive(packets, first, number)
                     first = number + 1
         self._session.receive(packets, first, count)
@@ -281,10 +256,10 @@ class PacketConnection:
                 return False
         soft = self.flow.soft
         if soft == "discard":
-            self._server.drop("soft", last - first)
+            self._server.hub.drop("soft", last - first)
             return False
         if soft == "error":
-            log.info("%s %s: closing: it does not take what it subscribed to", self._server.protocol, self.name)
+            log.info("%s %s: closing: it does not take what it subscribed to", PROTOCOL, self.name)
             self._lose()
             return False
         if packets.fleeting:
@@ -308,11 +283,11 @@ class PacketConnection:
             if end > first:
                 backlog.put(packets, first, end)
             if end < last and hard == "error":
-                log.info("%s %s: closing: its queue is full", self._server.protocol, self.name)
+                log.info("%s %s: closing: its queue is full", PROTOCOL, self.name)
                 self._lose()
                 return False
             if end < last:
-                self._server.drop("hard", last - end)
+                self._server.hub.drop("hard", last - end)
         if backlog and not self._writing:
             self._writing = True
             self._loop.add_writer(self._descriptor, self._writable)
@@ -350,7 +325,7 @@ class PacketConnection:
             if error in _FULL:
                 break
             if error == errno.EMSGSIZE:
-                self._server.drop("too_long_for_receiver", 1)
+                self._server.hub.drop("too_long_for_receiver", 1)
                 first += 1
                 continue
             if error != errno.EINTR:
