@@ -42,7 +42,7 @@ PLANT = "plant"
 
 
 def settings(folder: Path, ack: str = "flushed") -> Config:
-    topics = TopicDefaults(ack=ack, segment_bytes=2**16)  # type: ignore[arg-type]  # one of the three
+    topics = TopicDefaults(ack=ack, segment_bytes=2**20)  # type: ignore[arg-type]  # one of the three
     worterbuch = WorterbuchSettings(port=0, tcp_port=0, unix_path=str(folder / "w.sock"))
     state = StateSettings(ack=ack, checkpoint_bytes=16_384)  # type: ignore[arg-type]  # the same
     return msgspec.structs.replace(configure(folder, topics=topics, worterbuch=worterbuch), state=state)
@@ -61,7 +61,7 @@ class Talker(threading.Thread):
             while True:
                 self._client.publish(b"plant/line", b"%d" % self.sent)
                 self.sent += 1
-                if self.sent % 100 == 0:
+                if self.sent % 10 == 0:
                     self._client.whoami()  # waits: sbus has no other way to be slowed down
         except OSError:  # the server was killed
             self._client.close()
