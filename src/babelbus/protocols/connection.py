@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from babelbus.descriptors import is_reserved
-from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
@@ -147,14 +147,16 @@ class Connection(asyncio.Protocol):
         outbox.holding = True
         try:
             step(*arguments)
-        except PeerLeavesError:
+        except PeerLeavesError as error:
             self._finish()
+            without_frames(error)
             return
         except RemoteProtocolError as error:
             self._note(logging.INFO, "protocol error", f"closing: {error}")
             if not self._given_up:
                 self._metrics.protocol_errors_total.labels(self._protocol).inc()
             self._finish()
+            without_frames(error)
             return
         except Exception:
             self._fail()

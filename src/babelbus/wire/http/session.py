@@ -7,7 +7,7 @@ an upgrade is the `successor`.
 from abc import ABC, abstractmethod
 from collections import deque
 
-from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.wire.browsers import BrowserGuard, Refusal
 from babelbus.wire.contract import Outbox, Session
 from babelbus.wire.http.decoder import RequestDecoder
@@ -177,7 +177,7 @@ class HttpSession(Session, ABC):
                     raise decoder.error
                 waiting += decoder.runs()
             except HttpError as error:
-                self.end(error)
+                self.end(without_frames(error))
                 return
             if not waiting:
                 break

@@ -6,7 +6,7 @@ A protocol derives from `WebSocketSession`: `take` keeps the messages of a chunk
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 
-from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.wire.contract import Outbox, Session
 from babelbus.wire.websocket.decoder import Close, Decoder, Message, Ping, Texts, encode_close, encode_pong
 from babelbus.wire.websocket.frames import MESSAGE_TOO_BIG, NO_STATUS, NORMAL, TRY_AGAIN_LATER, WebSocketError
@@ -96,7 +96,7 @@ class WebSocketSession(Session, ABC):
             try:
                 self._read()
             except (RemoteProtocolError, PeerLeavesError) as error:
-                self._last_word = error
+                self._last_word = without_frames(error)
         if self._works() and self._last_word is not None:
             self._end(self._last_word)
 
