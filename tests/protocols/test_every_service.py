@@ -226,7 +226,7 @@ class WebSocketTalk(Talk):
 
     @property
     def left(self) -> int:
-        return len(self._decoder._held)
+        return self._decoder.unfinished_bytes
 
 
 class WorterbuchHttp(HttpTalk):

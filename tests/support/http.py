@@ -141,15 +141,14 @@ class ResponseDecoder:
                 trailer_bytes_max=self._head_bytes_max,
                 trailers_max=self._headers_max,
             )
-            self._body = self._chunks.data
-        else:
-            self._body = bytearray()
+        self._body = bytearray()
         self._taken = 0
         self._head = head
 
     def _body_is_whole(self) -> bool:
         if self._left == CHUNKED and self._chunks is not None:
             del self._held[: self._chunks.feed(bytes(self._held), 0)]
+            self._body += self._chunks.data.take()
             return self._chunks.done
         if self._left == UNTIL_CLOSE:
             if self._taken + len(self._body) + len(self._held) > self._body_bytes_max:

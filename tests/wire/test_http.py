@@ -110,7 +110,7 @@ def test_nothing_behind_a_request_that_closes_is_read() -> None:
     decoder = RequestDecoder()
     assert len(read(head("Connection: close") + GET, decoder)) == 1
     assert read(b"garbage\r\n\r\n", decoder) == []
-    assert not decoder._held
+    assert not decoder.unfinished_bytes
 
 
 def test_behind_a_request_for_a_websocket_the_bytes_are_left_to_whom_they_belong() -> None:
@@ -235,7 +235,7 @@ def test_what_stood_before_a_bad_request_is_given_first_and_nothing_after_it(sta
     assert decoder.error is not None
     assert decoder.error.status == status
     assert refusal(GET, decoder).status == status
-    assert not decoder._held
+    assert not decoder.unfinished_bytes
 
 
 def test_the_same_length_said_twice_is_that_length() -> None:
@@ -308,7 +308,7 @@ def test_requests_do_not_depend_on_how_the_bytes_were_cut(sent: list[bytes], siz
         decoder.receive_data(chunk)
         received += decoder.requests()
     assert received == [one for data in sent for one in read(data)]
-    assert not decoder._held
+    assert not decoder.unfinished_bytes
 
 
 @given(st.lists(requests | st.binary(max_size=30) | st.sampled_from([b"\r\n", b"\n", b":", b" ", b"0"]), max_size=8))

@@ -131,7 +131,7 @@ def test_messages_do_not_depend_on_how_the_bytes_were_cut(sent: list[Event], siz
         decoder.receive_data(chunk)
         received += decoder.events()
     assert received == sent
-    assert not decoder._held + decoder._gathered
+    assert not decoder.unfinished_bytes
 
 
 @given(st.lists(messages, max_size=20), st.lists(st.integers(min_value=1, max_value=500)))
@@ -238,7 +238,7 @@ def test_what_was_whole_before_the_bad_frame_is_given_first(code: int, data: byt
     assert decoder.error is not None
     assert decoder.error.code == code
     assert refusal(decoder, encode_texts([b"x"], mask=True)) == code
-    assert not decoder._held + decoder._gathered
+    assert not decoder.unfinished_bytes
 
 
 def test_a_message_that_has_ended_is_not_continued() -> None:
@@ -281,7 +281,7 @@ def test_nothing_behind_a_close_frame_is_read() -> None:
         Close(1000, ""),
     ]
     assert read(decoder, encode_texts([b"b"], mask=True)) == []
-    assert not decoder._held + decoder._gathered
+    assert not decoder.unfinished_bytes
 
 
 def test_a_long_reason_is_cut_at_a_character_and_long_data_refused() -> None:

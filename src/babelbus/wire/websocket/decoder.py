@@ -12,6 +12,7 @@ from itertools import repeat
 import msgspec
 
 from babelbus.errors import LocalProtocolError
+from babelbus.wire.buffer import Buffer
 from babelbus.wire.websocket.cutter import Cutter
 from babelbus.wire.websocket.deflate import Deflate, Inflater
 from babelbus.wire.websocket.frames import (
@@ -102,7 +103,7 @@ class Decoder:
         self._cutter = Cutter(is_server=is_server, message_bytes_max=message_bytes_max, compressed=deflate is not None)
         self._inflater = Inflater(deflate, is_server=is_server) if deflate else None
         self._closed = False
-        self._held: bytes | bytearray = b""
+        self._held = Buffer()
         self._gathering = 0  # first byte of the message whose frames are being joined; 0 without such a message
         self._gathered = bytearray()
         self._characters = codecs.getincrementaldecoder("utf-8")()
@@ -111,12 +112,7 @@ class Decoder:
         """Receive bytes from the transport, cut anywhere; parse them with `events`."""
         if self._closed or self.error is not None:
             return
-        if not self._held:
-            self._held = data
-            return
-        if not isinstance(self._held, bytearray):
-            self._held = bytearray(self._held)
-        self._held += data
+        self._held.add(data)
 
     def events(self) -> list[Event]:
         """Return the complete events in order; the rest waits for more data.
@@ -130,8 +126,8 @@ class Decoder:
         self.inflated_bytes = 0
         if self._frames:
             self._interpret(iter(self._frames), events)
-        elif self.error is None and len(self._held) >= self._cutter.needed:
-            self._read(bytes(self._held), events)
+        elif self.error is None and self._held.size_bytes >= self._cutter.needed:
+            self._read(self._held.take(), events)
         if self._refused is not None and self.error is None and not self._frames:
             self.fail(self._refused)
         if self.error is not None and not events:
@@ -146,7 +142,7 @@ class Decoder:
     @property
     def unfinished_bytes(self) -> int:
         """Bytes that are kept of a message that is not complete, and of frames that were put off."""
-        return len(self._held) + len(self._gathered) + sum(len(payload) for _, payload in self._frames)
+        return self._held.memory_bytes + len(self._gathered) + sum(len(payload) for _, payload in self._frames)
 
     def fail(self, error: WebSocketError) -> None:
         """Read nothing more, and drop the message that is not complete."""
@@ -154,7 +150,7 @@ class Decoder:
         self._drop()
 
     def _drop(self) -> None:
-        self._held = b""
+        self._held.clear()
         self._frames = []
         self._gathered.clear()
 
@@ -167,7 +163,7 @@ class Decoder:
         except WebSocketError as error:
             self._refused = error
             end = len(data)
-        self._held = data[end:]
+        self._held.add(data[end:])
         payloads = (
             unmask(data, starts, ends)
             if self._is_server
