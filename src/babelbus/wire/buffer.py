@@ -32,9 +32,12 @@ class Buffer:
 
     def take(self) -> bytes:
         """Return and remove all bytes."""
-        data = self.peek()
-        self.clear()
-        return data
+        parts = self._parts
+        self.size_bytes = 0
+        if len(parts) == 1:
+            return parts.pop()
+        self._parts = []
+        return b"".join(parts)
 
     def clear(self) -> None:
         """Remove all bytes."""
