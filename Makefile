@@ -45,8 +45,9 @@ test: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 interop: $(VENV)/.ready-dev $(VENV)/.ready-browser
 	@BABELBUS_INTEROP_FOLDER='$(CURDIR)/$(VENV)/interop' $(BIN)/python -m pytest -m interop $(ARGS) tests/interop
 
+# A test ends after half an hour, all of them end after five hours.
 torture: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
-	@$(BIN)/python -m pytest -m slow --timeout=1800 $(ARGS)
+	@$(BIN)/python -m pytest -m slow --timeout=1800 --session-timeout=18000 $(ARGS)
 
 serve: $(VENV)/.ready-run
 	@exec $(BIN)/babelbus serve $(ARGS)

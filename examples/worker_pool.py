@@ -9,9 +9,15 @@ import socket
 import threading
 
 from babelbus.client import Record
-from babelbus.wire.http.client import ResponseDecoder
-from babelbus.wire.websocket import Decoder, Message, encode_texts
-from babelbus.wire.websocket.upgrade import check_upgrade_response, encode_upgrade_request, make_key
+from babelbus.wire.websocket import (
+    Decoder,
+    Message,
+    check_upgrade_response,
+    encode_texts,
+    encode_upgrade_request,
+    make_key,
+    read_upgrade_response,
+)
 
 CHANNEL = "workers"
 WORKERS = 4
@@ -37,13 +43,12 @@ class Worker(threading.Thread):
         with socket.create_connection((host, int(port)), timeout=SECONDS) as connection:
             key = make_key()
             connection.sendall(encode_upgrade_request(self._address, "/", key))
-            responses = ResponseDecoder()
-            responses.expect("GET")
-            while not (found := responses.responses()):
-                responses.receive_data(connection.recv(READ_BYTES))
-            check_upgrade_response(found[0], key)
+            head = b""
+            while (answer := read_upgrade_response(head)) is None:
+                head += connection.recv(READ_BYTES)
+            check_upgrade_response(answer[0], key)
             decoder = Decoder(is_server=False, message_bytes_max=2**24)
-            decoder.receive_data(responses.unread())
+            decoder.receive_data(answer[1])
             self._say(connection, cmd="create", mq=self._queue, channel=CHANNEL)
             self._say(connection, cmd="sub", mq=self._queue, channel=CHANNEL, window=str(WINDOW))
             connection.settimeout(0.2)

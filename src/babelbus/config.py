@@ -512,6 +512,19 @@ class ServerSettings(msgspec.Struct, frozen=True):
     outbox_bytes_max: Annotated[
         int, of("unsent answers of one connection; above it the server reads no more from that peer", "bytes", ge=65536)
     ] = 8 * MIB
+    unfinished_bytes_max: Annotated[
+        int,
+        of("messages of all connections that have not come whole; above it the longest loses its connection", "bytes",
+           ge=65536),
+    ] = 256 * MIB  # fmt: skip
+    unfinished_bytes_per_address_max: Annotated[
+        int,
+        of("the same for the connections of one address; all unix sockets count as one", "bytes", ge=65536),
+    ] = 128 * MIB
+    unauthenticated_bytes_max: Annotated[
+        int,
+        of("the same for one client that must prove who it is and has not", "bytes", ge=4096),
+    ] = 65_536
     uvloop: Annotated[bool, of("use uvloop where it is installed; asyncio's own loop is slower")] = True
 
 

@@ -4,7 +4,7 @@ Each layer defines its own errors beside the code that raises them; this module 
 use.
 """
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 
 class BabelbusError(Exception):
@@ -40,3 +40,18 @@ class InvalidTopicNameError(BabelbusError):
 
 class PeerLeavesError(BabelbusError):
     """The peer ends the connection in good order: close when everything that was written is sent."""
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_frames(error: E) -> E:
+    """Return an error, and drop the frames that it and its causes went through.
+
+    An object that keeps an error is often in such a frame, and so are the bytes of the peer: a reference cycle.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

@@ -176,7 +176,7 @@ class Metrics:
         self.connections_total = counter("connections_accepted_total", "Connections accepted", "protocol")
         self.connections_refused_total = counter(
             "connections_refused_total",
-            "Connections turned away: limit, descriptors, handshake, identity",
+            "Connections turned away: limit, descriptors, handshake, identity, address_memory, memory, unauthenticated",
             "protocol",
             "reason",
         )
@@ -191,6 +191,8 @@ class Metrics:
         )
         self.outbox_bytes = gauge("outbox_bytes", "Bytes of answers that wait to be sent, all connections", "protocol")
         self.outbox_bytes_max = gauge("outbox_bytes_max", "Limit of outbox_bytes for one connection", "protocol")
+        self.unfinished_bytes = gauge("unfinished_bytes", "Bytes of messages that have not come whole, all connections")
+        self.unfinished_bytes_max = gauge("unfinished_bytes_max", "Limit of unfinished_bytes")
 
     def topic_published(self, protocol: str, topic: str) -> Traffic:
         """Return the counters of what is published to `topic` through `protocol`; a dictionary look-up."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from babelbus.storage import notes
 from tests.cli.shell import Served, Shell
 
 
@@ -106,6 +107,18 @@ def test_a_database_that_cannot_be_reached_is_a_problem_and_the_folder_is_checke
     assert told.returncode == 1
     assert "100 records" in told.stdout
     assert "postgresql://127.0.0.1:1/nowhere" in told.stdout
+
+
+def test_a_missing_version_of_the_groups_is_named(stopped: Shell) -> None:
+    for missing, left in (("groups.0", "groups.1"), ("groups.1", "groups.0")):
+        (stopped.data / missing).unlink(missing_ok=True)
+        (stopped.data / left).write_bytes(notes.encode({"format": 1, "sequence": 1, "groups": []}))
+        assert "all is well" in stopped.run("check")  # the first version has no other
+        (stopped.data / left).write_bytes(notes.encode({"format": 1, "sequence": 2, "groups": []}))
+        for command in ("check", "repair"):
+            done = stopped.run_raw(command)
+            assert done.returncode == 1
+            assert f"{stopped.data / missing}: note: missing: version 2 is in {left}" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["topics/a/settings.json", "groups.0", "zbus.json"])

@@ -17,10 +17,10 @@ from babelbus.core.record import Event
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.registry import SERVICES
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
-from babelbus.wire.http.client import ResponseDecoder
 from babelbus.wire.websocket import Close, Decoder, Message, encode_texts
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.bus import SAFETY_NET_SECONDS, publish
+from tests.support.http import ResponseDecoder
 from tests.support.jebp import Caller, create, fetch, subscribe
 from tests.support.server import LiveServer, configure
 
@@ -226,7 +226,7 @@ class WebSocketTalk(Talk):
 
     @property
     def left(self) -> int:
-        return len(self._decoder._held)
+        return self._decoder.unfinished_bytes
 
 
 class WorterbuchHttp(HttpTalk):

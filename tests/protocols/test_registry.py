@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import contextlib
 import inspect
 import re
 from collections.abc import Callable
@@ -114,6 +115,28 @@ async def test_a_fifth_protocol_needs_an_entry_and_a_section(tmp_path: Path, mon
         assert server.metrics.registry.get_sample_value("babelbus_connections", {"protocol": "toy"}) == 1
     assert await reader.read() == b"nothing came\n"
     writer.close()
+
+
+@in_loop
+async def test_a_session_that_cannot_be_made_leaves_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: ToyService, *_: object) -> ToySession:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(ToyService, "_make_session", refuse)
+    monkeypatch.setitem(SERVICES, "toy", ToyService)
+    async with running(ToyConfig(**msgspec.structs.asdict(configure(tmp_path)))) as server:
+        host, _, port = server.addresses["toy"].partition(":")
+        for _ in range(ToySettings().connections_max + 1):  # those that failed are not counted as open
+            reader, writer = await asyncio.open_connection(host, int(port))
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+        assert server.metrics.registry.get_sample_value("babelbus_connections", {"protocol": "toy"}) in (None, 0)
+        refused = {"protocol": "toy", "reason": "limit"}
+        assert server.metrics.registry.get_sample_value("babelbus_connections_refused_total", refused) is None
+    assert [record.exc_text for record in caplog.records if "internal error, closing" in record.getMessage()]
 
 
 @in_loop

@@ -12,10 +12,10 @@ import pytest
 from babelbus.config import ServerSettings, WorterbuchSettings, ZbusSettings
 from babelbus.errors import ConfigError
 from babelbus.protocols.browsers import read_browsers, read_origins
-from babelbus.wire.http.client import Response
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.browsers import export, picture
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.http import Response
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient, SocketClient, request_of
 

@@ -5,6 +5,7 @@ import gc
 import socket
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,12 @@ from babelbus.config import WorterbuchSettings
 from babelbus.protocols.jebp.frames import encode_length
 from babelbus.wire.websocket import encode_texts
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
+from tests.server.test_unfinished import UPLOADS
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.jebp import create_topic, subscribe
 from tests.support.server import LiveServer, configure
 
-UPLOADS = 8
+UPLOADS_COUNT = 8
 CUT_BYTES = 2**21
 ANNOUNCED_BYTES = 2**22
 SUBSCRIBE = b'{"pSubscribe":{"transactionId":1,"requestPattern":"a/#","unique":false,"liveOnly":false}}'
@@ -123,8 +125,31 @@ def test_cut_uploads_leave_nothing_behind(live: LiveServer, say: Say) -> None:
     cut_upload(live, say)  # what is made once, for all connections
     with no_collector():
         before, _ = tracemalloc.get_traced_memory()
-        for _ in range(UPLOADS):
+        for _ in range(UPLOADS_COUNT):
             cut_upload(live, say)
+        after, _ = tracemalloc.get_traced_memory()
+        assert after - before < CUT_BYTES
+        assert collect() == set()
+
+
+@pytest.mark.parametrize("name", UPLOADS)
+def test_malformed_messages_leave_nothing_behind(live: LiveServer, name: str) -> None:
+    """An error that is kept holds the frames that it went through, and they hold the bytes of the peer."""
+    folder = Path(live.config.data.folder)
+
+    def upload_garbage() -> None:
+        with UPLOADS[name](live.server.addresses, folder, CUT_BYTES) as sock, contextlib.suppress(OSError):
+            sock.sendall(b"x" * CUT_BYTES + b"\n")
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(2**16):
+                pass
+        live.until(lambda: not live.connections)
+
+    upload_garbage()
+    with no_collector():
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(UPLOADS_COUNT):
+            upload_garbage()
         after, _ = tracemalloc.get_traced_memory()
         assert after - before < CUT_BYTES
         assert collect() == set()

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from babelbus.clients.sbus import Client
 from babelbus.config import DbSettings
+from babelbus.protocols.sbus.session import UNSTORED_BYTES_MAX
 from babelbus.storage.files import File, LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.jebp import Caller, create, create_topic, fetch, fetched, said, subscribe
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
+from tests.support.sbus import join, payloads, service_of
 from tests.support.server import LiveServer, configure
 
 
@@ -152,3 +155,38 @@ def test_a_disk_whose_every_sync_hangs_delays_no_topic_that_asks_for_none(tmp_pa
         finally:
             files.let_through()
         assert said(writer.hear()[0]) == "a130"
+
+
+def test_an_sbus_publisher_waits_for_a_disk_that_hangs_and_other_clients_of_the_bus_do_not(tmp_path: Path) -> None:
+    files = HeldFiles()
+    payload = bytes(100_000)
+    with LiveServer(configure(tmp_path), files=files) as live:
+        live.call(lambda: live.server.broker.create_topic("plant", 1))
+        with join(live) as publisher, join(live, b"other") as other:
+            files.shut()
+            try:
+                sent = publish_until_held(live, publisher, b"plant/x", payload)
+                assert UNSTORED_BYTES_MAX < sent * len(payload) < 2 * UNSTORED_BYTES_MAX
+                other.publish(b"other", b"heard")
+                assert payloads(other, 1) == [b"heard"]
+                other.whoami()
+            finally:
+                files.let_through()
+            publisher.whoami()  # it is read again
+        partition = live.server.broker.topic("plant").partition(0)
+        live.until(lambda: partition.high_watermark == sent)
+
+
+def publish_until_held(live: LiveServer, client: Client, key: bytes, payload: bytes) -> int:
+    """Publish until the server reads no more from this client; return how many packets were sent."""
+    connections = list(service_of(live).server.connections)
+    sent = 0
+    client.socket.setblocking(False)
+    while True:
+        try:
+            client.publish(key, payload)
+            sent += 1
+        except BlockingIOError:
+            if live.call(lambda: any(one._held for one in connections)):
+                client.socket.settimeout(SAFETY_NET_SECONDS)
+                return sent

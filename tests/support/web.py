@@ -10,10 +10,10 @@ from typing import Any, Self
 import jwt
 import msgspec
 
-from babelbus.wire.http.client import Response, ResponseDecoder, encode_request
 from babelbus.wire.websocket import Decoder, Event, Message, encode_texts
 from babelbus.wire.websocket.upgrade import check_upgrade_response, encode_upgrade_request, make_key
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.http import Response, ResponseDecoder, encode_request
 from tests.support.server import LiveServer
 
 SECRET = "a secret of a test, long enough for every HMAC that the library knows"

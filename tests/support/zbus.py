@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Self
 
-from babelbus.wire.http.client import Response, ResponseDecoder
 from babelbus.wire.websocket import Close, Decoder, Message, Pong, encode_texts
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.http import Response, ResponseDecoder
 
 READ_BYTES = 2**18
 BODY_BYTES_MAX = 2**30

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from babelbus.errors import LocalProtocolError
 from babelbus.wire.http import (
     CONTINUE,
-    LAST_CHUNK,
     HttpError,
     Request,
     RequestDecoder,
-    encode_chunk,
     encode_error,
     encode_response,
     encode_stream_head,
@@ -23,7 +21,7 @@ from babelbus.wire.http import (
     percent_decode,
     split_target,
 )
-from babelbus.wire.http.client import Response, ResponseDecoder, encode_request
+from tests.support.http import encode_request
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"
@@ -112,7 +110,7 @@ def test_nothing_behind_a_request_that_closes_is_read() -> None:
     decoder = RequestDecoder()
     assert len(read(head("Connection: close") + GET, decoder)) == 1
     assert read(b"garbage\r\n\r\n", decoder) == []
-    assert not decoder._held
+    assert not decoder.unfinished_bytes
 
 
 def test_behind_a_request_for_a_websocket_the_bytes_are_left_to_whom_they_belong() -> None:
@@ -237,7 +235,7 @@ def test_what_stood_before_a_bad_request_is_given_first_and_nothing_after_it(sta
     assert decoder.error is not None
     assert decoder.error.status == status
     assert refusal(GET, decoder).status == status
-    assert not decoder._held
+    assert not decoder.unfinished_bytes
 
 
 def test_the_same_length_said_twice_is_that_length() -> None:
@@ -310,7 +308,7 @@ def test_requests_do_not_depend_on_how_the_bytes_were_cut(sent: list[bytes], siz
         decoder.receive_data(chunk)
         received += decoder.requests()
     assert received == [one for data in sent for one in read(data)]
-    assert not decoder._held
+    assert not decoder.unfinished_bytes
 
 
 @given(st.lists(requests | st.binary(max_size=30) | st.sampled_from([b"\r\n", b"\n", b":", b" ", b"0"]), max_size=8))
@@ -417,87 +415,6 @@ def test_what_a_client_asks_is_what_a_server_reads() -> None:
     data = encode_request("POST", "/x?y", [("X-A", "b")], b"body", host="h:1", keep_alive=False)
     headers = {"host": "h:1", "x-a": "b", "content-length": "4", "connection": "close"}
     assert read(data) == [Request("POST", "/x?y", headers, b"body", keep_alive=False)]
-
-
-def responses(data: bytes, *methods: str) -> list[Response]:
-    decoder = ResponseDecoder()
-    for method in methods:
-        decoder.expect(method)
-    decoder.receive_data(data)
-    return decoder.responses()
-
-
-STREAM = encode_stream_head(200) + encode_chunk(b"a") + encode_chunk(b"") + encode_chunk(b"b" * 20) + LAST_CHUNK
-
-
-@given(st.lists(st.integers(min_value=1, max_value=30)))
-def test_responses_do_not_depend_on_how_the_bytes_were_cut(sizes: list[int]) -> None:
-    data = CONTINUE + encode_response(200, [("a", "b")], b"hi") + STREAM + encode_response(204) + encode_response(404)
-    decoder, received = ResponseDecoder(), []
-    for chunk in cut(data, sizes):
-        decoder.receive_data(chunk)
-        received += decoder.responses()
-    assert [(one.status, one.body) for one in received] == [
-        (200, b"hi"),
-        (200, b"a" + b"b" * 20),
-        (204, b""),
-        (404, b""),
-    ]
-
-
-def test_the_response_to_head_has_no_body() -> None:
-    data = encode_response(200, [], b"hi", head_only=True) + encode_response(200, [], b"ho")
-    assert [one.body for one in responses(data, "HEAD", "GET")] == [b"", b"ho"]
-
-
-def test_a_stream_is_read_while_it_comes() -> None:
-    decoder = ResponseDecoder()
-    decoder.receive_data(encode_stream_head(200, [("content-type", "text/event-stream")]) + encode_chunk(b"one"))
-    assert decoder.responses() == []
-    assert decoder.begun is not None
-    assert decoder.begun.headers["content-type"] == "text/event-stream"
-    assert decoder.take_body() == b"one"
-    decoder.receive_data(encode_chunk(b"two") + LAST_CHUNK)
-    assert [one.body for one in decoder.responses()] == [b"two"]
-    assert decoder.begun is None
-
-
-def test_behind_status_101_the_bytes_are_left_to_whom_they_belong() -> None:
-    decoder = ResponseDecoder()
-    decoder.receive_data(encode_response(101, [("upgrade", "websocket")]) + b"\x81\x00")
-    assert [one.status for one in decoder.responses()] == [101]
-    assert decoder.unread() == b"\x81\x00"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"HTTP/2 200 OK\r\n\r\n",
-        b"HTTP/1.1 20 OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX : y\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
-        b"x" * 65_536,
-    ],
-)
-def test_a_response_that_is_malformed_is_refused_behind_the_good_ones(data: bytes) -> None:
-    decoder = ResponseDecoder()
-    decoder.receive_data(encode_response(200) + data)
-    assert len(decoder.responses()) == 1
-    with pytest.raises(HttpError):
-        decoder.responses()
-
-
-@given(st.binary())
-def test_garbage_of_a_server_raises_nothing_but_our_errors(data: bytes) -> None:
-    decoder = ResponseDecoder()
-    for chunk in (b"HTTP/1.1 200 OK\r\n", data):
-        decoder.receive_data(chunk)
-        try:
-            decoder.responses()
-        except HttpError:
-            return
 
 
 @given(st.text(alphabet="ab=&+%0aFf \u00e4\u20ac\n") | st.text())

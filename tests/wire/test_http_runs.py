@@ -141,6 +141,6 @@ def test_what_belongs_to_a_body_is_no_request_although_it_looks_like_one_before(
             decoder.runs()
         decoder.receive_data(head)
         assert decoder.runs() == []
-        assert not decoder._held
+        assert not decoder.unfinished_bytes
         decoder.receive_data(known[:-1])
         assert decoder.runs() == []

@@ -1,5 +1,6 @@
 """WebSocket both ways: the examples of RFC 6455 and 7692, any cut, all limits at and one past, all malformed forms."""
 
+import contextlib
 from collections.abc import Sequence
 
 import pytest
@@ -7,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.errors import LocalProtocolError
-from babelbus.wire.http import HttpError, Request, RequestDecoder
-from babelbus.wire.http.client import Response, ResponseDecoder
+from babelbus.wire.http import HttpError, Request, RequestDecoder, encode_response
 from babelbus.wire.websocket import (
     Close,
     Decoder,
@@ -27,11 +27,13 @@ from babelbus.wire.websocket import (
 from babelbus.wire.websocket.deflate import Deflate, Deflater
 from babelbus.wire.websocket.frames import encode_frames, toggle_mask
 from babelbus.wire.websocket.upgrade import (
+    Response,
     accept_key,
     accept_upgrade,
     check_upgrade_response,
     encode_upgrade_request,
     make_key,
+    read_upgrade_response,
 )
 
 HELLO = Message(b"Hello", True)
@@ -129,7 +131,7 @@ def test_messages_do_not_depend_on_how_the_bytes_were_cut(sent: list[Event], siz
         decoder.receive_data(chunk)
         received += decoder.events()
     assert received == sent
-    assert not decoder._held + decoder._gathered
+    assert not decoder.unfinished_bytes
 
 
 @given(st.lists(messages, max_size=20), st.lists(st.integers(min_value=1, max_value=500)))
@@ -236,7 +238,7 @@ def test_what_was_whole_before_the_bad_frame_is_given_first(code: int, data: byt
     assert decoder.error is not None
     assert decoder.error.code == code
     assert refusal(decoder, encode_texts([b"x"], mask=True)) == code
-    assert not decoder._held + decoder._gathered
+    assert not decoder.unfinished_bytes
 
 
 def test_a_message_that_has_ended_is_not_continued() -> None:
@@ -279,7 +281,7 @@ def test_nothing_behind_a_close_frame_is_read() -> None:
         Close(1000, ""),
     ]
     assert read(decoder, encode_texts([b"b"], mask=True)) == []
-    assert not decoder._held + decoder._gathered
+    assert not decoder.unfinished_bytes
 
 
 def test_a_long_reason_is_cut_at_a_character_and_long_data_refused() -> None:
@@ -486,6 +488,39 @@ def test_a_list_of_extensions_that_is_none_is_refused(offer: str) -> None:
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"])
+def test_the_answer_to_a_handshake_is_read_when_its_head_is_whole(interim: bytes) -> None:
+    head = interim + encode_response(101, [("upgrade", "websocket")])
+    for size in range(len(head)):
+        assert read_upgrade_response(head[:size]) is None
+    assert read_upgrade_response(head + b"\x81\x00") == (
+        Response(101, "Switching Protocols", {"upgrade": "websocket"}),
+        b"\x81\x00",
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/2 200 OK\r\n\r\n",
+        b"HTTP/1.1 20 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX : y\r\n\r\n",
+        b"x" * 65_536,
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" + b"x" * 65_536,
+    ],
+)
+def test_a_malformed_answer_to_a_handshake_is_refused(data: bytes) -> None:
+    with pytest.raises(HttpError):
+        read_upgrade_response(data)
+
+
+@given(st.binary())
+def test_garbage_of_a_server_raises_nothing_but_our_errors(data: bytes) -> None:
+    for answer in (data, b"HTTP/1.1 200 OK\r\n" + data):
+        with contextlib.suppress(HttpError):
+            read_upgrade_response(answer)
+
+
 @pytest.mark.parametrize("deflate", [False, True])
 def test_client_and_server_agree(deflate: bool) -> None:
     key = make_key()
@@ -496,10 +531,10 @@ def test_client_and_server_agree(deflate: bool) -> None:
     (request,) = decoder.requests()
     assert (request.target, request.headers["host"], request.headers["x-a"]) == ("/ws?x", "h:1", "b")
     upgrade = accept_upgrade(request, subprotocols=["a"], deflate=True, headers=[("x-c", "d")])
-    answers = ResponseDecoder()
-    answers.receive_data(upgrade.response + b"\x81\x00")
-    (response,) = answers.responses()
-    assert answers.unread() == b"\x81\x00"
+    answer = read_upgrade_response(upgrade.response + b"\x81\x00")
+    assert answer is not None
+    response, unread = answer
+    assert unread == b"\x81\x00"
     assert response.headers["x-c"] == "d"
     chosen = check_upgrade_response(response, key, subprotocols=["b", "a"], deflate=deflate)
     assert chosen == ("a", upgrade.deflate)

@@ -131,15 +131,26 @@ def _add_notes(report: "Report", path: str) -> None:
     """Add the damaged notes of a data folder to a report: settings of topics, cursors of groups, queues of zbus."""
     from babelbus.storage.disk import Problem
 
+    faults: dict[Path, str] = {}
+    versions: dict[str, int] = {}
     for file in sorted([*Path(path).glob("topics/*/settings.json"), *map(Path(path).joinpath, NOTES)]):
         if not file.exists():
             continue
         try:
-            notes.decode(file.read_bytes(), dict[str, object], path=str(file), bare=file.name not in GROUP_NOTES)
+            bare = file.name not in GROUP_NOTES
+            note = notes.decode(file.read_bytes(), dict[str, Any], path=str(file), bare=bare)
         except (OSError, notes.DamagedNoteError) as error:
-            problem = Problem("note", str(file), str(error), f"nothing: {notes.COPY_BACK}")
-            report.problems.append(problem)
-            report.left.append(problem)
+            faults[file] = str(error)
+        else:
+            versions[file.name] = note.get("sequence", 0)
+    for name, other in (GROUP_NOTES, GROUP_NOTES[::-1]):
+        file = Path(path, name)
+        if versions.get(other, 0) > 1 and not file.exists():
+            faults[file] = f"missing: version {versions[other]} is in {other}, the version before or after it was here"
+    for file, fault in faults.items():
+        problem = Problem("note", str(file), fault, f"nothing: {notes.COPY_BACK}")
+        report.problems.append(problem)
+        report.left.append(problem)
 
 
 def _in_database(path: str) -> dict[str, int]:

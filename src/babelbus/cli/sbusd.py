@@ -133,8 +133,7 @@ async def _serve(door: object, arguments: Arguments, report_ready: Callable[[], 
     from babelbus.core.router import Router
     from babelbus.metrics import Metrics
     from babelbus.protocols.sbus.hub import Hub
-    from babelbus.protocols.sbus.packets import OpenDoor
-    from babelbus.protocols.sbus.service import make_server
+    from babelbus.protocols.sbus.packets import OpenDoor, PacketServer
 
     assert isinstance(door, OpenDoor)
     ended = asyncio.Event()
@@ -147,7 +146,7 @@ async def _serve(door: object, arguments: Arguments, report_ready: Callable[[], 
     else:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     metrics, settings = Metrics(), SbusSettings()
-    server = make_server(Hub(Router(), metrics, settings), metrics, settings)
+    server = PacketServer(Hub(Router(), metrics, settings), metrics, settings)
     if arguments.close_when_empty:
         server.on_empty = ended.set
     server.listen(door)

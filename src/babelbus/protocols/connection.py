@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from babelbus.descriptors import is_reserved
-from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
+from babelbus.protocols.budget import Budget
 from babelbus.protocols.contract import Outbox, Session
 
 log = logging.getLogger(__name__)
+
+UNAUTHENTICATED = "unauthenticated"
+"""Reason of a connection that is refused because its client sends much before it proves who it is."""
 
 MakeSession = Callable[[Outbox, Callable[[], None], str | None], Session]
 """Makes the session of a new connection from its outbox, a way to close it, and the peer's "ip:port", if it has one."""
@@ -31,6 +35,7 @@ class Connection(asyncio.Protocol):
         metrics: Metrics,
         connections: set["Connection"],
         limited_log: LimitedLog,
+        budget: Budget,
         *,
         bytes_max: int,
         handshake_seconds: float,
@@ -41,13 +46,17 @@ class Connection(asyncio.Protocol):
         self._metrics = metrics
         self._connections = connections
         self._limited_log = limited_log
+        self._budget = budget
+        self._unfinished_bytes = 0
         self._bytes_max = bytes_max
         self._paused = False
         self._eof = False
         self._ended = False
+        self._given_up = False
         self._handshake_seconds = handshake_seconds
         self._connections_max = connections_max
         self._session: Session | None = None
+        self.address = "local"
         self.peer = "?"
 
     def connection_made(self, transport: Any) -> None:
@@ -56,23 +65,34 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None
         self.peer = address or "local"
+        if address is not None:
+            self.address = peer[0]
         # resume_writing comes when half of the bound is taken, not when all of it is.
         self._transport.set_write_buffer_limits(high=self._bytes_max // 2, low=self._bytes_max // 4)
         self._outbox = Outbox(self._transport, self._bytes_max)
         self._outbox.on_drained = self.room
+        self._outbox.room_bytes = self._room_bytes
         if len(self._connections) >= self._connections_max:
             self._refuse(logging.WARNING, "limit", f"{self._connections_max} connections are open")
             return
         if is_reserved(transport.get_extra_info("socket").fileno()):
             self._refuse(logging.WARNING, "descriptors", "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return
+        try:
+            # A client that lost its leave goes at once, also if it does not read what was sent.
+            self._session = self._make_session(self._outbox, self.abort, address)
+        except Exception:
+            self._fail()
+            return
         self._connections.add(self)
         self._metrics.connections.labels(self._protocol).inc()
         self._metrics.connections_total.labels(self._protocol).inc()
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.call_later(self._handshake_seconds, self._check_handshake)
-        # A client that lost its leave goes at once, also if it does not read what was sent.
-        self._session = self._make_session(self._outbox, self.abort, address)
+
+    def _fail(self) -> None:
+        log.exception("%s %s: internal error, closing", self._protocol, self.peer)
+        self.abort()
 
     def _refuse(self, level: int, reason: str, text: str) -> None:
         self._note(level, reason, f"refused: {text}")
@@ -90,28 +110,59 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle one chunk as one batch."""
         session = self._session
-        if session is not None and not self._ended:
+        if session is not None and not self._ended and not self._given_up:
             self._run(session, session.receive_data, data)
             session.release()
+
+    def _room_bytes(self) -> int:
+        trusted = self._session is not None and self._session.trusted
+        room = self._budget.room(self.address)
+        return room if trusted else min(room, self._budget.unauthenticated_bytes_max)
+
+    def _weigh(self, session: Session) -> None:
+        """Count what the session holds of a message that has not come whole; end the connection if that is too much."""
+        size_bytes = session.unfinished_bytes
+        if size_bytes == self._unfinished_bytes or self._given_up:
+            return
+        self._unfinished_bytes = size_bytes
+        self._budget.hold(self, size_bytes)
+        limit = self._budget.unauthenticated_bytes_max
+        if size_bytes > limit and not self._given_up and not session.trusted:
+            self._budget.hold(self, 0)
+            self.give_up(UNAUTHENTICATED, f"a message of more than {limit} bytes before the client proved who it is")
+
+    def give_up(self, reason: str, text: str) -> None:
+        """Drop the message that has not come whole, and close; not at once, because its session may be at work."""
+        self._given_up = True
+        self._metrics.connections_refused_total.labels(self._protocol, reason).inc()
+        self._loop.call_soon(self._refuse_unfinished, reason, text)
+
+    def _refuse_unfinished(self, reason: str, text: str) -> None:
+        session = self._session
+        if session is not None and not self._ended:
+            self._run(session, lambda: session.refuse_unfinished(text, later=reason != UNAUTHENTICATED))
 
     def _run(self, session: Session, step: Callable[..., None], *arguments: bytes) -> None:
         outbox = self._outbox
         outbox.holding = True
         try:
             step(*arguments)
-        except PeerLeavesError:
+        except PeerLeavesError as error:
             self._finish()
+            without_frames(error)
             return
         except RemoteProtocolError as error:
             self._note(logging.INFO, "protocol error", f"closing: {error}")
-            self._metrics.protocol_errors_total.labels(self._protocol).inc()
+            if not self._given_up:
+                self._metrics.protocol_errors_total.labels(self._protocol).inc()
             self._finish()
+            without_frames(error)
             return
         except Exception:
-            log.exception("%s %s: internal error, closing", self._protocol, self.peer)
-            self.abort()
+            self._fail()
             return
         outbox.release()
+        self._weigh(session)
         full = outbox.full
         if full or session.busy:
             if not self._paused:
@@ -130,7 +181,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def room(self) -> None:
-        """The outbox may have room again: go on with what was put off, then read on."""
+        """Continue with requests that were put off, then read on: the outbox may have room again."""
         session = self._session
         if session is not None:
             self._resume(session)
@@ -150,11 +201,11 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def resume_writing(self) -> None:
-        """The peer took what was sent."""
+        """Continue: the peer took the bytes that were sent."""
         self.room()
 
     def eof_received(self) -> bool:
-        """The peer sends nothing more; requests that came whole are still answered."""
+        """Answer the requests that came whole: the peer sends nothing more."""
         self._eof = True
         return self.busy
 
@@ -166,6 +217,7 @@ class Connection(asyncio.Protocol):
             return
         self._deadline.cancel()
         self._connections.discard(self)
+        self._budget.hold(self, 0)
         self._metrics.connections.labels(self._protocol).dec()
         session.close()
         log.debug("%s %s: closed%s", self._protocol, self.peer, f": {error}" if error else "")
@@ -188,12 +240,12 @@ class Connection(asyncio.Protocol):
         return self._outbox.size_bytes
 
     def access_changed(self) -> None:
-        """Authorise the client again."""
+        """Check the rights of the client again."""
         if self._session is not None:
             self._session.access_changed()
 
     def drain(self) -> None:
-        """Take no more requests; requests that came are answered, and none waits longer for events."""
+        """Read no more requests; requests that came are answered, and no request waits longer for events."""
         self._eof = True
         self._transport.pause_reading()
         if self._session is not None:

@@ -1,20 +1,22 @@
 """The shape that every stream protocol has: bytes in, a session between, one write out."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from babelbus.core.receipt import Promise
+from babelbus.wire.contract import Session as Session
 
 ANSWER_BYTES = 256
-"""What an answer that waits costs by itself: the smallest ones count too while a slow disk holds them back."""
+"""Weight of a waiting answer beside its bytes: small answers count too while a slow disk holds them back."""
 
 
 Encode = Callable[[], bytes | bytearray]
 
 
 class Sender(Protocol):
-    """What a session needs to answer: an `Outbox`, or a wrapper that transforms the bytes of its answers."""
+    """The way of answers: an `Outbox`, or a wrapper that transforms the bytes of its answers."""
 
     @property
     def bytes_max(self) -> int:
@@ -22,7 +24,7 @@ class Sender(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """What waits."""
+        """Weight of the answers that wait."""
 
     def answer(self, encode: Encode, weight: int = 0) -> None:
         """Send what `encode` returns, behind all answers that were promised before."""
@@ -32,7 +34,7 @@ class Sender(Protocol):
 
 
 class Transport(Protocol):
-    """What an outbox needs of a socket."""
+    """The part of a socket that an outbox needs."""
 
     def write(self, data: bytes | bytearray) -> None:
         """Send, or keep until the peer takes it."""
@@ -41,46 +43,12 @@ class Transport(Protocol):
         """Return how many bytes the peer has not taken yet."""
 
 
-class Session(Protocol):
-    """What the bytes of one connection mean. Every call comes from the event loop and may not block."""
-
-    def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
-
-        Raises:
-            RemoteProtocolError: the peer broke the protocol; close the connection.
-            PeerLeavesError: it has said its last word.
-        """
-
-    def resume(self) -> None:
-        """Go on with what was put off while the outbox was full."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether requests are put off."""
-
-    @property
-    def established(self) -> bool:
-        """Whether the peer has proved who it is; one that does not within the time limit loses its connection."""
-
-    def close(self) -> None:
-        """The connection is gone: give up what the session holds."""
-
-    def release(self) -> None:
-        """The outbox may have room again for what the session sends without being asked."""
-        return
-
-    def access_changed(self) -> None:
-        """Authorise the client again: the lists of clients changed."""
-        return
-
-    def end_waits(self) -> None:
-        """Answer requests that wait for events with what there is: the server stops."""
-        return
-
-
 def _ignore() -> None:
     return
+
+
+def _unbounded() -> int:
+    return sys.maxsize
 
 
 class Answer:
@@ -95,14 +63,14 @@ class Answer:
         self.weight = weight
 
     def arrive(self, _promise: Promise) -> None:
-        """One of the promises is done."""
+        """Count one of the promises as done."""
         self.left -= 1
         if not self.left:
             self.outbox.push()
 
 
 class Outbox:
-    """What one connection sends, in the order of its requests, with one write for all that is ready.
+    """The answers of one connection, in the order of its requests, with one write for all that are ready.
 
     `bytes_max` bounds what waits: answers that are not ready yet by the `weight` they were given, and those that the
     peer does not take. Above it `full` is true: the session puts its work off, and the connection stops reading.
@@ -118,6 +86,8 @@ class Outbox:
         self.closed = False
         self.on_drained: Callable[[], None] = _ignore
         """Called when answers were written while it was not `holding`."""
+        self.room_bytes: Callable[[], int] = _unbounded
+        """Returns how long a message may become that the peer sent compressed."""
 
     @property
     def full(self) -> bool:
@@ -126,7 +96,7 @@ class Outbox:
 
     @property
     def size_bytes(self) -> int:
-        """What waits: answers that are not ready, and what the peer has not taken."""
+        """Weight of the answers that are not ready, and bytes that the peer has not taken."""
         return 0 if self.closed else self._weight + self._transport.get_write_buffer_size()
 
     @property
@@ -183,5 +153,6 @@ class Outbox:
         """Send nothing more: the peer is gone."""
         self.closed = True
         self.on_drained = _ignore  # else outbox and connection hold each other
+        self.room_bytes = _unbounded
         self._answers.clear()
         self._weight = 0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from babelbus.clock import Clock
 from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
+from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection, MakeSession
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class Listeners:
         protocol: str,
         metrics: Metrics,
         clock: Clock,
+        budget: Budget,
         *,
         bytes_max: int,
         handshake_seconds: float,
@@ -39,6 +41,7 @@ class Listeners:
         self._protocol = protocol
         self._metrics = metrics
         self._limited_log = LimitedLog(log, clock)
+        self._budget = budget
         self._bytes_max = bytes_max
         self._handshake_seconds = handshake_seconds
         self._connections_max = connections_max
@@ -52,7 +55,7 @@ class Listeners:
     async def listen(
         self, name: str, host: str, port: int, make_session: MakeSession, *, tls: ssl.SSLContext | None = None
     ) -> None:
-        """Listen on a TCP port; 0 lets the system choose one.
+        """Open a listener on a TCP port; 0 lets the system choose the port.
 
         Raises:
             OSError: the address is taken.
@@ -73,7 +76,7 @@ class Listeners:
         self._note(name, listener, "{}:{}".format(*listener.sockets[0].getsockname()[:2]))
 
     async def listen_unix(self, name: str, path: str, make_session: MakeSession) -> None:
-        """Listen on a unix socket; its folder is made, and asyncio itself removes a stale file.
+        """Open a listener on a unix socket; its folder is made, and asyncio removes a stale file.
 
         Raises:
             OSError: the path is taken, or cannot be made.
@@ -95,13 +98,14 @@ class Listeners:
             self._metrics,
             self.connections,
             self._limited_log,
+            self._budget,
             bytes_max=self._bytes_max,
             handshake_seconds=self._handshake_seconds,
             connections_max=self._connections_max,
         )
 
     def tick(self, seconds: float, do: Callable[[], None]) -> None:
-        """Do something again and again, until `stop`."""
+        """Call `do` every so many seconds, until `stop`."""
 
         async def run() -> None:
             while True:
@@ -111,7 +115,7 @@ class Listeners:
         self._ticker = asyncio.get_running_loop().create_task(run())
 
     async def stop(self) -> None:
-        """Take no more clients; those that are there stay."""
+        """Close the listeners; connections that are open stay open."""
         for listener in self._listeners:
             listener.close()
         if self._ticker is not None:

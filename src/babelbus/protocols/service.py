@@ -14,6 +14,7 @@ from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import Browsers
+from babelbus.protocols.budget import Budget
 from babelbus.protocols.listeners import Listeners
 from babelbus.storage.files import FileSystem
 
@@ -32,6 +33,8 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Returns who owns the certificate with a fingerprint, `None` if the lists of clients have no such fingerprint."""
     browsers: Browsers
     """Builds the guards of HTTP listeners."""
+    budget: Budget
+    """Bounds the memory of messages that have not come whole."""
 
     @property
     def server_key(self) -> str:
@@ -61,13 +64,13 @@ class Service(Protocol):
         """
 
     def topics_changed(self) -> None:
-        """Topics were made, altered or removed."""
+        """Handle that topics were made, altered or removed."""
 
     def access_changed(self) -> None:
-        """The lists of clients were read again: close connections of clients that are not listed any more."""
+        """Close connections of clients that are not listed any more: the lists of clients were read again."""
 
     async def drain(self) -> None:
-        """Accept no connections and no requests, and end waits for events; what was asked is still answered."""
+        """Close the listeners, read no more requests, and end waits for events; requests that came are answered."""
 
     @property
     def unsent(self) -> bool:
@@ -103,6 +106,7 @@ class StreamService:
             name,
             context.metrics,
             context.clock,
+            context.budget,
             bytes_max=context.config.server.outbox_bytes_max,
             handshake_seconds=settings.handshake_seconds,
             connections_max=settings.connections_max,
@@ -110,15 +114,15 @@ class StreamService:
         self.addresses = self.listeners.addresses
 
     def topics_changed(self) -> None:
-        """Do nothing: sessions ask the broker."""
+        """Return: sessions ask the broker."""
 
     def access_changed(self) -> None:
-        """Authorise the client of each connection again."""
+        """Check the rights of each client again."""
         for connection in list(self.listeners.connections):
             connection.access_changed()
 
     async def drain(self) -> None:
-        """Accept no connections and no requests; what was asked is still answered."""
+        """Close the listeners and read no more requests; requests that came are answered."""
         await self.listeners.stop()
         for connection in list(self.listeners.connections):
             connection.drain()

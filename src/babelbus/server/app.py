@@ -20,6 +20,7 @@ from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
+from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
 from babelbus.server.access import AccessLists
@@ -215,6 +216,7 @@ class Server:
             self.folder,
             self._lists.authorise,
             read_browsers(self.config.server),
+            Budget(self.config.server, self.metrics),
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:

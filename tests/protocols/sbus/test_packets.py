@@ -29,7 +29,7 @@ def connection_of(live: LiveServer, count: int) -> PacketConnection:
     """The one that connected first, of `count`."""
     connections = service_of(live).server.connections
     live.until(lambda: len(connections) == count)
-    return min(connections, key=lambda one: one._session.number)  # type: ignore[attr-defined]
+    return min(connections, key=lambda one: one._session.number)
 
 
 def packet(number: int, size: int = SIZE) -> bytes:
@@ -179,7 +179,7 @@ def test_an_answer_of_the_server_is_never_dropped_and_keeps_its_place(tmp_path: 
 
 
 def connection_of_now(live: LiveServer) -> PacketConnection:
-    return min(service_of(live).server.connections, key=lambda one: one._session.number)  # type: ignore[attr-defined]
+    return min(service_of(live).server.connections, key=lambda one: one._session.number)
 
 
 def drained(client: Client) -> list[Publish]:

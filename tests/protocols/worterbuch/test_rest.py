@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from babelbus.config import WorterbuchSettings
+from babelbus.config import ServerSettings, WorterbuchSettings
 from babelbus.errors import ConfigError
 from babelbus.limited_log import LimitedLog
 from babelbus.metrics import Metrics
+from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.worterbuch.http import WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.service import read_file_name
-from babelbus.wire.http.client import Response, ResponseDecoder
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, in_loop
+from tests.support.http import Response, ResponseDecoder
 from tests.support.server import LiveServer, configure
 from tests.support.web import SECRET, Events, Plain, Web, get_of, token
 
@@ -603,6 +604,7 @@ class Door:
                 metrics,
                 self.connections,
                 LimitedLog(logging.getLogger("test"), self.bus.clock),
+                Budget(ServerSettings(), metrics),
                 bytes_max=2**20,
                 handshake_seconds=30,
                 connections_max=10,

@@ -14,10 +14,10 @@ from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.storage.files import FileSystem
-from babelbus.wire.http.client import Response, ResponseDecoder
 from babelbus.wire.websocket import Decoder, Event, Message, encode_texts
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.bus import Bus, turns
+from tests.support.http import Response, ResponseDecoder
 
 OUTBOX_BYTES = 2**20
 

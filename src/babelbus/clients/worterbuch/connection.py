@@ -8,7 +8,6 @@ from babelbus.clients.worterbuch.codec import Reply, ReplyDecoder, decode_reply
 from babelbus.clients.worterbuch.errors import ConnectionLostError
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.units import MIB
-from babelbus.wire.http import ResponseDecoder
 from babelbus.wire.websocket import (
     Close,
     Decoder,
@@ -20,11 +19,11 @@ from babelbus.wire.websocket import (
     encode_texts,
     encode_upgrade_request,
     make_key,
+    read_upgrade_response,
 )
 
 PORTS = {"tcp": 9090, "ws": 8080}
 MESSAGE_BYTES_MAX = 256 * MIB
-HEAD_BYTES_MAX = 65_536
 
 Hear = Callable[[Reply], None]
 Lost = Callable[[Exception | None], None]
@@ -81,7 +80,7 @@ class WebConnection(Connection):
         super().__init__(hear, lost)
         self._key = make_key()
         self._request = encode_upgrade_request(host, path, self._key, subprotocols=("worterbuch",))
-        self._answer: ResponseDecoder | None = ResponseDecoder(body_bytes_max=HEAD_BYTES_MAX)
+        self._answer: bytes | None = b""
         self._frames = Decoder(is_server=False, message_bytes_max=MESSAGE_BYTES_MAX)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -92,12 +91,12 @@ class WebConnection(Connection):
     def read(self, data: bytes) -> None:
         """Handle the bytes of one read."""
         if self._answer is not None:
-            self._answer.receive_data(data)
-            responses = self._answer.responses()
-            if not responses:
+            self._answer += data
+            answer = read_upgrade_response(self._answer)
+            if answer is None:
                 return
-            check_upgrade_response(responses[0], self._key, subprotocols=("worterbuch",))
-            data, self._answer = self._answer.unread(), None
+            check_upgrade_response(answer[0], self._key, subprotocols=("worterbuch",))
+            data, self._answer = answer[1], None
         self._frames.receive_data(data)
         for event in self._frames.events():
             if isinstance(event, Message):

@@ -75,6 +75,9 @@ class GroupFile:
         if damaged:
             log.error("%s; the groups go on one commit earlier", damaged[0])
         newest = max(found, key=lambda one: one.sequence)
+        if len(found) == 1 and not damaged and newest.sequence > 1:
+            missing = self._notes[(newest.sequence + 1) % 2].path
+            log.error("%s is missing; perhaps the groups go on one commit earlier", missing)
         self._written = newest.sequence
         try:
             return newest.sequence, [msgspec.json.decode(one, type=StoredGroup) for one in newest.groups]

@@ -17,6 +17,8 @@ from babelbus.protocols.jebp.messages import CreateRecord, Request, Response
 
 M = TypeVar("M")
 
+PART_BYTES = 256
+"""Memory of a part beside its bytes: a peer may send single bytes."""
 _RUN_MAX = 512  # frames that are looked at together for a run of equal size
 _KNOWN_MAX = 256
 _COMMON_RECORD = b"\x12\x01"  # create record, one byte of length: every name that is encoded as usual
@@ -42,7 +44,7 @@ class _Decoder(ABC, Generic[M]):
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Take what the transport read, cut anywhere; parse it with `events`."""
-        if data:
+        if data and self.error is None:
             self._chunks.append(data if type(data) is bytes else bytes(data))
 
     def events(self) -> list[M]:
@@ -59,12 +61,21 @@ class _Decoder(ABC, Generic[M]):
             try:
                 self._cut(messages)
             except RemoteProtocolError as error:
-                self.error = error
-                self._chunks.clear()
-                self._parts, self._parts_bytes = [], 0
+                self.fail(error)
         if self.error is not None and not messages:
             raise self.error
         return messages
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of a frame that is not complete."""
+        return sum(map(len, self._chunks)) + self._parts_bytes + PART_BYTES * len(self._parts)
+
+    def fail(self, error: RemoteProtocolError) -> None:
+        """Read nothing more, and drop the frame that is not complete."""
+        self.error = error
+        self._chunks.clear()
+        self._parts, self._parts_bytes = [], 0
 
     def _cut(self, messages: list[M]) -> None:
         chunks = self._chunks

@@ -13,7 +13,7 @@ from babelbus.core.partition import Partition
 from babelbus.core.receipt import Promise
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.work import Work, settled
-from babelbus.errors import InvalidTopicNameError, StorageError
+from babelbus.errors import InvalidTopicNameError, RemoteProtocolError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
@@ -156,6 +156,22 @@ class Session(contract.Session):
     def busy(self) -> bool:
         """Whether requests are put off."""
         return bool(self._backlog)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of a frame that has not come whole; those of the handshake are small."""
+        return 0 if self._decoder is None else self._decoder.unfinished_bytes
+
+    def refuse_unfinished(self, text: str, *, later: bool) -> None:
+        """Drop the frame that has not come whole; jebp has no answer for it.
+
+        Raises:
+            RemoteProtocolError: always.
+        """
+        error = RemoteProtocolError(text)
+        if self._decoder is not None:
+            self._decoder.fail(error)
+        raise error
 
     def access_changed(self) -> None:
         """Look the client up again after the lists of clients changed; one that is not in them any more has to go."""

@@ -25,7 +25,7 @@ def decode(packet: bytes) -> Message:
     """Read one packet.
 
     Raises:
-        RemoteProtocolError: it is none of the four, or longer than any may be; the peer is disconnected.
+        RemoteProtocolError: no word of sbus begins it, or it is too long; the peer is disconnected.
     """
     if len(packet) > PACKET_BYTES_MAX:
         raise RemoteProtocolError(f"a packet of {len(packet)} bytes, limit {PACKET_BYTES_MAX}")
@@ -39,7 +39,7 @@ def decode_head(head: bytes, tail: bytes = b"") -> Subscribe | Unsubscribe | Con
     """Read the head of a packet that is no MSG.
 
     Raises:
-        RemoteProtocolError: it is none of the other three.
+        RemoteProtocolError: no word of sbus begins it.
     """
     if head.startswith(SUB):
         return Subscribe(head[len(SUB) :])

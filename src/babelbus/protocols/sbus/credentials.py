@@ -1,4 +1,4 @@
-"""Who a client is, and the keys that only some may hear (docs/specifications/sbus.md, section 8)."""
+"""The identity of a client, and the keys that only some clients may hear (docs/specifications/sbus.md, section 8)."""
 
 import re
 

@@ -12,7 +12,7 @@ from babelbus.config import SbusSettings
 from babelbus.core.access import Identity
 from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.publish import Publication, Publish
-from babelbus.core.receipt import Receipt
+from babelbus.core.receipt import DONE, Promise, Receipt
 from babelbus.core.record import Event
 from babelbus.core.router import Route, Router
 from babelbus.metrics import Metrics, Traffic
@@ -51,7 +51,7 @@ class HeadFan(Fan[Client]):
 
 
 class Hub:
-    """What all sbus clients of one server share.
+    """The state that all sbus clients of one server share.
 
     `publish` takes events to the core and `topic_of` says which topic records a subject; without them there are only
     sbus clients.
@@ -83,7 +83,7 @@ class Hub:
         return self._joined
 
     def topics_changed(self) -> None:
-        """Look anew which topic records what."""
+        """Find again which topic records which key."""
         self.fanout.clear()
 
     def drop(self, reason: str, count: int = 1) -> None:
@@ -106,10 +106,13 @@ class Hub:
         outward = not _is_internal(key) and (others or self._topic_of(subject) is not None)
         return HeadFan(route, ordered, subject, outward)
 
-    def publish(self, principal: Identity, events: list[Event]) -> None:
+    def publish(self, principal: Identity, events: list[Event]) -> Promise:
         """Publish the events of a client to the core."""
-        if self._publish is not None:
-            self._publish(Publication(principal, PROTOCOL, events)).when_done(self._note_receipt)
+        if self._publish is None:
+            return DONE
+        receipt = self._publish(Publication(principal, PROTOCOL, events))
+        receipt.when_done(self._note_receipt)
+        return receipt
 
     def _note_receipt(self, receipt: Receipt) -> None:
         # sbus has no answer that could tell its publisher: the operator is told.

@@ -1,4 +1,4 @@
-"""What can be said in sbus (docs/specifications/sbus.md, sections 2 and 3)."""
+"""The messages of sbus (docs/specifications/sbus.md, sections 2 and 3)."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What a session needs of its connection: a way to send that never blocks, and a way to stop its own client."""
+"""The connection as its session sees it: a way to send that never blocks, and a way to stop its own client."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ class Port(Protocol):
     """One client's end of the bus. No call blocks."""
 
     flow: Flow
-    """What the client wants to happen with what it does not take (docs/specifications/sbus.md, section 9.2)."""
+    """The client's policy for packets that it does not take (docs/specifications/sbus.md, section 9.2)."""
 
     def send(self, packets: Packets, first: int, last: int, *, stoppable: bool) -> bool:
         """Send packets `first` to `last`, or do with them what `flow` says.
@@ -25,5 +25,8 @@ class Port(Protocol):
     def wait_for(self, other: "Port") -> None:
         """Read no more from this client until `other` has taken enough."""
 
+    def hold(self, holds: bool) -> None:
+        """Read no more from this client until the call that holds it no longer."""
+
     def flow_changed(self) -> None:
-        """Let those go who wait for this client and need not any more."""
+        """Resume the clients that wait for this one and need not any more."""

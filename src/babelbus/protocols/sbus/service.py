@@ -4,27 +4,14 @@ import logging
 import os
 
 from babelbus.config import SbusSettings
-from babelbus.metrics import Metrics
-from babelbus.protocols.sbus.credentials import Credentials
 from babelbus.protocols.sbus.hub import PROTOCOL, Hub
 from babelbus.protocols.sbus.packets import Door, OpenDoor, PacketServer, open_door, read_door
-from babelbus.protocols.sbus.ports import Port
-from babelbus.protocols.sbus.session import Session
 from babelbus.protocols.service import ServiceContext
 
 log = logging.getLogger(__name__)
 
 RUN_FOLDER = "run"
 SOCKET_NAME = "sbus.socket"
-
-
-def make_server(hub: Hub, metrics: Metrics, settings: SbusSettings) -> PacketServer:
-    """Put a hub behind packet sockets."""
-
-    def make_session(port: Port, credentials: Credentials) -> Session:
-        return Session(hub, port, credentials)
-
-    return PacketServer(PROTOCOL, make_session, metrics, settings, hub.drop)
 
 
 class SbusService:
@@ -34,7 +21,7 @@ class SbusService:
         broker, self._settings = context.broker, context.config.sbus
         self._folder = context.folder
         self.hub = Hub(broker.router, context.metrics, self._settings, publish=broker.publish, topic_of=broker.topic_of)
-        self.server = make_server(self.hub, context.metrics, self._settings)
+        self.server = PacketServer(self.hub, context.metrics, self._settings)
         self.addresses: dict[str, str] = {}
         self.doors: list[OpenDoor] = []
 
@@ -52,14 +39,14 @@ class SbusService:
         log.info("sbus listens on %s", ", ".join(door.address for door in self.doors))
 
     def topics_changed(self) -> None:
-        """Look up again which topic records what."""
+        """Find again which topic records which key."""
         self.hub.topics_changed()
 
     def access_changed(self) -> None:
-        """Do nothing: the kernel says who a client is."""
+        """Return: the kernel says who a client is."""
 
     async def drain(self) -> None:
-        """Accept no clients and read no packets; what waits for clients is still sent."""
+        """Close the doors and read no packets; packets that wait for clients are still sent."""
         self.server.stop_reading()
 
     @property
@@ -72,7 +59,7 @@ class SbusService:
         self.server.close()
 
     def abort(self) -> None:
-        """Do nothing: `close` leaves nothing open."""
+        """Return: `close` leaves nothing open."""
 
 
 def open_doors(settings: SbusSettings, data_folder: str) -> list[OpenDoor]:

@@ -1,9 +1,10 @@
-"""What the packets of one sbus client mean (docs/specifications/sbus.md, sections 5 to 9)."""
+"""The meaning of the packets of one sbus client (docs/specifications/sbus.md, sections 5 to 9)."""
 
 import msgspec
 
 from babelbus.core.access import Identity
 from babelbus.core.flow_policy import Flow
+from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.router import Subscription
 from babelbus.errors import RemoteProtocolError
@@ -14,7 +15,11 @@ from babelbus.protocols.sbus.hub import Hub, Sessions
 from babelbus.protocols.sbus.patterns import SbusPattern
 from babelbus.protocols.sbus.ports import Port
 from babelbus.records.envelope import SOURCE_HEADER
+from babelbus.units import MIB
 from babelbus.wire.packets import Packets
+
+UNSTORED_BYTES_MAX = 8 * MIB
+"""Packets of one client that wait for the disk: sbus acknowledges nothing, so nothing else slows a publisher down."""
 
 
 class _Held(msgspec.Struct):
@@ -36,12 +41,13 @@ class Session:
         self._stored = 0
         self._pattern_bytes = 0
         self._echo = True
+        self._unstored_bytes = 0
         source = f"sbus:uid={credentials.uid},gid={credentials.gid},pid={credentials.pid}"
         self._headers = ((SOURCE_HEADER, source.encode()),)
         self._principal = Identity(source, f"uid={credentials.uid}", None)
 
     def receive(self, packets: Packets, first: int, last: int) -> None:
-        """Do what packets `first` to `last` ask for, in their order.
+        """Handle packets `first` to `last` in their order.
 
         Packets that follow each other and have the same receivers are one run, which each receiver gets with one call.
 
@@ -49,7 +55,8 @@ class Session:
             RemoteProtocolError: the client broke the protocol; what came before it was done.
         """
         hub = self._hub
-        hub.received.inc(last - first, sum(packets.sizes[first:last]))
+        size_bytes = sum(packets.sizes[first:last])
+        hub.received.inc(last - first, size_bytes)
         fan_of = hub.fanout.fans.get
         data, starts, sizes = packets.data, packets.starts, packets.sizes
         find = data.find
@@ -82,7 +89,21 @@ class Session:
             self._send(packets, first, last, sessions)
         finally:
             if events:
-                hub.publish(self._principal, events)
+                self._store(events, size_bytes)
+
+    def _store(self, events: list[Event], size_bytes: int) -> None:
+        """Publish events to the core; read no more while much is not stored: a flood would delay every flush."""
+        receipt = self._hub.publish(self._principal, events)
+        if receipt.done:
+            return
+        self._unstored_bytes += size_bytes
+        self.port.hold(self._unstored_bytes > UNSTORED_BYTES_MAX)
+
+        def stored(_receipt: Promise) -> None:
+            self._unstored_bytes -= size_bytes
+            self.port.hold(self._unstored_bytes > UNSTORED_BYTES_MAX)
+
+        receipt.when_done(stored)
 
     def _send(self, packets: Packets, first: int, last: int, sessions: Sessions) -> None:
         """Send one run to its receivers; wait for those who cannot take it."""
@@ -140,7 +161,7 @@ class Session:
                 self._hub.router.remove(subscription)
 
     def _control(self, key: bytes) -> None:
-        """Do what a control message asks for; an unknown one is none (section 7)."""
+        """Handle a control message; an unknown one is ignored (section 7)."""
         port = self.port
         if key == messages.WHOAMI:
             own = self.credentials
@@ -154,7 +175,7 @@ class Session:
                 port.flow_changed()
 
     def close(self) -> None:
-        """The client hears nothing any more."""
+        """Remove the subscriptions of the client."""
         for held in self._held.values():
             for subscription in held.subscriptions:
                 self._hub.router.remove(subscription)

@@ -23,6 +23,8 @@ AUTHENTICATED = b'{"authenticated":{"transactionId":0}}'
 _SET = b'{"set":'
 _RUN_BYTES_MIN = 2048  # below it, setting up a run costs more than it saves
 _RUN_TEXTS_MIN = 16
+PART_BYTES = 256
+"""Memory of a part of a line beside its bytes: a peer may send single bytes."""
 _BLANKS = b" \t\r\n"
 _BRACE = ord("}")
 _STARTS = {b'{"%b":' % name.encode(): read for name, read in READERS.items()}
@@ -194,11 +196,22 @@ class LineDecoder:
                 if self._open_bytes > self._line_bytes_max:
                     raise self._too_long()
             except MalformedMessageError as error:
-                self.error = error
-                self._chunks.clear()
+                self.fail(error)
         if self.error is not None and not messages:
             raise self.error
         return messages
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of the line that is not complete."""
+        return self._open_bytes + PART_BYTES * len(self._chunks) if self._open_bytes else 0
+
+    def fail(self, error: MalformedMessageError) -> None:
+        """Read nothing more, and drop the line that is not complete."""
+        self.error = error
+        self._chunks.clear()
+        self._open_bytes = 0
+        self._complete = False
 
     def _too_long(self) -> MalformedMessageError:
         return MalformedMessageError(None, ErrorCode.SERDE_ERROR, f"a line of over {self._line_bytes_max} bytes")

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from babelbus.core.receipt import Promise
-from babelbus.protocols.contract import Encode, Outbox, Session
+from babelbus.protocols.contract import Encode, Outbox
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.privileges import Privileges
 from babelbus.protocols.worterbuch.profiles import Profile
@@ -72,7 +72,7 @@ class WebOptions(msgspec.Struct, frozen=True):
     guard: BrowserGuard = NO_PAGES
 
 
-class WebSession(HttpSession, Session):
+class WebSession(HttpSession):
     """The bytes of one connection to the HTTP port."""
 
     _outbox: Outbox
@@ -106,6 +106,14 @@ class WebSession(HttpSession, Session):
     def keeps_alive(self, request: Request) -> bool:
         """Return whether the connection stays open: never behind a request of HTTP/1.0."""
         return _keeps_alive(request)
+
+    def proves_sender(self, head: Request) -> bool:
+        """Return whether a request has a valid token, or needs none."""
+        try:
+            self._rest.identify(head)
+        except RequestRefusedError:
+            return False
+        return True
 
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
         """Do what a request asks for; `False`: not before the outbox has room again."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.codec import LineDecoder
-from babelbus.protocols.worterbuch.errors import MalformedMessageError
+from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
 from babelbus.protocols.worterbuch.profiles import Profile
@@ -96,6 +96,20 @@ class LineSession(contract.Session):
     def established(self) -> bool:
         """Whether the client is as far as it has to be: it need send nothing, unless a token is asked for."""
         return self.session.established
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of the line that has not come whole."""
+        return self._decoder.unfinished_bytes
+
+    def refuse_unfinished(self, text: str, *, later: bool) -> None:
+        """Drop the line that has not come whole; no message could tell which line it was.
+
+        Raises:
+            RemoteProtocolError: everything that came before is done.
+        """
+        self._decoder.fail(MalformedMessageError(None, ErrorCode.SERDE_ERROR, text))
+        self.resume()
 
     def close(self) -> None:
         """The connection is gone."""

@@ -113,7 +113,13 @@ class SocketSession(WebSocketSession):
         symbols: Symbols = USUAL,
     ) -> None:
         super().__init__(
-            outbox, Decoder(is_server=True, message_bytes_max=hub.settings.message_bytes_max, deflate=deflate)
+            outbox,
+            Decoder(
+                is_server=True,
+                message_bytes_max=hub.settings.message_bytes_max,
+                deflate=deflate,
+                room_bytes=outbox.room_bytes,
+            ),
         )
         self._waiting: list[ClientMessage] = []
         self.session = Session(
@@ -162,11 +168,6 @@ class SocketSession(WebSocketSession):
         if isinstance(error, MalformedMessageError):
             self.session.malformed(error)
         return super().last_frame(error)[0], ""
-
-    @property
-    def busy(self) -> bool:
-        """Whether requests are put off."""
-        return bool(self._waiting)
 
     @property
     def established(self) -> bool:

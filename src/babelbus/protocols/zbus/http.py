@@ -10,7 +10,6 @@ import msgspec
 
 from babelbus import __version__
 from babelbus.errors import LocalProtocolError
-from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
@@ -109,7 +108,7 @@ class HttpFraming:
             return self.reply(text_reply(None, error.status, error.text), request)
 
 
-class WebSession(HttpSession, contract.Session):
+class WebSession(HttpSession):
     """The bytes of one connection. A connection that becomes a WebSocket keeps its id."""
 
     _outbox: Outbox
@@ -170,6 +169,16 @@ class WebSession(HttpSession, contract.Session):
             return False
         self.session.publish(publications, run.request)
         return True
+
+    def proves_sender(self, head: Request) -> bool:
+        """Return whether a request names a key that we know, or needs none; the signature covers the body too."""
+        if not self._keys:
+            return True
+        try:
+            message = decode_request(head)
+            return message.headers.get("apiKey") in self._keys or self._options.open_urls.has(message, target_of(head))
+        except RequestError:
+            return False
 
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
         """Handle a request; return `False` to be called again when the outbox has room."""

@@ -196,11 +196,6 @@ class SocketSession(WebSocketSession):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     @property
-    def busy(self) -> bool:
-        """Whether requests are put off."""
-        return bool(self._waiting)
-
-    @property
     def established(self) -> bool:
         """Whether the client is as far as it has to be."""
         return True

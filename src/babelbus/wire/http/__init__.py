@@ -1,9 +1,8 @@
-"""HTTP/1.1 without I/O (RFC 9112): bytes -> requests, responses -> bytes, and the client's half."""
+"""HTTP/1.1 without I/O (RFC 9112): bytes -> requests, responses -> bytes."""
 
 from babelbus.wire.http.chunks import LAST_CHUNK, encode_chunk
-from babelbus.wire.http.client import Response, ResponseDecoder
 from babelbus.wire.http.decoder import RequestDecoder
-from babelbus.wire.http.fields import TOKEN, HttpError, encode_fields, tokens
+from babelbus.wire.http.fields import HEAD_BYTES_MAX, TOKEN, HttpError, encode_fields, read_fields, tokens
 from babelbus.wire.http.request import Request, RequestRun
 from babelbus.wire.http.response import CONTINUE, encode_error, encode_response, encode_stream_head
 from babelbus.wire.http.session import HttpSession
@@ -12,6 +11,7 @@ from babelbus.wire.http.target import parse_form, parse_query, percent_decode, s
 
 __all__ = [
     "CONTINUE",
+    "HEAD_BYTES_MAX",
     "LAST_CHUNK",
     "TOKEN",
     "FileRefusedError",
@@ -21,8 +21,6 @@ __all__ = [
     "Request",
     "RequestDecoder",
     "RequestRun",
-    "Response",
-    "ResponseDecoder",
     "encode_chunk",
     "encode_error",
     "encode_fields",
@@ -31,6 +29,7 @@ __all__ = [
     "parse_form",
     "parse_query",
     "percent_decode",
+    "read_fields",
     "split_target",
     "tokens",
 ]

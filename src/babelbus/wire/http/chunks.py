@@ -5,6 +5,7 @@ body := chunk*, "0" [extension] CRLF, trailer lines, CRLF; chunk := size in hex 
 
 import re
 
+from babelbus.wire.buffer import Buffer
 from babelbus.wire.http.fields import HttpError, read_fields
 
 LINE_BYTES_MAX = 256
@@ -31,7 +32,7 @@ class ChunkedBody:
     """
 
     def __init__(self, *, bytes_max: int, trailer_bytes_max: int, trailers_max: int) -> None:
-        self.data = bytearray()
+        self.data = Buffer()
         self.done = False
         self._bytes_max = bytes_max
         self._total = 0
@@ -54,7 +55,7 @@ class ChunkedBody:
                 part = data[position : position + self._left]
                 if not part:
                     break
-                self.data += part
+                self.data.add(part)
                 position += len(part)
                 self._left -= len(part)
                 self._ending = not self._left

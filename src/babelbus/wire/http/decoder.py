@@ -1,4 +1,4 @@
-"""HTTP/1.1 as a server speaks it (RFC 9112): bytes -> requests, responses -> bytes. For clients: `client.py`.
+"""HTTP/1.1 as a server speaks it (RFC 9112): bytes -> requests, responses -> bytes.
 
 A chunk's requests are cut in one loop. Peers repeat most of their heads, so a head that was read before is
 looked up by its bytes, and so are the lines of new heads.
@@ -8,6 +8,7 @@ import re
 
 import msgspec
 
+from babelbus.wire.buffer import Buffer
 from babelbus.wire.http.chunks import ChunkedBody
 from babelbus.wire.http.fields import (
     BODY_BYTES_MAX,
@@ -70,7 +71,7 @@ class RequestDecoder:
         self._headers_max = headers_max
         self._body_bytes_max = body_bytes_max
         self._host_required = host_required
-        self._held: bytes | bytearray = b""
+        self._held = Buffer()
         self._scanned = 0  # so many buffered bytes have no end of a head in them
         self._head: _Head | None = None  # of the request whose body has not arrived
         self._chunks: ChunkedBody | None = None
@@ -88,12 +89,7 @@ class RequestDecoder:
         """Receive bytes from the transport, cut anywhere; parse them with `requests`."""
         if self._closed or self.error is not None:
             return
-        if not self._held:
-            self._held = data
-            return
-        if not isinstance(self._held, bytearray):
-            self._held = bytearray(self._held)
-        self._held += data
+        self._held.add(data)
 
     def requests(self) -> list[Request]:
         """Return the complete requests in order; the rest waits for more data.
@@ -120,13 +116,12 @@ class RequestDecoder:
         return requests
 
     def _read(self, requests: list[Request | RequestRun]) -> None:
-        if self.error is None and not self._stopped and self._held and self._ready():
-            data = bytes(self._held)
+        if self.error is None and not self._stopped and self._held.size_bytes and self._ready():
+            data = self._held.take()
             try:
-                self._held = data[self._cut(data, requests) :]
+                self._held.add(data[self._cut(data, requests) :])
             except HttpError as error:
-                self.error = error
-                self._drop()
+                self.fail(error)
         if self.error is not None and not requests:
             raise self.error
 
@@ -141,11 +136,24 @@ class RequestDecoder:
         self._asked_to_continue = True
         return True
 
+    @property
+    def begun(self) -> Request | None:
+        """The request whose head is complete and whose body is not, without its body."""
+        return None if self._head is None else self._head.request
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that are kept of a request that is not complete."""
+        return self._held.memory_bytes + (0 if self._chunks is None else self._chunks.data.memory_bytes)
+
+    def fail(self, error: HttpError) -> None:
+        """Read nothing more, and drop the request that is not complete."""
+        self.error = error
+        self._drop()
+
     def unread(self) -> bytes:
         """Return and remove the bytes behind the request that upgraded the connection."""
-        data = bytes(self._held)
-        self._held = b""
-        return data
+        return self._held.take()
 
     def go_on(self) -> None:
         """Read on behind a request that asked for a WebSocket and was answered otherwise."""
@@ -154,18 +162,19 @@ class RequestDecoder:
             self._drop()
 
     def _drop(self) -> None:
-        self._held = b""
+        self._held.clear()
         self._head = self._chunks = None
 
     def _ready(self) -> bool:
         """Return whether cutting can come further than the last time, so that a slow peer costs no copies."""
         if self._head is not None:
-            return self._chunks is not None or len(self._held) >= self._head.length
-        if self._held.find(_END, max(0, self._scanned - 3)) >= 0:
+            return self._chunks is not None or self._held.size_bytes >= self._head.length
+        held = self._held.peek()
+        if held.find(_END, max(0, self._scanned - 3)) >= 0:
             return True
-        if len(self._held) >= self._head_bytes_max or _BARE_LF.search(self._held, max(0, self._scanned - 1)):
+        if len(held) >= self._head_bytes_max or _BARE_LF.search(held, max(0, self._scanned - 1)):
             return True  # to be refused
-        self._scanned = len(self._held)
+        self._scanned = len(held)
         return False
 
     def _cut(self, data: bytes, requests: list[Request | RequestRun]) -> int:
@@ -235,7 +244,7 @@ class RequestDecoder:
         position = self._chunks.feed(data, position)
         if not self._chunks.done:
             return position, None
-        body = bytes(self._chunks.data)
+        body = self._chunks.data.take()
         self._chunks = None
         return position, body
 

@@ -15,8 +15,6 @@ HEADERS_MAX = 256
 BODY_BYTES_MAX = 16 * 2**20
 CHUNKED = -1
 """Instead of a length: the body comes in chunks that have their own lengths."""
-UNTIL_CLOSE = -2
-"""Instead of a length: the body of a response ends with the connection."""
 
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

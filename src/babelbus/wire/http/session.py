@@ -6,39 +6,17 @@ an upgrade is the `successor`.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Protocol
 
-from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.wire.browsers import BrowserGuard, Refusal
+from babelbus.wire.contract import Outbox, Session
 from babelbus.wire.http.decoder import RequestDecoder
 from babelbus.wire.http.fields import HttpError
 from babelbus.wire.http.request import Request, RequestRun
 from babelbus.wire.http.response import CONTINUE, encode_error
-from babelbus.wire.outbox import Outbox
 
 
-class Successor(Protocol):
-    """The session that reads what follows an upgrade."""
-
-    def receive_data(self, data: bytes) -> None:
-        """Handle a chunk."""
-
-    def resume(self) -> None:
-        """Handle what was put off."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether requests are put off."""
-
-    @property
-    def established(self) -> bool:
-        """Whether the peer has proved who it is."""
-
-    def close(self) -> None:
-        """Handle the end of the connection."""
-
-
-class HttpSession(ABC):
+class HttpSession(Session, ABC):
     """Requests of one connection, carried out and answered in their order, each when the outbox has room.
 
     With `varying`, the name of a header, requests that differ in this header and the body alone come as a run.
@@ -53,7 +31,7 @@ class HttpSession(ABC):
         self._admitted: Request | None = None
         """The common part of the last run whose head the guard let in."""
         self._last_word: RemoteProtocolError | PeerLeavesError | None = None
-        self._successor: Successor | None = None
+        self._successor: Session | None = None
         self._heard = False
         self.is_over = False
         """Whether no further request can come."""
@@ -79,6 +57,10 @@ class HttpSession(ABC):
         """Return whether the connection stays open behind the answer to a request."""
         return request.keep_alive
 
+    def proves_sender(self, head: Request) -> bool:
+        """Return whether a request shows in its head who sent it, as far as its client has to."""
+        return True
+
     def refuse(self, refusal: Refusal) -> None:
         """Answer a request of a page that may not make it, and close the connection behind the answer."""
         self._guard.refused(refusal)
@@ -96,7 +78,7 @@ class HttpSession(ABC):
         self.settle()
         self._outbox.answer(lambda: response, len(response))
 
-    def follow(self, successor: Successor) -> None:
+    def follow(self, successor: Session) -> None:
         """Start the successor: it reads from now on."""
         self._successor = successor
         self.is_over = True
@@ -150,6 +132,31 @@ class HttpSession(ABC):
         """Whether a whole request has come, and the successor is established if there is one."""
         return self._heard and (self._successor is None or self._successor.established)
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that are kept of a request or message that is not complete."""
+        return self._decoder.unfinished_bytes if self._successor is None else self._successor.unfinished_bytes
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the peer may send more than a small part of a body."""
+        if self._successor is not None:
+            return self._successor.trusted
+        head = self._decoder.begun
+        return head is None or self.proves_sender(head)
+
+    def refuse_unfinished(self, text: str, *, later: bool) -> None:
+        """Drop the request that is not complete, and refuse it behind all earlier answers.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: the connection ends, and everything is answered.
+        """
+        if self._successor is not None:
+            self._successor.refuse_unfinished(text, later=later)
+            return
+        self._decoder.fail(HttpError(503, text, [("retry-after", "1")]) if later else HttpError(413, text))
+        self.resume()
+
     def close(self) -> None:
         """Handle the end of the connection."""
         if self._successor is not None:
@@ -170,7 +177,7 @@ class HttpSession(ABC):
                     raise decoder.error
                 waiting += decoder.runs()
             except HttpError as error:
-                self.end(error)
+                self.end(without_frames(error))
                 return
             if not waiting:
                 break

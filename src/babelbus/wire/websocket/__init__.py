@@ -17,7 +17,13 @@ from babelbus.wire.websocket.decoder import (
 from babelbus.wire.websocket.deflate import Deflate, Deflater
 from babelbus.wire.websocket.frames import NO_STATUS, NORMAL, WebSocketError
 from babelbus.wire.websocket.session import WebSocketSession
-from babelbus.wire.websocket.upgrade import accept_upgrade, check_upgrade_response, encode_upgrade_request, make_key
+from babelbus.wire.websocket.upgrade import (
+    accept_upgrade,
+    check_upgrade_response,
+    encode_upgrade_request,
+    make_key,
+    read_upgrade_response,
+)
 
 __all__ = [
     "NORMAL",
@@ -42,4 +48,5 @@ __all__ = [
     "encode_texts",
     "encode_upgrade_request",
     "make_key",
+    "read_upgrade_response",
 ]

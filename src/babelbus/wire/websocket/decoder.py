@@ -5,12 +5,14 @@ payloads become messages: all at once if every frame is a whole text, the most f
 """
 
 import codecs
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
 import msgspec
 
 from babelbus.errors import LocalProtocolError
+from babelbus.wire.buffer import Buffer
 from babelbus.wire.websocket.cutter import Cutter
 from babelbus.wire.websocket.deflate import Deflate, Inflater
 from babelbus.wire.websocket.frames import (
@@ -31,6 +33,8 @@ from babelbus.wire.websocket.frames import (
     unmask,
 )
 
+INFLATED_BYTES_MAX = 2**20
+"""One call decompresses no further message behind so many bytes: a chunk may hold many bombs."""
 _WHOLE_TEXT = FIN | TEXT
 _WHOLE_BINARY = FIN | BINARY
 
@@ -76,18 +80,30 @@ class Decoder:
     Attributes:
         error: why nothing more can be read; when `events` has returned the last messages, send
             `encode_close(error.code, str(error))`, then close the connection.
+        inflated_bytes: size of the messages that the last call of `events` decompressed.
     """
 
     def __init__(
-        self, *, is_server: bool, message_bytes_max: int, deflate: Deflate | None = None, together: bool = False
+        self,
+        *,
+        is_server: bool,
+        message_bytes_max: int,
+        deflate: Deflate | None = None,
+        together: bool = False,
+        room_bytes: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         self.error: WebSocketError | None = None
+        self.inflated_bytes = 0
+        self._message_bytes_max = message_bytes_max
+        self._room_bytes = room_bytes
+        self._frames: list[tuple[int, bytes]] = []  # put off: the messages before them were decompressed to much
+        self._refused: WebSocketError | None = None  # a frame behind all of these
         self._together = together
         self._is_server = is_server
         self._cutter = Cutter(is_server=is_server, message_bytes_max=message_bytes_max, compressed=deflate is not None)
-        self._inflater = Inflater(deflate, is_server=is_server, bytes_max=message_bytes_max) if deflate else None
+        self._inflater = Inflater(deflate, is_server=is_server) if deflate else None
         self._closed = False
-        self._held: bytes | bytearray = b""
+        self._held = Buffer()
         self._gathering = 0  # first byte of the message whose frames are being joined; 0 without such a message
         self._gathered = bytearray()
         self._characters = codecs.getincrementaldecoder("utf-8")()
@@ -96,12 +112,7 @@ class Decoder:
         """Receive bytes from the transport, cut anywhere; parse them with `events`."""
         if self._closed or self.error is not None:
             return
-        if not self._held:
-            self._held = data
-            return
-        if not isinstance(self._held, bytearray):
-            self._held = bytearray(self._held)
-        self._held += data
+        self._held.add(data)
 
     def events(self) -> list[Event]:
         """Return the complete events in order; the rest waits for more data.
@@ -112,11 +123,36 @@ class Decoder:
             WebSocketError: the peer broke the protocol and no complete event is left.
         """
         events: list[Event] = []
-        if self.error is None and len(self._held) >= self._cutter.needed:
-            self._read(bytes(self._held), events)
+        self.inflated_bytes = 0
+        if self._frames:
+            self._interpret(iter(self._frames), events)
+        elif self.error is None and self._held.size_bytes >= self._cutter.needed:
+            self._read(self._held.take(), events)
+        if self._refused is not None and self.error is None and not self._frames:
+            self.fail(self._refused)
         if self.error is not None and not events:
             raise self.error
         return events
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `events` has more to return without more data: it decompresses a bounded amount in a call."""
+        return bool(self._frames)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that are kept of a message that is not complete, and of frames that were put off."""
+        return self._held.memory_bytes + len(self._gathered) + sum(len(payload) for _, payload in self._frames)
+
+    def fail(self, error: WebSocketError) -> None:
+        """Read nothing more, and drop the message that is not complete."""
+        self.error = error
+        self._drop()
+
+    def _drop(self) -> None:
+        self._held.clear()
+        self._frames = []
+        self._gathered.clear()
 
     def _read(self, data: bytes, events: list[Event]) -> None:
         firsts: list[int] = []
@@ -125,30 +161,33 @@ class Decoder:
         try:
             end = self._cutter.cut(data, firsts, starts, ends)
         except WebSocketError as error:
-            self.error = error
+            self._refused = error
             end = len(data)
-        self._held = data[end:]
-        try:
-            payloads = (
-                unmask(data, starts, ends)
-                if self._is_server
-                else [data[start:end] for start, end in zip(starts, ends, strict=True)]
-            )
-            if not self._gathering and firsts.count(_WHOLE_TEXT) == len(firsts) and all(map(bytes.isascii, payloads)):
-                if self._together and payloads:
-                    events.append(Texts(payloads))
-                else:
-                    events += map(Message, payloads, repeat(True))
+        self._held.add(data[end:])
+        payloads = (
+            unmask(data, starts, ends)
+            if self._is_server
+            else [data[start:end] for start, end in zip(starts, ends, strict=True)]
+        )
+        if not self._gathering and firsts.count(_WHOLE_TEXT) == len(firsts) and all(map(bytes.isascii, payloads)):
+            if self._together and payloads:
+                events.append(Texts(payloads))
             else:
-                self._interpret(firsts, payloads, events)
-        except WebSocketError as error:  # its frame is in front of the frame that the cutter refused
-            self.error = error
-        if self.error is not None or self._closed:
-            self._held = b""
-            self._gathered.clear()
+                events += map(Message, payloads, repeat(True))
+        else:
+            self._interpret(zip(firsts, payloads, strict=True), events)
 
-    def _interpret(self, firsts: list[int], payloads: list[bytes], events: list[Event]) -> None:
-        for first, payload in zip(firsts, payloads, strict=True):
+    def _interpret(self, frames: Iterator[tuple[int, bytes]], events: list[Event]) -> None:
+        try:
+            self._read_frames(frames, events)
+            self._frames = list(frames)
+        except WebSocketError as error:
+            self.fail(error)
+        if self._closed:
+            self._drop()
+
+    def _read_frames(self, frames: Iterator[tuple[int, bytes]], events: list[Event]) -> None:
+        for first, payload in frames:
             if first == _WHOLE_TEXT:
                 if not payload.isascii():
                     _check_text(payload)
@@ -164,6 +203,8 @@ class Decoder:
                 events.append(_read_close(payload))
             else:
                 self._gather(first, payload, events)
+                if self.inflated_bytes >= INFLATED_BYTES_MAX:
+                    return
 
     def _gather(self, first: int, payload: bytes, events: list[Event]) -> None:
         """Add a fragment or a compressed message, and append the event that it completes."""
@@ -175,7 +216,8 @@ class Decoder:
         if self._gathering & COMPRESSED and self._inflater is not None:
             if not last:
                 return
-            data = self._inflater.inflate(self._gathered)
+            data = self._inflater.inflate(self._gathered, min(self._message_bytes_max, self._room_bytes()))
+            self.inflated_bytes += len(data)
             if text:
                 _check_text(data)
         else:

@@ -33,46 +33,45 @@ class Deflate(msgspec.Struct, frozen=True):
 
 
 class Inflater:
-    """Decompresses the messages of one peer; none may become larger than `bytes_max`."""
+    """Decompresses the messages of one peer."""
 
-    def __init__(self, agreed: Deflate, *, is_server: bool, bytes_max: int) -> None:
+    def __init__(self, agreed: Deflate, *, is_server: bool) -> None:
         self._forgets = agreed.client_no_context_takeover if is_server else agreed.server_no_context_takeover
         self._bits = agreed.client_max_window_bits if is_server else agreed.server_max_window_bits
-        self._bytes_max = bytes_max
         self._inflate = zlib.decompressobj(-self._bits)
 
-    def inflate(self, data: bytes | bytearray) -> bytes:
-        """Return the message that was compressed as `data`.
+    def inflate(self, data: bytes | bytearray, bytes_max: int) -> bytes:
+        """Return the message that was compressed as `data`, of at most `bytes_max` bytes.
 
         Raises:
             WebSocketError: the message would exceed the limit, or `data` is no deflate stream.
         """
         try:
-            message = self._all_of(bytes(data) + _TAIL)
+            message = self._all_of(bytes(data) + _TAIL, bytes_max)
         except zlib.error as error:
             raise WebSocketError(INVALID_DATA, f"a message does not decompress: {error}") from error
         if self._forgets:
             self._inflate = zlib.decompressobj(-self._bits)
         return message
 
-    def _all_of(self, data: bytes) -> bytes:
-        message = self._part(data, self._bytes_max)
+    def _all_of(self, data: bytes, bytes_max: int) -> bytes:
+        message = self._part(data, bytes_max, bytes_max)
         if not self._inflate.eof:
             return message
         # A peer may end a message with a final block and a zero byte (section 7.2.3.4). The stream goes on in a new
         # object, whose window this message filled; a reference further back fails instead of returning wrong data.
         rest = self._inflate.unused_data
         self._inflate = zlib.decompressobj(-self._bits, zdict=message[-_WINDOW_BYTES:])
-        message += self._part(rest, self._bytes_max - len(message))
+        message += self._part(rest, bytes_max - len(message), bytes_max)
         if self._inflate.eof:
             raise WebSocketError(PROTOCOL_ERROR, "a compressed message with more than one final block")
         return message
 
-    def _part(self, data: bytes, bytes_max: int) -> bytes:
+    def _part(self, data: bytes, bytes_left: int, bytes_max: int) -> bytes:
         # One byte more than allowed is requested: a bomb is noticed when it is that large, not when it is unpacked.
-        message = self._inflate.decompress(data, bytes_max + 1)
-        if len(message) > bytes_max:
-            raise WebSocketError(MESSAGE_TOO_BIG, f"a message decompresses to more than {self._bytes_max} bytes")
+        message = self._inflate.decompress(data, bytes_left + 1)
+        if len(message) > bytes_left:
+            raise WebSocketError(MESSAGE_TOO_BIG, f"a message decompresses to more than {bytes_max} bytes")
         return message
 
 

@@ -27,6 +27,7 @@ PROTOCOL_ERROR = 1002
 NO_STATUS = 1005
 INVALID_DATA = 1007
 MESSAGE_TOO_BIG = 1009
+TRY_AGAIN_LATER = 1013
 
 _KEY_BYTES = 4
 _HEADS = 4096  # payloads below this many bytes have their head made beforehand

@@ -4,20 +4,23 @@ A protocol derives from `WebSocketSession`: `take` keeps the messages of a chunk
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 
-from babelbus.errors import PeerLeavesError, RemoteProtocolError
-from babelbus.wire.outbox import Outbox
+from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
+from babelbus.wire.contract import Outbox, Session
 from babelbus.wire.websocket.decoder import Close, Decoder, Message, Ping, Texts, encode_close, encode_pong
-from babelbus.wire.websocket.frames import NO_STATUS, NORMAL, WebSocketError
+from babelbus.wire.websocket.frames import MESSAGE_TOO_BIG, NO_STATUS, NORMAL, TRY_AGAIN_LATER, WebSocketError
 
 POLICY_VIOLATION = 1008
 """Closes a connection whose messages the protocol does not know."""
 
 
-class WebSocketSession(ABC):
+class WebSocketSession(Session, ABC):
     """Messages of one connection from the upgrade on; a subclass may take binary messages like texts."""
 
     takes_binaries = False
+    _waiting: Collection[object]
+    """Messages that came and are not done."""
 
     def __init__(self, outbox: Outbox, decoder: Decoder) -> None:
         self._outbox = outbox
@@ -43,16 +46,16 @@ class WebSocketSession(ABC):
             RemoteProtocolError: a message is not allowed in this place.
         """
 
-    @property
-    @abstractmethod
-    def busy(self) -> bool:
-        """Whether messages are put off."""
-
     def last_frame(self, error: RemoteProtocolError | PeerLeavesError) -> tuple[int, str]:
         """Return code and reason of the frame that closes the connection."""
         if isinstance(error, WebSocketError):
             return error.code, str(error)
         return self._close_code if isinstance(error, PeerLeavesError) else POLICY_VIOLATION, ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether messages are put off."""
+        return bool(self._waiting) or self._decoder.has_more
 
     # -- bytes -------------------------------------------------------------------------------------------------------
 
@@ -64,6 +67,21 @@ class WebSocketSession(ABC):
             PeerLeavesError: the client closes the connection.
         """
         self._decoder.receive_data(data)
+        self.resume()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of messages that have not come whole, and of a message that was decompressed and is put off."""
+        decoder = self._decoder
+        return decoder.unfinished_bytes + (decoder.inflated_bytes if self._waiting else 0)
+
+    def refuse_unfinished(self, text: str, *, later: bool) -> None:
+        """Drop the message that has not come whole, and close behind all earlier answers.
+
+        Raises:
+            RemoteProtocolError, PeerLeavesError: as `receive_data`.
+        """
+        self._decoder.fail(WebSocketError(TRY_AGAIN_LATER if later else MESSAGE_TOO_BIG, text))
         self.resume()
 
     def resume(self) -> None:
@@ -78,7 +96,7 @@ class WebSocketSession(ABC):
             try:
                 self._read()
             except (RemoteProtocolError, PeerLeavesError) as error:
-                self._last_word = error
+                self._last_word = without_frames(error)
         if self._works() and self._last_word is not None:
             self._end(self._last_word)
 

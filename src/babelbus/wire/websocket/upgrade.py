@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from babelbus.errors import LocalProtocolError
-from babelbus.wire.http import TOKEN, HttpError, Request, Response, encode_fields, tokens
+from babelbus.wire.http import HEAD_BYTES_MAX, TOKEN, HttpError, Request, encode_fields, read_fields, tokens
 from babelbus.wire.websocket.deflate import WINDOW_BITS_MAX, Deflate
 
 VERSION = "13"
@@ -19,6 +19,8 @@ _EXTENSION = "permessage-deflate"
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _OUR_WINDOW_BITS = 12  # 4 KiB: thousands of connections share the memory of a few large windows
 _OUR_WINDOW_BITS_MIN = 9  # zlib makes no raw stream with a smaller window
+_STATUS_LINE = re.compile(rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
+_HEAD_END = b"\r\n\r\n"
 _PART = re.compile(r'\s*([^\s;,="]+)\s*(?:=\s*(?:"([^"\\]*)"|([^\s;,="]+))\s*)?([;,]|$)')
 
 
@@ -28,6 +30,14 @@ class Upgrade(msgspec.Struct, frozen=True):
     response: bytes
     subprotocol: str | None
     deflate: Deflate | None
+
+
+class Response(msgspec.Struct, frozen=True):
+    """A server's answer to a handshake; the values of `headers` are Latin-1 (bytes as characters)."""
+
+    status: int
+    reason: str
+    headers: dict[str, str]
 
 
 def make_key() -> str:
@@ -177,6 +187,26 @@ def encode_upgrade_request(
         lines.append(("sec-websocket-extensions", _EXTENSION))
     fields = encode_fields([*lines, *headers])
     return f"GET {path} HTTP/1.1\r\nconnection: Upgrade\r\n{fields}\r\n".encode("latin-1")
+
+
+def read_upgrade_response(data: bytes) -> tuple[Response, bytes] | None:
+    """Return the server's answer to a handshake and the bytes behind its head; None while the head is incomplete.
+
+    Raises:
+        HttpError: the head is malformed or too long.
+    """
+    while (end := data.find(_HEAD_END, 0, HEAD_BYTES_MAX)) >= 0:
+        line, *lines = data[:end].split(b"\r\n")
+        match = _STATUS_LINE.fullmatch(line)
+        if match is None:
+            raise HttpError(400, f"invalid status line: {line[:40]!r}")
+        response = Response(int(match[1]), (match[2] or b"").decode("latin-1"), read_fields(lines, {}))
+        data = data[end + len(_HEAD_END) :]
+        if response.status == 101 or response.status >= 200:  # interim answers are passed over
+            return response, data
+    if len(data) >= HEAD_BYTES_MAX:
+        raise HttpError(431, f"a head of more than {HEAD_BYTES_MAX} bytes")
+    return None
 
 
 def check_upgrade_response(

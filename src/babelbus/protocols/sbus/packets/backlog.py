@@ -1,4 +1,4 @@
-"""What waits for one receiver: runs of packets, in the order that the receiver chose."""
+"""The packets that wait for one receiver, in the order that the receiver chose."""
 
 from bisect import insort
 from collections import deque
@@ -24,7 +24,7 @@ _Sized = tuple[int, int, Packets, int]
 
 
 class _Segment:
-    """What waits between two control packets, which nothing overtakes."""
+    """The packets between two control packets, which nothing overtakes."""
 
     def __init__(self, *, control: bool) -> None:
         self.control = control
@@ -35,7 +35,7 @@ class _Segment:
         return bool(self._runs or self._sized)
 
     def put(self, run: _Run) -> None:
-        """Take a run."""
+        """Append a run."""
         if self._sized is None:
             self._runs.append(run)
         else:
@@ -60,7 +60,7 @@ class _Segment:
         return _Run(run.packets, run.last - 1, run.last, run.number)
 
     def take(self, order: Order, count: int) -> None:
-        """Take away `count` packets of what `next` gave for the same order."""
+        """Remove `count` packets of those that `next` returned for the same order."""
         if self._sized is not None:
             self._sized.pop()
         elif order == "queue" or self.control:
@@ -109,7 +109,7 @@ class Backlog:
         return run.packets, run.first, run.last
 
     def take(self, order: Order, count: int) -> None:
-        """Take away the first `count` packets of what `next` gave for the same order."""
+        """Remove the first `count` packets of those that `next` returned for the same order."""
         segment = self._segments[0]
         run = segment.next("queue" if segment.control else order)
         self.size_bytes -= sum(run.packets.sizes[run.first : run.first + count])
@@ -123,6 +123,6 @@ class Backlog:
         return self.size_bytes > bound.size_bytes or self.count > bound.count
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all packets."""
         self._segments.clear()
         self.size_bytes = self.count = 0

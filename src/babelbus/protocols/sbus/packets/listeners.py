@@ -64,7 +64,7 @@ def read_door(text: str) -> Door:
     """Read `ADDRESS[,group][,others][,user=NAME]...`, as the setting sbus.more_doors has it.
 
     Raises:
-        ConfigError: a part of it is none of these.
+        ConfigError: a part of it is something else.
     """
     address, *options = text.split(",")
     users = tuple(option.removeprefix("user=") for option in options if option.startswith("user="))
@@ -75,7 +75,7 @@ def read_door(text: str) -> Door:
 
 
 def open_door(door: Door, *, replace: bool = False, replace_stale: bool = False, any_length: bool = False) -> OpenDoor:
-    """Bind and listen; the mode is right from the moment the file exists.
+    """Open a listener; the mode is right from the moment the file exists.
 
     `replace` removes whatever is at the path first, `replace_stale` only a socket that nobody listens on. `any_length`
     takes a path longer than the 107 bytes that an address has room for, by way of its folder's descriptor.

@@ -81,7 +81,7 @@ class Exchange:
         base = ctypes.addressof(self._anchor)
         starts = [number * stride for number in range(BATCH)]
         self.packets = Packets(self._arena, starts, [], fleeting=True)
-        """What `receive` brought last."""
+        """The packets of the last call of `receive`."""
         self._received = _Messages(BATCH)
         self._passed = _Messages(BATCH)  # the same slots, to be sent on
         self._passed_ready = False
@@ -151,7 +151,7 @@ class Exchange:
         return sent, 0
 
     def close(self) -> None:
-        """Give the memory back; nothing may be received or sent any more."""
+        """Release the memory; nothing may be received or sent any more."""
         del self._anchor
 
 

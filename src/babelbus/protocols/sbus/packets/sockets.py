@@ -1,7 +1,7 @@
-"""Sockets of the kind SOCK_SEQPACKET: packets in batches in, packets in batches out, nobody waits for a slow one.
+"""Sockets of the kind SOCK_SEQPACKET: batches of packets in and out, no client waits for a slow one.
 
-One turn of the event loop takes up to `BATCH` packets of one client (mmsg.py). What a receiver's socket does not take
-waits in its backlog; what happens when that is full is the receiver's choice (`Flow`). No task or future per packet.
+One turn of the event loop takes up to `BATCH` packets of one client (mmsg.py). Packets that a receiver's socket does
+not take wait in its backlog; the receiver's policy (`Flow`) says what happens when that is full. No task per packet.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
-from typing import Protocol
 
 from babelbus.config import SbusSettings
 from babelbus.core.flow_policy import NOTHING, Bound, Flow
@@ -17,11 +16,13 @@ from babelbus.descriptors import is_reserved
 from babelbus.errors import RemoteProtocolError
 from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
+from babelbus.protocols.sbus.hub import PROTOCOL, Hub
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.protocols.sbus.packets.backlog import Backlog
 from babelbus.protocols.sbus.packets.listeners import OpenDoor, credentials_of
 from babelbus.protocols.sbus.packets.mmsg import BATCH, Exchange
 from babelbus.protocols.sbus.ports import Port
+from babelbus.protocols.sbus.session import Session
 from babelbus.wire.packets import Packets
 
 log = logging.getLogger(__name__)
@@ -35,61 +36,35 @@ ACCEPT_PAUSE_SECONDS = 0.5
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
 
-class PacketSession(Protocol):
-    """What the packets of one connection mean. Calls come from the event loop and may not block."""
-
-    def receive(self, packets: Packets, first: int, last: int) -> None:
-        """Do what packets `first` to `last` ask for.
-
-        Raises:
-            RemoteProtocolError: the peer broke the protocol; close the connection.
-        """
-
-    def close(self) -> None:
-        """The connection is gone, or takes nothing any more."""
-
-
-MakeSession = Callable[[Port, Credentials], PacketSession]
-
-
 class PacketServer:
-    """All doors and connections of one protocol. Its calls, and those of what it holds, come from one event loop."""
+    """All doors and connections of one bus. Its calls, and those of its connections, come from one event loop."""
 
-    def __init__(
-        self,
-        protocol: str,
-        make_session: MakeSession,
-        metrics: Metrics,
-        settings: SbusSettings,
-        drop: Callable[[str, int], None],
-    ) -> None:
-        self.protocol = protocol
-        self.make_session = make_session
+    def __init__(self, hub: Hub, metrics: Metrics, settings: SbusSettings) -> None:
+        self.hub = hub
         self.metrics = metrics
         self.bound = Bound(settings.queue_bytes_max, settings.queue_packets_max)
         self.flow = Flow(settings.soft, settings.hard, settings.order)
         """The policy that a client starts with."""
         self._connections_max = settings.connections_max
-        self.drop = drop
         self.loop = asyncio.get_running_loop()
         self.exchange = Exchange(PACKET_BYTES_MAX)
         self.connections: set[PacketConnection] = set()
         self.on_empty: Callable[[], None] = lambda: None
         """Called when the last connection has gone."""
         self._doors: list[OpenDoor] = []
-        metrics.connections_max.labels(protocol).set(settings.connections_max)
-        metrics.outbox_bytes_max.labels(protocol).set(settings.queue_bytes_max)
-        metrics.outbox_bytes.labels(protocol).set_function(lambda: self.waiting_bytes)
-        self._count_open = metrics.connections.labels(protocol)
-        self._count_accepted = metrics.connections_total.labels(protocol)
+        metrics.connections_max.labels(PROTOCOL).set(settings.connections_max)
+        metrics.outbox_bytes_max.labels(PROTOCOL).set(settings.queue_bytes_max)
+        metrics.outbox_bytes.labels(PROTOCOL).set_function(lambda: self.waiting_bytes)
+        self._count_open = metrics.connections.labels(PROTOCOL)
+        self._count_accepted = metrics.connections_total.labels(PROTOCOL)
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits for all receivers."""
+        """Bytes that wait for all receivers."""
         return sum(one.backlog.size_bytes for one in list(self.connections))
 
     def listen(self, door: OpenDoor) -> None:
-        """Take connections at a door."""
+        """Add a door, and open it to connections."""
         self._doors.append(door)
         self.loop.add_reader(door.listener.fileno(), self._accept, door)
 
@@ -100,7 +75,7 @@ class PacketServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptors or no memory: nothing is gained by trying at once
-                log.warning("%s: cannot accept: %s", self.protocol, error)
+                log.warning("%s: cannot accept: %s", PROTOCOL, error)
                 self.loop.remove_reader(door.listener.fileno())
                 self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._open_again, door)
                 return
@@ -120,8 +95,8 @@ class PacketServer:
         elif is_reserved(connection.fileno()):
             reason = "descriptors"
         if reason:
-            log.info("%s: refused uid %d pid %d: %s", self.protocol, credentials.uid, credentials.pid, reason)
-            self.metrics.connections_refused_total.labels(self.protocol, reason).inc()
+            log.info("%s: refused uid %d pid %d: %s", PROTOCOL, credentials.uid, credentials.pid, reason)
+            self.metrics.connections_refused_total.labels(PROTOCOL, reason).inc()
             connection.close()
             return
         connection.setblocking(False)
@@ -139,14 +114,14 @@ class PacketServer:
             self.on_empty()
 
     def close_doors(self) -> None:
-        """Take no more connections."""
+        """Close the doors."""
         for door in self._doors:
             self.loop.remove_reader(door.listener.fileno())
             door.close()
         self._doors.clear()
 
     def stop_reading(self) -> None:
-        """Take nothing more; what waits for receivers is still sent."""
+        """Read nothing more; packets that wait for receivers are still sent."""
         self.close_doors()
         for connection in self.connections:
             connection.stop_reading()
@@ -178,10 +153,11 @@ class PacketConnection:
         self._writing = False
         self._was_reset = False
         self._halted = False
+        self._held = False
         self._stopped_by: set[PacketConnection] = set()
         self._stopping: set[PacketConnection] = set()
         self.name = f"pid {credentials.pid} uid {credentials.uid}"
-        self._session = server.make_session(self, credentials)
+        self._session = Session(server.hub, self, credentials)
         self._loop.add_reader(self._descriptor, self._readable)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -191,7 +167,7 @@ class PacketConnection:
             self._read()
 
     def _read(self) -> bool:
-        """Do what one batch asks for; return whether there may be more."""
+        """Handle one batch; return whether there may be more."""
         try:
             count = self._exchange.receive(self._descriptor)
         except (BlockingIOError, InterruptedError):
@@ -209,11 +185,11 @@ class PacketConnection:
         try:
             self._receive(packets, count)
         except RemoteProtocolError as error:
-            log.info("%s %s: closing: %s", self._server.protocol, self.name, error)
-            self._server.metrics.protocol_errors_total.labels(self._server.protocol).inc()
+            log.info("%s %s: closing: %s", PROTOCOL, self.name, error)
+            self._server.metrics.protocol_errors_total.labels(PROTOCOL).inc()
             ended = True
         except Exception:
-            log.exception("%s %s: internal error, closing", self._server.protocol, self.name)
+            log.exception("%s %s: internal error, closing", PROTOCOL, self.name)
             ended = True
         if ended:
             self.close()
@@ -224,7 +200,7 @@ class PacketConnection:
         if count and max(packets.sizes) > PACKET_BYTES_MAX:
             for number in range(count):
                 if packets.sizes[number] > PACKET_BYTES_MAX:  # both sides stay connected (section 10)
-                    self._server.drop("oversized", 1)
+                    self._server.hub.drop("oversized", 1)
                     self._session.receive(packets, first, number)
                     first = number + 1
         self._session.receive(packets, first, count)
@@ -236,20 +212,34 @@ class PacketConnection:
             return
         self._stopped_by.add(other)
         other._stopping.add(self)
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._descriptor)
+        self._pause()
+
+    def hold(self, holds: bool) -> None:
+        """Read no more until the call that holds it no longer."""
+        if holds == self._held:
+            return
+        self._held = holds
+        if holds:
+            self._pause()
+        else:
+            self._resume()
 
     def stop_reading(self) -> None:
         """Read no more at all."""
         self._halted = True
+        self._pause()
+
+    def _pause(self) -> None:
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._descriptor)
 
     def _go_on(self, other: "PacketConnection") -> None:
         self._stopped_by.discard(other)
-        if not (self._stopped_by or self._reading or self.closed or self._halted):
+        self._resume()
+
+    def _resume(self) -> None:
+        if not (self._stopped_by or self._held or self._reading or self.closed or self._halted):
             self._reading = True
             self._loop.add_reader(self._descriptor, self._readable)
 
@@ -266,10 +256,10 @@ class PacketConnection:
                 return False
         soft = self.flow.soft
         if soft == "discard":
-            self._server.drop("soft", last - first)
+            self._server.hub.drop("soft", last - first)
             return False
         if soft == "error":
-            log.info("%s %s: closing: it does not take what it subscribed to", self._server.protocol, self.name)
+            log.info("%s %s: closing: it does not take what it subscribed to", PROTOCOL, self.name)
             self._lose()
             return False
         if packets.fleeting:
@@ -293,11 +283,11 @@ class PacketConnection:
             if end > first:
                 backlog.put(packets, first, end)
             if end < last and hard == "error":
-                log.info("%s %s: closing: its queue is full", self._server.protocol, self.name)
+                log.info("%s %s: closing: its queue is full", PROTOCOL, self.name)
                 self._lose()
                 return False
             if end < last:
-                self._server.drop("hard", last - end)
+                self._server.hub.drop("hard", last - end)
         if backlog and not self._writing:
             self._writing = True
             self._loop.add_writer(self._descriptor, self._writable)
@@ -335,7 +325,7 @@ class PacketConnection:
             if error in _FULL:
                 break
             if error == errno.EMSGSIZE:
-                self._server.drop("too_long_for_receiver", 1)
+                self._server.hub.drop("too_long_for_receiver", 1)
                 first += 1
                 continue
             if error != errno.EINTR:
@@ -365,27 +355,28 @@ class PacketConnection:
             self._loop.remove_writer(self._descriptor)
 
     def _release(self) -> None:
-        """Let those go on who wait for this client, once a good part of its queue is free."""
+        """Resume the clients that wait for this one, once a good part of its queue is free."""
         if not self._stopping:
             return
         bound = self._bound
         roomy = self.backlog.size_bytes <= bound.size_bytes // 2 and self.backlog.count <= bound.count // 2
         if self._deaf or not self.backlog or (roomy and self.flow.soft != "block"):
-            stopping, self._stopping = self._stopping, set()
-            for connection in stopping:
-                connection._go_on(self)
+            self._resume_all()
 
     def flow_changed(self) -> None:
-        """Let those go on who wait for a client that does not ask for it any more."""
-        if self._stopping and (self.flow.soft in ("discard", "error") or self.flow.hard != "block"):
-            stopping, self._stopping = self._stopping, set()
-            for connection in stopping:
-                connection._go_on(self)
+        """Resume the clients that wait for this one, if its policy stops nobody any more."""
+        if self.flow.soft in ("discard", "error") or self.flow.hard != "block":
+            self._resume_all()
+
+    def _resume_all(self) -> None:
+        stopping, self._stopping = self._stopping, set()
+        for connection in stopping:
+            connection._go_on(self)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _lose(self) -> None:
-        """The client takes nothing any more: do what it sent, then close. Not at once: its session may be at work."""
+        """Drop what waits for the client, handle what it sent, then close; not at once: its session may be at work."""
         if self._deaf:
             return
         self._deaf = True
@@ -407,9 +398,7 @@ class PacketConnection:
         self.closed = self._deaf = True
         self.backlog.clear()
         self._stop_writing()
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._descriptor)
+        self._pause()
         for other in self._stopped_by:
             other._stopping.discard(self)
         self._stopped_by.clear()

@@ -1,10 +1,8 @@
-"""HTTP/1.1 as a client speaks it (RFC 9112): requests -> bytes, bytes -> responses."""
+"""HTTP/1.1 as a client of a test speaks it (RFC 9112): requests -> bytes, bytes -> responses."""
 
 import re
 from collections import deque
 from collections.abc import Sequence
-
-import msgspec
 
 from babelbus.errors import LocalProtocolError
 from babelbus.wire.http.chunks import ChunkedBody
@@ -14,26 +12,25 @@ from babelbus.wire.http.fields import (
     HEAD_BYTES_MAX,
     HEADERS_MAX,
     TOKEN,
-    UNTIL_CLOSE,
     HttpError,
     body_length,
     encode_fields,
     keeps_alive,
     read_fields,
 )
+from babelbus.wire.websocket import upgrade
 
+UNTIL_CLOSE = -2
+"""Instead of a length: the body of a response ends with the connection."""
 _END = b"\r\n\r\n"
 _STATUS_LINE = re.compile(rb"HTTP/1\.([0-9]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 _TARGET = re.compile(r"[\x21-\x7e]+")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 
 
-class Response(msgspec.Struct, frozen=True):
-    """One response; the values of `headers` are Latin-1 (bytes as characters)."""
+class Response(upgrade.Response, frozen=True):
+    """One whole response."""
 
-    status: int
-    reason: str
-    headers: dict[str, str]
     body: bytes = b""
     keep_alive: bool = True
 
@@ -144,15 +141,14 @@ class ResponseDecoder:
                 trailer_bytes_max=self._head_bytes_max,
                 trailers_max=self._headers_max,
             )
-            self._body = self._chunks.data
-        else:
-            self._body = bytearray()
+        self._body = bytearray()
         self._taken = 0
         self._head = head
 
     def _body_is_whole(self) -> bool:
         if self._left == CHUNKED and self._chunks is not None:
             del self._held[: self._chunks.feed(bytes(self._held), 0)]
+            self._body += self._chunks.data.take()
             return self._chunks.done
         if self._left == UNTIL_CLOSE:
             if self._taken + len(self._body) + len(self._held) > self._body_bytes_max:

@@ -1,0 +1,82 @@
+"""A session as its connection sees it, and the connection as sessions of HTTP and WebSocket send through it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from babelbus.errors import RemoteProtocolError
+
+
+class Outbox(Protocol):
+    """Answers of one connection, sent in order (`protocols.contract.Outbox`)."""
+
+    bytes_max: int
+    """Bound of what waits to be sent."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no more requests should be carried out for now."""
+
+    @property
+    def waiting(self) -> int:
+        """Answers that are not written yet."""
+
+    def answer(self, encode: Callable[[], bytes], weight: int = 0) -> None:
+        """Send the bytes that `encode` returns, behind all earlier answers; `weight` of them count for the bound."""
+
+
+class Session(Protocol):
+    """The meaning of the bytes of one connection. Every call comes from the event loop and may not block."""
+
+    def receive_data(self, data: bytes) -> None:
+        """Receive the bytes of one read, and carry out each request that is complete.
+
+        Raises:
+            RemoteProtocolError: the peer broke the protocol; close the connection.
+            PeerLeavesError: the peer has said its last word.
+        """
+
+    def resume(self) -> None:
+        """Continue with requests that were put off while the outbox was full."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are put off."""
+
+    @property
+    def established(self) -> bool:
+        """Whether the peer has proved who it is; one that does not within the time limit loses its connection."""
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of messages that have not come whole, and of a message that was decompressed and is put off."""
+        return 0
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the peer may send more than a small part of a message: it has proved who it is, or need not."""
+        return self.established
+
+    def refuse_unfinished(self, text: str, *, later: bool) -> None:
+        """Drop the message that has not come whole; answer with the protocol's error if it has one.
+
+        With `later`, the client may send the message again.
+
+        Raises:
+            RemoteProtocolError: everything is answered; close the connection.
+        """
+        raise RemoteProtocolError(text)
+
+    def close(self) -> None:
+        """Release everything that the session holds: the connection is gone."""
+
+    def release(self) -> None:
+        """Resume deliveries: the outbox may have room again."""
+        return
+
+    def access_changed(self) -> None:
+        """Check the rights of the client again: the lists of clients changed."""
+        return
+
+    def end_waits(self) -> None:
+        """Answer requests that wait for events with what there is: the server stops."""
+        return
