@@ -3,12 +3,11 @@
 import numpy as np
 
 from babelbus.records.columns import I64, Columns
-from babelbus.records.equal_headers import Headed, are_equal, cut
+from babelbus.records.equal_headers import are_equal, cut
 from babelbus.records.fields import int32s
 from babelbus.records.format import INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers
 from babelbus.records.record import Headers
 
-RESERVED = RESERVED_HEADER_PREFIX[0]
 Numbers = range | list[int]
 """Records of a chunk by their place in it, rising."""
 
@@ -50,11 +49,9 @@ class Leading:
         return self._known or cut(self._data, self._rests, self._columns[2] - self._rests)
 
 
-def find_leading(columns: Columns, data: bytes, headed: Headed | None, name: bytes) -> Leading:
-    """Return the records whose first header is `name`, with a value; tombstones are left out.
-
-    `headed` is the second result of `equal_headers.decode`.
-    """
+def find_leading(columns: Columns, data: bytes, name: bytes) -> Leading:
+    """Return the records whose first header is `name`, with a value; tombstones are left out."""
+    headed = columns.headed
     head = INT32.pack(len(name)) + name
     if headed is None or headed.front[1:] != head or columns.attributes.any():
         return _find_leading(columns, data, head)
@@ -64,46 +61,22 @@ def find_leading(columns: Columns, data: bytes, headed: Headed | None, name: byt
 
 
 def decode_all_headers(columns: Columns, data: bytes) -> list[Headers]:
-    """Return the headers of each record, without the bus's own headers; about 0.4 us a header.
-
-    Records with the same number of headers are walked in step, a header at a time.
-    """
+    """Return the headers of each record, without the bus's own headers; about 0.4 us a header."""
     results: list[Headers] = [()] * len(columns)
-    for count in np.unique(columns.headers_counts).tolist():
-        if count:
-            numbers = np.flatnonzero(columns.headers_counts == count)
-            headers = _decode_in_step(data, columns.headers_positions[numbers] + 1, count)
-            for number, fields in zip(numbers.tolist(), headers, strict=True):
-                results[number] = fields
+    _, names, name_sizes, values, value_sizes = walk_headers(columns)
+    places = zip(names.tolist(), name_sizes.tolist(), values.tolist(), value_sizes.tolist(), strict=True)
+    pairs = [
+        (data[name : name + name_size], data[value : value + size] if size >= 0 else None)
+        for name, name_size, value, size in places
+    ]
+    reserved = any(name[:1] == RESERVED_HEADER_PREFIX for name, _ in pairs)
+    numbers = np.flatnonzero(columns.headers_counts)
+    at = 0
+    for number, count in zip(numbers.tolist(), columns.headers_counts[numbers].tolist(), strict=True):
+        headers = tuple(pairs[at : at + count])
+        results[number] = public_headers(headers) if reserved else headers
+        at += count
     return results
-
-
-def _decode_in_step(data: bytes, current: I64, count: int) -> list[Headers]:
-    """Return the headers of verified records with `count` headers each, the first one at `current`."""
-    sizes = int32s(data)
-    octets = np.frombuffer(data, np.uint8)
-    columns: list[list[tuple[bytes, bytes | None]]] = []
-    reserved = False
-    for _ in range(count):
-        names = current + 4
-        ends = names + sizes[current]
-        lengths = sizes[ends].astype(np.int64)
-        values = ends + 4
-        current = values + np.maximum(lengths, 0)
-        reserved = reserved or bool(((octets[names] == RESERVED) & (ends > names)).any())
-        places = zip(names.tolist(), ends.tolist(), values.tolist(), current.tolist(), strict=True)
-        if (lengths < 0).any():
-            missing = (lengths < 0).tolist()
-            columns.append(
-                [
-                    (data[name:end], None if none else data[value:stop])
-                    for (name, end, value, stop), none in zip(places, missing, strict=True)
-                ]
-            )
-        else:
-            columns.append([(data[name:end], data[value:stop]) for name, end, value, stop in places])
-    rows = list(zip(*columns, strict=True))
-    return [public_headers(row) for row in rows] if reserved else rows
 
 
 def read_headers(rest: bytes) -> Headers:

@@ -8,9 +8,8 @@ whole block (`.blocks`) stands for them. Nothing here changes a file.
 import numpy as np
 
 from babelbus.errors import StorageError
-from babelbus.records.checksum import crcs_hold
 from babelbus.records.columns import I64, find_positions
-from babelbus.records.fields import offset_of, offsets_at, size_of, timestamps_at
+from babelbus.records.fields import crcs_hold, offset_of, offsets_at, size_of, timestamps_at
 from babelbus.records.format import (
     RECORD_BYTES_MIN,
     CorruptRecordError,

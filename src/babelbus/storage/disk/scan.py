@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from babelbus.records.checksum import crcs_hold
 from babelbus.records.columns import I64, decode_columns, find_positions
-from babelbus.records.fields import offsets_at, timestamps_at
+from babelbus.records.fields import crcs_hold, offsets_at, timestamps_at
 from babelbus.records.format import (
     HEAD,
     LENGTH_FROM,
