@@ -337,10 +337,7 @@ def _look_at_derived(files: FileSystem, each: Look, known: Checkpoint | None) ->
     blocks = wrong_sums(files, each)
     if blocks:
         reason = "the CRCs of its records are right and the sum of their block is not: the offset of one is wrong"
-        fix = "put it right if one bit of it is wrong, else keep the block in a file beside the log and cut it out"
-        each.problems += [
-            Problem("offset", f"{each.path}.log", reason, fix, index.positions[block]) for block, _ in blocks
-        ]
+        each.problems += [Problem("offset", f"{each.path}.log", reason, CUT_OUT, index.positions[at]) for at in blocks]
         return
     for suffix, want in zip(DERIVED_SUFFIXES, wanted, strict=True):
         path, entry = each.path + suffix, BLOCK_ENTRY.size if suffix == ".blocks" else ENTRY_BYTES
@@ -353,16 +350,11 @@ def _look_at_derived(files: FileSystem, each: Look, known: Checkpoint | None) ->
             continue
         if got.startswith(want) and (_size(files, f"{each.path}.log") or 0) > each.size:
             continue  # the server has appended since
-        number = _first_difference(got, want) // entry
-        offset = each.base + number * BLOCK_RECORDS if number * entry < len(want) else None
-        reason = f"entry {number} is not what the log gives"
-        if len(got) < len(want) and want.startswith(got):
-            reason = f"it ends after {len(got)} bytes, the log gives {len(want)}"
-        each.problems.append(Problem("index", path, reason, REBUILD, number * entry, offset))
+        each.problems.append(Problem("index", path, "it is not what the log gives", REBUILD))
 
 
-def wrong_sums(files: FileSystem, each: Look) -> list[tuple[int, int]]:
-    """Return the blocks of a segment with gaps whose sums alone are not what `.blocks` says, and what it says.
+def wrong_sums(files: FileSystem, each: Look) -> list[int]:
+    """Return the blocks of a segment with gaps whose sums alone are not those in `.blocks`.
 
     Where offsets only rise, nothing else tells that one of them is wrong. In a segment without gaps, or when more than
     the sum differs, it is the derived file that is wrong.
@@ -381,13 +373,7 @@ def wrong_sums(files: FileSystem, each: Look) -> list[tuple[int, int]]:
     ):  # fmt: skip
         return []
     pairs = enumerate(zip(stored.sums, index.sums, strict=True))
-    return [(block, said) for block, (said, is_) in pairs if said != is_ and UNKNOWN_SUM not in (said, is_)]
-
-
-def _first_difference(one: bytes, other: bytes) -> int:
-    size = min(len(one), len(other))
-    different = np.flatnonzero(np.frombuffer(one[:size], np.uint8) != np.frombuffer(other[:size], np.uint8))
-    return int(different[0]) if len(different) else size
+    return [block for block, sums in pairs if sums[0] != sums[1] and UNKNOWN_SUM not in sums]
 
 
 def _look_at_checkpoint(
@@ -404,19 +390,11 @@ def _look_at_checkpoint(
         yield Problem("checkpoint", path, reason, ACCEPT_LOSS, None, last.next_offset, known.durable_end)
         return
     each = next((each for each in looks if each.base == known.segment), None)
-    if each is None or each.found is None:
-        if each is None:
-            yield Problem("checkpoint", path, f"there is no segment {known.segment}", REBUILD)
-        return
-    found = each.found
-    if known.position > each.size:
-        reason = f"it vouches for {known.position} bytes of {each.path}.log, which has {each.size}"
-        yield Problem("checkpoint", path, reason, REBUILD)
-    elif not found.bad and known.position < found.end:
-        block = int(np.searchsorted(found.index.positions, known.position))
-        fits = block < len(found.index) and found.index.positions[block] == known.position
-        if not fits or known.next_offset != each.base + block * BLOCK_RECORDS:
-            yield Problem("checkpoint", path, "no block of the log begins where it says", REBUILD)
-    elif not found.bad and known.position == found.end and known.next_offset != found.next_offset:
-        reason = f"it says that the log goes on at offset {known.next_offset}, not {found.next_offset}"
-        yield Problem("checkpoint", path, reason, REBUILD)
+    if each is None:
+        yield Problem("checkpoint", path, f"there is no segment {known.segment}", REBUILD)
+    elif each.found is not None and not each.found.bad:
+        positions = [*each.found.index.positions, each.found.end]
+        block = int(np.searchsorted(positions, known.position))
+        offset = each.found.next_offset if known.position == each.found.end else each.base + block * BLOCK_RECORDS
+        if known.position not in positions or known.next_offset != offset:
+            yield Problem("checkpoint", path, f"it does not fit {each.path}.log", REBUILD)

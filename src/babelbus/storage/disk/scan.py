@@ -122,31 +122,6 @@ def _scan(
     return found
 
 
-def good_records(
-    file: File, start: int, end: int, expected: int, *, gaps: bool, limit: int = OFFSET_MAX
-) -> Iterator[tuple[int, int, int]]:
-    """Yield position, size in bytes and offset of each good record between two bytes, past those that are not.
-
-    For places that are known to be damaged: each record is read and checked by itself, about 10 us.
-    """
-    position = start
-    while position < end:
-        head = file.pread(HEAD.size, position)
-        found: tuple[int, int] | None = None
-        if len(head) == HEAD.size:
-            offset = HEAD.unpack(head)[0]
-            fits = expected <= offset < limit if gaps else offset == expected < limit
-            if fits and _stored_error(file, position, end) is None:
-                found = position, offset
-        found = found or _find_good(file, position, end, expected, gaps, limit)
-        if found is None:
-            return
-        position, offset = found
-        size = LENGTH_FROM + HEAD.unpack(file.pread(HEAD.size, position))[1]
-        yield position, size, offset
-        position, expected = position + size, offset + 1
-
-
 def _record_bytes(data: bytes) -> int:
     return max(int(HEAD.unpack_from(data)[1]) + LENGTH_FROM, CHUNK_BYTES)
 
