@@ -52,57 +52,20 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     next_offset: int | None = None
 
 
-class SegmentReport(msgspec.Struct, frozen=True):
-    """What one segment holds: good records, bytes of its log, and what is wrong with its files."""
-
-    file: str
-    base_offset: int
-    next_offset: int
-    records: int
-    size_bytes: int
-    problems: list[Problem]
-
-
-class PartitionReport(msgspec.Struct, frozen=True):
-    """What one partition holds. `problems` are those that are no single segment's."""
-
-    topic: str
-    partition: int
-    segments: list[SegmentReport]
-    problems: list[Problem]
-
-    @property
-    def all_problems(self) -> list[Problem]:
-        """Return what is wrong with the partition and its segments."""
-        return [*self.problems, *(problem for segment in self.segments for problem in segment.problems)]
-
-
 class Report(msgspec.Struct):
-    """What a data folder holds and what is wrong with it; of a repair also what it did.
+    """What a data folder or a database holds and what is wrong with it; of a repair also what it did.
 
-    `kept` are the files with the damaged bytes that a repair took out of logs; `left` is what is still wrong after it.
+    `partitions` are topics and numbers, `records` the good records, `size_bytes` the bytes of all logs. `kept` are the
+    files with the damaged bytes that a repair took out of logs; `left` is what is still wrong after it.
     """
 
-    partitions: list[PartitionReport]
-    problems: list[Problem]
-    """Those that are no partition's."""
+    problems: list[Problem] = []
+    partitions: list[tuple[str, int]] = []
+    segments: int = 0
+    records: int = 0
+    size_bytes: int = 0
     kept: list[str] = []
     left: list[Problem] = []
-
-    @property
-    def all_problems(self) -> list[Problem]:
-        """Return everything that is wrong."""
-        return [*self.problems, *(problem for part in self.partitions for problem in part.all_problems)]
-
-    @property
-    def records(self) -> int:
-        """Good records of all partitions."""
-        return sum(segment.records for part in self.partitions for segment in part.segments)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all logs."""
-        return sum(segment.size_bytes for part in self.partitions for segment in part.segments)
 
 
 class Look(msgspec.Struct):
@@ -145,11 +108,25 @@ def check_folder(
     meter = make_meter(files, places, progress)
     if live:
         problems = [problem for problem in problems if problem.kind != "leftover"]
-    report = Report([], problems)
+    report = Report(problems)
     for topic, partition, folder in places:
-        looks, problems = look_twice(files, folder, meter, live=live)
-        report.partitions.append(report_partition(topic, partition, looks, problems))
+        looks, problems = _look_twice(files, folder, meter, live=live)
+        report.partitions.append((topic, partition))
+        add_looks(report, looks, problems)
     return report
+
+
+def add_looks(report: Report, looks: list[Look], problems: list[Problem]) -> None:
+    """Add what `look` returned of a partition to a report."""
+    report.problems += all_problems(looks, problems)
+    report.segments += len(looks)
+    report.size_bytes += sum(each.size for each in looks)
+    report.records += sum(each.found.index.record_count for each in looks if each.found is not None)
+
+
+def all_problems(looks: list[Look], problems: list[Problem]) -> list[Problem]:
+    """Return the problems of a partition and its segments."""
+    return problems + [problem for each in looks for problem in each.problems]
 
 
 def make_meter(files: FileSystem, places: list[tuple[str, int, str]], progress: Progress | None) -> Meter:
@@ -191,32 +168,15 @@ def find_partitions(files: FileSystem, data_folder: str) -> tuple[list[tuple[str
     return places, problems
 
 
-def look_twice(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
+def _look_twice(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
     """Read a partition; where something looks wrong, read it again and believe what looks the same both times."""
     looks, problems = look(files, folder, meter, live=live)
-    if live and (problems or any(each.problems for each in looks)):
-        first = {problem for each in looks for problem in each.problems} | set(problems)
+    if live and (first := all_problems(looks, problems)):
         looks, problems = look(files, folder, meter, live=live)
         problems = [problem for problem in problems if problem in first]
         for each in looks:
             each.problems = [problem for problem in each.problems if problem in first]
     return looks, problems
-
-
-def report_partition(topic: str, partition: int, looks: list[Look], problems: list[Problem]) -> PartitionReport:
-    """Return the report on a partition that was looked at."""
-    segments = [
-        SegmentReport(
-            f"{each.path}.log",
-            each.base,
-            each.found.next_offset if each.found else each.base,
-            each.found.index.record_count if each.found else 0,
-            each.size,
-            each.problems,
-        )
-        for each in looks
-    ]
-    return PartitionReport(topic, partition, segments, problems)
 
 
 def look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:

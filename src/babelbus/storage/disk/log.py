@@ -286,8 +286,8 @@ class Log:
             self._try_checkpoint(mark)
         return target
 
-    def recover_flush(self, durable_offset: int = 0) -> None:
-        """After a failed flush: put what was appended from `durable_offset` on into a new segment and go on there.
+    def recover_flush(self) -> None:
+        """After a failed flush: put what was appended since the last good flush into a new segment and go on there.
 
         What the system still gives back is checked and written again, since pages of a failed flush may be dropped
         without a further word; what it does not give back is lost, and `next_offset` goes back to it. The old files
@@ -301,7 +301,7 @@ class Log:
                 end = self.next_offset
             try:
                 if self._rescued_from is None:
-                    start = max(durable_offset, self._durable, self.first_offset)
+                    start = max(self._durable, self.first_offset)
                     rescued = f"{self._folder}/{base_name(start)}{RESCUED_SUFFIX}"
                     self._files.replace_file(rescued, b"".join(self._read_back(start)))
                     self._rescued_from = start

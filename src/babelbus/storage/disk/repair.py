@@ -20,11 +20,12 @@ from babelbus.storage.disk.check import (
     Meter,
     Progress,
     Report,
+    add_looks,
+    all_problems,
     check_folder,
     find_partitions,
     look,
     make_meter,
-    report_partition,
     wrong_sums,
 )
 from babelbus.storage.disk.log import Log
@@ -69,7 +70,7 @@ def repair_folder(
 def _repair(files: FileSystem, data_folder: str, progress: Progress | None) -> Report:
     places, problems = find_partitions(files, data_folder)
     meter = make_meter(files, places, progress)
-    report = Report([], problems)
+    report = Report(list(problems))
     for problem in problems:
         if problem.file.rpartition("/")[2].startswith(REMOVED_PREFIX):
             files.remove_tree(problem.file)
@@ -78,14 +79,13 @@ def _repair(files: FileSystem, data_folder: str, progress: Progress | None) -> R
     report.left += find_partitions(files, data_folder)[1]
     for topic, partition, folder in places:
         looks, problems = look(files, folder, meter, live=False)
-        found = report_partition(topic, partition, looks, problems)
-        report.partitions.append(found)
-        if not found.all_problems:
-            continue
-        if not any(problem.kind == "unreadable" for problem in found.all_problems):
+        report.partitions.append((topic, partition))
+        add_looks(report, looks, problems)
+        amiss = all_problems(looks, problems)
+        if amiss and not any(problem.kind == "unreadable" for problem in amiss):
             report.kept += _Mender(files, folder).mend()
-        looks, problems = look(files, folder, Meter(None, 0), live=False)
-        report.left += report_partition(topic, partition, looks, problems).all_problems
+            amiss = all_problems(*look(files, folder, Meter(None, 0), live=False))
+        report.left += amiss
     return report
 
 

@@ -16,7 +16,6 @@ from babelbus.errors import StorageError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import FileSystem
 from babelbus.storage.sql.database import Database
-from babelbus.storage.sql.ends import FREE
 from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.postgresql import PostgresqlDatabase
 from babelbus.storage.sql.sqlite import SqliteDatabase
@@ -97,6 +96,10 @@ class DatabaseStore:
         Raises:
             DiskFullError, DiskError: the database refused.
         """
+        return DatabaseLog(*self._claim(topic, partition), settings, self._clock)
+
+    def _claim(self, topic: str, partition: int) -> tuple[Database, str, int, int, int]:
+        """Increment the epoch of a partition, which may be new; return what `DatabaseLog` begins with."""
         database = self._open()
         with database.write() as connection:
             topic_id = _topic_id(connection, topic)
@@ -106,10 +109,9 @@ class DatabaseStore:
             columns = (partitions.c.id, partitions.c.epoch)
             row = connection.execute(claim.returning(*columns)).one_or_none()
             number, epoch = row or connection.execute(made.returning(*columns)).one()
-        opened = DatabaseLog(database, topic, partition, int(number), int(epoch), settings, self._clock)
         if row is None:
             database.make_durable()
-        return opened
+        return database, topic, partition, int(number), int(epoch)
 
     def load_settings(self, topic: str) -> bytes | None:
         """Return what `save_settings` was given, or `None`."""
@@ -133,7 +135,7 @@ class DatabaseStore:
         token = GRAVE_PREFIX + secrets.token_hex(8)
         database = self._open()
         for number in range(self.partition_count(topic)):  # else a new topic of this name would seem to lack records
-            database.ends.lower(topic, number, FREE)
+            database.ends.remove(topic, number)
         with database.write() as connection:
             connection.execute(
                 update(topics).where(topics.c.name == topic, topics.c.removed == "").values(removed=token)
