@@ -16,7 +16,7 @@ from babelbus.errors import StorageError
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, UNKNOWN_SUM, decode
-from babelbus.storage.disk.recovery import LEFTOVER_SUFFIXES, RESCUED_SUFFIX, find_bases, parse_base
+from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, find_leftovers
 from babelbus.storage.disk.scan import OFFSET_MAX, Scan, scan
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, base_name
 from babelbus.storage.disk.store import REMOVED_PREFIX, folder_name
@@ -239,17 +239,11 @@ def _size(files: FileSystem, path: str) -> int | None:
 
 def _leftovers(files: FileSystem, folder: str) -> list[Problem]:
     """Name what the next start would remove or finish (recovery.py)."""
-    names = set(files.list_folder(folder))
-    found = []
-    for name in sorted(names):
-        parsed, path = parse_base(name), f"{folder}/{name}"
-        if parsed and parsed[1] == RESCUED_SUFFIX:
-            found.append(Problem("leftover", path, "a rescue after a failed flush was cut short", "finish it"))
-        elif parsed and parsed[1] in DERIVED_SUFFIXES and f"{base_name(parsed[0])}.log" not in names:
-            found.append(Problem("leftover", path, "there is no log of this name", "remove it"))
-        elif name.rpartition(".")[2] in LEFTOVER_SUFFIXES:
-            found.append(Problem("leftover", path, "a crash cut its making short", "remove it"))
-    return found
+    names, reason = files.list_folder(folder), "a rescue after a failed flush was cut short"
+    rescued = [name for name in names if name.endswith(RESCUED_SUFFIX)]
+    found = [Problem("leftover", f"{folder}/{name}", reason, "finish it") for name in rescued]
+    leftovers = find_leftovers(names).items()
+    return found + [Problem("leftover", f"{folder}/{name}", why, "remove it") for name, why in leftovers]
 
 
 def _look_at_records(files: FileSystem, each: Look, meter: Meter) -> None:

@@ -52,7 +52,11 @@ def parse_base(name: str) -> tuple[int, str] | None:
 
 def find_bases(files: FileSystem, folder: str) -> list[int]:
     """Return the base offsets of the segments, sorted."""
-    named = [parse_base(name) for name in files.list_folder(folder)]
+    return _bases_of(files.list_folder(folder))
+
+
+def _bases_of(names: list[str]) -> list[int]:
+    named = [parse_base(name) for name in names if name.endswith(".log")]
     return sorted(base for base, suffix in filter(None, named) if suffix == ".log")
 
 
@@ -62,9 +66,13 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
     Raises:
         OSError: the disk refused.
     """
-    _finish_rescue(files, folder)
-    _remove_leftovers(files, folder)
-    bases = find_bases(files, folder)
+    names = files.list_folder(folder)
+    if any(name.endswith(RESCUED_SUFFIX) for name in names):
+        finish_rescue(files, folder)
+        names = files.list_folder(folder)
+    for name in find_leftovers(names):
+        files.unlink(f"{folder}/{name}")
+    bases = _bases_of(names)
     known = checkpoints.note(files, folder).recall()
     durable_end = 0 if known is None else known.durable_end
     if not bases and known is not None and durable_end:
@@ -126,7 +134,7 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
     return opened
 
 
-def _finish_rescue(files: FileSystem, folder: str) -> None:
+def finish_rescue(files: FileSystem, folder: str) -> None:
     """Do the rest of a rescue that a crash cut short: the rescued records are the only ones known to be durable."""
     for name in files.list_folder(folder):
         parsed = parse_base(name)
@@ -155,14 +163,16 @@ def replace_from(files: FileSystem, folder: str, base: int) -> None:
     files.flush_folder(folder)
 
 
-def _remove_leftovers(files: FileSystem, folder: str) -> None:
-    """Remove temporary files, derived files without a log, and a new segment whose making failed half-way."""
-    names = set(files.list_folder(folder))
+def find_leftovers(names: list[str]) -> dict[str, str]:
+    """Return temporary files, and derived files without a log, with the reason why they are there."""
+    found = {}
     for name in names:
-        parsed = parse_base(name)
-        orphan = parsed and parsed[1] in DERIVED_SUFFIXES and f"{base_name(parsed[0])}.log" not in names
-        if orphan or name.rpartition(".")[2] in LEFTOVER_SUFFIXES:
-            files.unlink(f"{folder}/{name}")
+        suffix = name.rpartition(".")[2]
+        if suffix in LEFTOVER_SUFFIXES:
+            found[name] = "a crash cut its making short"
+        elif f".{suffix}" in DERIVED_SUFFIXES and parse_base(name) and name.replace(suffix, "log") not in names:
+            found[name] = "there is no log of this name"
+    return found
 
 
 def _never_used(files: FileSystem, folder: str, base: int) -> bool:

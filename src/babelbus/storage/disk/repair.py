@@ -29,7 +29,7 @@ from babelbus.storage.disk.check import (
     wrong_sums,
 )
 from babelbus.storage.disk.log import Log
-from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_base, replace_from
+from babelbus.storage.disk.recovery import find_bases, finish_rescue
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, Segment, base_name
 from babelbus.storage.disk.store import LOCK_NAME, REMOVED_PREFIX
 from babelbus.storage.files import FileSystem, disk_error
@@ -105,10 +105,7 @@ class _Mender:
     def mend(self) -> list[str]:
         """Do all that there is to do; return the files that hold damaged bytes."""
         files, folder = self._files, self._folder
-        for name in files.list_folder(folder):
-            parsed = parse_base(name)
-            if parsed is not None and parsed[1] == RESCUED_SUFFIX:
-                replace_from(files, folder, parsed[0])
+        finish_rescue(files, folder)
         looks = self._look()
         known = checkpoints.note(files, folder).recall()
         last = looks[-1].found if looks else None

@@ -13,6 +13,7 @@ import numpy as np
 from babelbus.records.columns import I64, decode_columns, find_positions
 from babelbus.records.fields import crcs_hold, offsets_at, timestamps_at
 from babelbus.records.format import (
+    FEW,
     HEAD,
     LENGTH_FROM,
     LENGTH_MIN,
@@ -143,13 +144,7 @@ def _take(found: Scan, data: bytes, position: int, gaps: bool, limit: int) -> tu
         overlap = int(offsets[good]) == expected == limit
         reason = OVERLAP if overlap else f"{WRONG_OFFSET} {int(offsets[good])}, expected {expected}"
         end = int(positions[good])
-    try:
-        whole = crcs_hold(data, positions[:good], end)
-        if whole:
-            decode_columns(data, positions[:good])
-    except CorruptRecordError:
-        whole = False
-    if not whole:
+    if good <= FEW or not _are_whole(data, positions[:good], end):
         for number, at in enumerate(positions[:good].tolist()):
             bad = record_error(data, at, end)
             if bad:
@@ -158,9 +153,16 @@ def _take(found: Scan, data: bytes, position: int, gaps: bool, limit: int) -> tu
     if good:
         _add(found, data[:end] if end < len(data) else data, positions[:good], offsets[:good], position)
         found.end, found.next_offset = position + end, int(offsets[good - 1]) + 1
-    elif reason is None:
-        reason = "the CRCs of the chunk do not add up"
     return (end if good else 0), reason
+
+
+def _are_whole(data: bytes, positions: I64, end: int) -> bool:
+    """Return whether all records match their CRCs, and their lengths add up."""
+    try:
+        decode_columns(data, positions)
+    except CorruptRecordError:
+        return False
+    return crcs_hold(data, positions, end)
 
 
 def _add(found: Scan, data: bytes, positions: I64, offsets: I64, position: int) -> None:

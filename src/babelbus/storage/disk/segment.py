@@ -178,17 +178,7 @@ class Segment(SegmentReader):
             self.next_offset = found.next_offset
             self.size_bytes = found.end
         self._entries_written = self._blocks_written = 0
-        try:
-            for suffix in DERIVED_SUFFIXES:
-                file = self._files.open(self.path + suffix, create=True)
-                try:
-                    file.truncate(0)
-                finally:
-                    file.close()
-        except OSError as error:  # a full disk must not keep readers out; the next start tries again
-            log.warning("%s: index not written, it stays in memory: %s", self.path, error)
-            return
-        self.write_index()
+        self.write_index(anew=True)
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -219,24 +209,26 @@ class Segment(SegmentReader):
         except OSError as error:  # the next write goes to the same position anyway, and recovery cuts a torn tail
             log.warning("%s.log: could not cut a failed write at byte %d: %s", self.path, size, error)
 
-    def write_index(self) -> None:
-        """Write the entries of the derived files that are not there yet; a failure is made good at the next call."""
+    def write_index(self, *, anew: bool = False) -> None:
+        """Write the entries of the derived files that are not there yet, or all; the next call makes a failure good."""
         index = self.index
         entries, blocks = len(index), len(index) if self.sealed else index.full_blocks
-        if entries == self._entries_written and blocks == self._blocks_written:
+        if entries == self._entries_written and blocks == self._blocks_written and not anew:
             return
         self._index_dirty = True
         parts = index.encode(self._entries_written, entries, self._blocks_written, blocks)
         starts = (self._entries_written * 8, self._entries_written * 8, self._blocks_written * BLOCK_ENTRY.size)
         try:
             for suffix, start, part in zip(DERIVED_SUFFIXES, starts, parts, strict=True):
-                if part:
+                if part or anew:
                     file = self._files.open(self.path + suffix, create=True)
                     try:
+                        if anew:
+                            file.truncate(0)
                         file.pwrite(part, start)
                     finally:
                         file.close()
-        except OSError as error:
+        except OSError as error:  # a full disk must not keep readers out
             log.warning("%s: index not written, it stays in memory: %s", self.path, error)
             return
         self._entries_written, self._blocks_written = entries, blocks
