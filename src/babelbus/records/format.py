@@ -231,7 +231,7 @@ def encode_keyed(
 
 
 def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: int) -> RecordBatch:
-    """Return the stored form of records given by the bytes under their CRCs; `timestamps` are those in the bodies.
+    """Encode records given by the bytes under their CRCs; `timestamps` are those in the bodies.
 
     Costs one CRC a record in a batch of many: the heads are filled in for all at once.
     """

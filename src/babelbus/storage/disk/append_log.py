@@ -113,7 +113,7 @@ class AppendLog:
 
     @property
     def first_offset(self) -> int:
-        """Offset of the oldest record that is still there, or `next_offset` when there is none."""
+        """Offset of the oldest record that is still there, or `next_offset` if no record is there."""
         return self._segments.bases[0]
 
     @property
@@ -154,7 +154,7 @@ class AppendLog:
             return self._compacted_until
 
     def note_compaction(self, until: int) -> None:
-        """Remember durably that records before `until` may go (for the cleaner, before the first one does).
+        """Record durably that compaction may remove records before `until`, before it removes the first.
 
         Raises:
             DiskFullError, DiskError: the disk refused; nothing may go.
@@ -169,7 +169,7 @@ class AppendLog:
         return self._failed
 
     def configure(self, settings: LogSettings) -> None:
-        """Take other settings from now on."""
+        """Replace the settings."""
         self._settings = settings
 
     # -- appending ---------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class AppendLog:
         return seconds is not None and self._clock.now_ms() - active.created_ms >= seconds * 1000
 
     def _roll(self) -> None:
-        """Seal the open segment and begin the next one.
+        """Begin the next segment and seal the open one.
 
         Raises:
             DiskFullError, DiskError: the open one goes on.
@@ -233,9 +233,9 @@ class AppendLog:
     # -- durability --------------------------------------------------------------------------------------------------
 
     def durable(self, *, sync: bool = True) -> int:
-        """Make everything appended so far durable; return the offset up to which it is; see `contract.PartitionLog`.
+        """Flush everything appended so far; return the offset up to which it is durable; see `contract.PartitionLog`.
 
-        A failed flush is made good at once, or by the next call if the disk refuses that too.
+        A failed flush is repaired at once, or by the next call if the disk refuses the repair too.
 
         Raises:
             StorageError: what was appended since the last call may be lost: `next_offset` says what is there.
@@ -252,7 +252,7 @@ class AppendLog:
             raise
 
     def flush(self) -> int:
-        """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
+        """Flush everything appended so far; return the offset up to which it is durable. Blocks for the disk.
 
         Raises:
             DiskError: what is durable is unknown; `recover_flush` must follow before the next append.
@@ -291,11 +291,11 @@ class AppendLog:
         return target
 
     def recover_flush(self) -> None:
-        """After a failed flush: put what was appended since the last good flush into a new segment and go on there.
+        """Repair a failed flush: write what was appended since the last good flush into a new segment and go on there.
 
-        What the system still gives back is checked and written again, since pages of a failed flush may be dropped
-        without a further word; what it does not give back is lost, and `next_offset` goes back to it. The old files
-        stay as they are until the new one is durable.
+        Records that the system still gives back are checked and written again, since it may drop pages of a failed
+        flush. Other records are lost, and `next_offset` goes back to the first of them. The old files stay as they are
+        until the new file is durable.
 
         Raises:
             StorageError: the disk refuses that too; call again later, appends are refused until then.
@@ -334,7 +334,7 @@ class AppendLog:
             log.error("%s: records from offset %d on cannot be read back: %s", self._folder, offset, error)
 
     def checkpoint(self) -> None:
-        """Note durably how far the log is durable, so that a start need not read that part."""
+        """Write how far the log is durable, so that a start need not read that part."""
         with self._flushing:
             if not self._closed:
                 self._flush(checkpoint=True)
@@ -389,7 +389,7 @@ class AppendLog:
             return self._segments.read(offset, bytes_max, end_offset)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later, or `None`."""
         with self._reading:
             return self._segments.find_time(timestamp)
 
@@ -418,9 +418,9 @@ class AppendLog:
             self._try_checkpoint(self._mark())
 
     def cut_torn(self, start: int) -> None:
-        """At a start: cut the log where a loss of power left a hole in what was appended from `start` on.
+        """Remove, at a start, the records from the hole on that a loss of power left at or after `start`.
 
-        The disk may take the pages of what was not flushed in any order. What stands behind such a hole was never
+        The disk may take the pages of what was not flushed in any order. Records behind such a hole were never
         flushed either, and so never promised. Only a hole of zeros, up to the end of a page, is cut: any other damage
         is decay, and stays for `babelbus repair`.
 
@@ -486,7 +486,7 @@ class AppendLog:
             file.close()
 
     def swap(self, segment: Segment, source: str) -> None:
-        """Put the file `source`, the same records without those that compaction removed, in a segment's place."""
+        """Replace a segment by the file `source`, its records without those that compaction removed."""
         with self._flushing, self._reading:
             self._segments.swap(segment, source)
 

@@ -38,7 +38,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     `ends_early` (offsets without any bytes), `overlap` (records that the next segment has too), `offset` (a whole
     record whose offset is wrong, which no CRC of its own covers), `unreadable` (the disk refuses), `index` (a derived
     file), `checkpoint`, `missing` (a partition or all its segments), `leftover` (what a step cut short by a crash has
-    left), `name` (a folder that is none of the bus's), `range` (of engine `db`: a row says something else of its
+    left), `name` (a folder that is no topic), `range` (of engine `db`: a row says something else of its
     batch than the data).
     """
 
@@ -46,14 +46,14 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     file: str
     reason: str
     repair: str
-    """What `repair_folder` does about it."""
+    """The action of `repair_folder`."""
     position: int | None = None
     offset: int | None = None
     next_offset: int | None = None
 
 
 class Report(msgspec.Struct):
-    """What a data folder or a database holds and what is wrong with it; of a repair also what it did.
+    """Contents and problems of a data folder or a database; of a repair also what it did.
 
     `partitions` are topics and numbers, `records` the good records, `size_bytes` the bytes of all logs. `kept` are the
     files with the damaged bytes that a repair took out of logs; `left` is what is still wrong after it.
@@ -88,7 +88,7 @@ class Meter:
         self._done = 0
 
     def add(self, size: int) -> None:
-        """Note `size` more bytes of records; a second look must not go past the end."""
+        """Count `size` more bytes of records; a second look must not go past the end."""
         if self._progress is not None:
             self._done = min(self._done + size, self._total)
             self._progress(self._done, self._total)
@@ -238,7 +238,7 @@ def _size(files: FileSystem, path: str) -> int | None:
 
 
 def _leftovers(files: FileSystem, folder: str) -> list[Problem]:
-    """Name what the next start would remove or finish (recovery.py)."""
+    """Find what the next start would remove or finish (recovery.py)."""
     names, reason = files.list_folder(folder), "a rescue after a failed flush was cut short"
     rescued = [name for name in names if name.endswith(RESCUED_SUFFIX)]
     found = [Problem("leftover", f"{folder}/{name}", reason, "finish it") for name in rescued]
@@ -279,7 +279,7 @@ def _look_at_records(files: FileSystem, each: Look, meter: Meter) -> None:
 
 
 def _look_at_derived(files: FileSystem, each: Look, known: Checkpoint | None) -> None:
-    """Compare the derived files with what the log gives, byte for byte as far as a start believes them."""
+    """Check the derived files against the log, byte for byte as far as a start believes them."""
     assert each.found is not None
     index, sealed = each.found.index, each.following is not None
     full = index.full_blocks

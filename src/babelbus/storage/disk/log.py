@@ -27,7 +27,7 @@ class Log(AppendLog):
     """A partition on disk; see `contract.PartitionLog`."""
 
     def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for; return how many bytes became free. May take long.
+        """Run retention and compaction; return how many bytes became free. May take long.
 
         Raises:
             DiskError: the disk refused; what was done is whole, the rest is done the next time.

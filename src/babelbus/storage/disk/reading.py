@@ -37,7 +37,7 @@ class SegmentReader:
         self.index = SparseIndex()
         self.sealed = False
         self.bad: list[BadRange] | None = None
-        """What a scan found damaged; `None` before the segment was scanned."""
+        """The ranges that a scan found damaged; `None` before the segment was scanned."""
         self._log: File | None = None
         self._dense: bool | None = None
         self._entry_offsets: I64 | None = None
@@ -45,7 +45,7 @@ class SegmentReader:
         """The damaged block that was searched last, and its good records: clients ask for one again and again."""
 
     def set_index(self, index: SparseIndex) -> None:
-        """Take another index, and forget what was learned from the last one."""
+        """Replace the index and drop what was learned from the last index."""
         self.index = index
         self._dense = None
         self._entry_offsets = None
@@ -110,7 +110,7 @@ class SegmentReader:
         return self._find_slowly(data, block, offset)
 
     def _find_slowly(self, data: bytes, block: int, offset: int) -> tuple[int, int] | None:
-        """Look for the record in a block that is damaged, or not where the index says.
+        """Find the record in a block that is damaged, or not where the index says.
 
         Raises:
             CorruptRecordError: the block's sum says that an offset in it has changed.
@@ -243,7 +243,7 @@ class SegmentReader:
     def _check(self, data: bytes, position: int, offset: int) -> tuple[int, int]:
         """Check what was read at `position`, where `offset` is expected, as far as it is good.
 
-        Gives where the good records end in `data`, and where the last one of them begins (-1: there is none).
+        Returns where the good records end in `data`, and where the last good record begins, else -1.
         """
         index, size = self.index, len(data)
         if not self.dense and not self._edges_hold(position, position + size):
@@ -290,7 +290,7 @@ class SegmentReader:
     def _check_records(self, data: bytes, begin: int, finish: int, expected: int) -> tuple[int, int]:
         """Check the records in the bytes `begin` to `finish` by their own CRCs, and their offsets.
 
-        Gives where the good ones end, and where the last good one begins (-1: there is none).
+        Returns where the good records end, and where the last good record begins, else -1.
         """
         positions, end = find_positions(data, begin, finish)
         if not len(positions):
@@ -363,7 +363,7 @@ class SegmentReader:
             raise disk_error(error, f"read of {size} bytes at {position} of {self.path}.log") from error
 
     def close(self) -> None:
-        """Give the descriptor back; the next call opens the file again."""
+        """Close the log; the next call opens it again."""
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -1,6 +1,6 @@
 """Opening a partition: which segments there are, what of them must be read, what is cut, what is damaged.
 
-What a checkpoint vouches for is not read. A torn tail of the last segment is cut; nothing else is ever removed here but
+Records that a checkpoint vouches for are not read. A torn tail of the last segment is cut; nothing else is removed but
 files that only a step cut short by a crash can have left (docs/storage.md, recovery).
 """
 
@@ -43,7 +43,7 @@ class Opened(msgspec.Struct):
 
 
 def parse_base(name: str) -> tuple[int, str] | None:
-    """Return base offset and suffix of a segment's file, or `None` when a file of this name is none of ours."""
+    """Return base offset and suffix of a segment's file, or `None` for another file."""
     stem, dot, suffix = name.partition(".")
     if dot and len(stem) == BASE_DIGITS and stem.isascii() and stem.isdecimal():
         return int(stem), dot + suffix
@@ -135,7 +135,7 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
 
 
 def finish_rescue(files: FileSystem, folder: str) -> None:
-    """Do the rest of a rescue that a crash cut short: the rescued records are the only ones known to be durable."""
+    """Replace the segments of a rescue that a crash cut short; only the rescued records are surely durable."""
     for name in files.list_folder(folder):
         parsed = parse_base(name)
         if parsed is not None and parsed[1] == RESCUED_SUFFIX:
@@ -143,7 +143,7 @@ def finish_rescue(files: FileSystem, folder: str) -> None:
 
 
 def replace_from(files: FileSystem, folder: str, base: int) -> None:
-    """Put the rescued records in the place of the segments that begin at `base` or later; may be done again.
+    """Replace the segments that begin at `base` or later by the rescued records; may be done again.
 
     Raises:
         OSError: the disk refused.
@@ -211,10 +211,10 @@ def _take_note(segment: Segment, found: Scan, following: int | None, recovery: R
 
 
 def _keep_overlap(files: FileSystem, segment: Segment, position: int) -> None:
-    """Put the bytes behind `position` beside the log before they are cut: nothing is deleted by itself.
+    """Write the bytes behind `position` to a file beside the log, before they are cut: a start deletes no records.
 
-    As a rule the next segment holds the same records (a rescue after a failed flush was cut short); but somebody may
-    have put a wrong file there, and then these are the only ones.
+    The next segment usually holds the same records (a rescue after a failed flush was cut short). If somebody put a
+    wrong file there, these bytes are the only copy.
     """
     kept = f"{segment.path}.log.damaged-{position}"
     if not files.exists(kept):

@@ -2,7 +2,7 @@
 
 Nothing that was stored is deleted: bytes that are no good record move from their log into a file beside it,
 `<segment>.log.damaged-<position>`. Each step writes the new, flushes it and renames it, and a partition whose repair
-was cut short is one that the next repair, or the next start, understands. What is derived is made again by the code
+was cut short is one that the next repair, or the next start, understands. Derived files are made again by the code
 that a start uses.
 """
 
@@ -47,7 +47,7 @@ Range = tuple[int, int]
 def repair_folder(
     files: FileSystem, data_folder: str, *, dry_run: bool = False, progress: Progress | None = None
 ) -> Report:
-    """Mend what `check_folder` finds; return what that was, where damaged bytes are kept and what is still wrong.
+    """Repair what `check_folder` finds; return the problems, where damaged bytes are kept and what is still wrong.
 
     A second repair finds nothing, but what its `repair` says it leaves alone. `dry_run` writes nothing.
 
@@ -103,7 +103,7 @@ class _Mender:
         self._kept: list[str] = []
 
     def mend(self) -> list[str]:
-        """Do all that there is to do; return the files that hold damaged bytes."""
+        """Repair the partition; return the files that hold damaged bytes."""
         files, folder = self._files, self._folder
         finish_rescue(files, folder)
         looks = self._look()
@@ -205,7 +205,7 @@ class _Mender:
             reader.close()
 
     def _keep(self, each: Look, start: int, end: int) -> None:
-        """Copy damaged bytes of a log into a new file beside it."""
+        """Write damaged bytes of a log to a new file beside it."""
         if start == end:
             return
         name = target = f"{each.path}.log.damaged-{start}"
@@ -222,7 +222,7 @@ class _Mender:
     # -- making ends meet --------------------------------------------------------------------------------------------
 
     def _join(self, looks: list[Look]) -> None:
-        """Let each segment begin where the one before it ends, when that has lost its end.
+        """Move the begin of each segment to the end of the segment before it, if that has lost records.
 
         A compacted segment keeps its last record, so one that ends early has lost something and is refused from there
         on. The offsets that are gone become a gap at the beginning of the next segment, as if compaction had made it.

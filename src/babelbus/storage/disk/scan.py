@@ -1,6 +1,6 @@
 """Reading a `.log` from a byte on, record by record as far as it goes: recovery, rebuilt indexes, `babelbus check`.
 
-What comes back is what the log *is*: its blocks, where it ends, and which ranges hold no good records. Nothing is
+The result is what the log *is*: its blocks, where it ends, and which ranges hold no good records. Nothing is
 changed.
 """
 
@@ -37,7 +37,7 @@ OVERLAP = "its offset belongs to the next segment"
 
 
 class Scan(msgspec.Struct):
-    """What a log holds from `start` on. `end` is where its last good record ends, `tail` why nothing good follows.
+    """The content of a log from `start` on. `end` is where its last good record ends, `tail` why nothing good follows.
 
     `overlap`: behind `end` stand records that the next segment holds too, left over from a rescue after a failed flush.
     """
@@ -89,7 +89,7 @@ def _scan(
     gaps: bool = False,
     dense: bool = False,
 ) -> Scan | None:
-    """Do the same; with `dense` give `None` at the first offset that is not the next."""
+    """Read as `scan` does; with `dense`, return `None` at the first offset that is not the next."""
     found = Scan(start, start, next_offset, index if index is not None else SparseIndex(), [], [])
     size = file.size() if size is None else size
     position, wanted = start, CHUNK_BYTES
@@ -195,7 +195,7 @@ def _offsets_good(offsets: I64, expected: int, gaps: bool, limit: int) -> int:
 def _find_good(file: File, position: int, size: int, expected: int, gaps: bool, limit: int) -> tuple[int, int] | None:
     """Return position and offset of the first good record behind the bad one at `position`, or `None`.
 
-    What a payload holds may look like a record of ours (somebody records a log in a log), so the bad record's own
+    A payload may hold records of ours (somebody records a log in a log), so the bad record's own
     length is asked first, and a torn record's inside is not searched.
     """
     following = _follow(file, position, size, expected, gaps, limit)
@@ -215,7 +215,7 @@ def _find_good(file: File, position: int, size: int, expected: int, gaps: bool, 
 
 
 def _follow(file: File, position: int, size: int, offset: int, gaps: bool, limit: int) -> tuple[int, int] | None:
-    """Go from the bad record to the next by the lengths, as long as the offsets fit, until one is good."""
+    """Follow the lengths from the bad record on, as long as the offsets fit, to the next good record."""
     while True:
         head = file.pread(HEAD.size, position)
         if len(head) < HEAD.size:

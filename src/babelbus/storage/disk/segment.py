@@ -67,7 +67,7 @@ class Segment(SegmentReader):
             raise
 
     def open_sealed(self, next_offset: int) -> Scan | None:
-        """Take a segment that ends before `next_offset`; its log is read only if the derived files do not fit it.
+        """Open a segment that ends before `next_offset`; its log is read only if the derived files do not fit it.
 
         Returns what the scan found when one was needed.
         """
@@ -199,11 +199,11 @@ class Segment(SegmentReader):
         self.index.add(batch, position)
         self.size_bytes = position + len(batch.data)
         self.next_offset += batch.count
-        if len(self.index) > self._entries_written or self.index.full_blocks > self._blocks_written:
+        if self.index.last_count <= batch.count or self.index.last_count == BLOCK_RECORDS:  # a block began or ended
             self.write_index()
 
     def _take_back(self, size: int) -> None:
-        """Cut what a failed write left behind, so that the next one does not stand on it."""
+        """Remove what a failed write left behind."""
         try:
             self.file().truncate(size)
         except OSError as error:  # the next write goes to the same position anyway, and recovery cuts a torn tail
@@ -234,7 +234,7 @@ class Segment(SegmentReader):
         self._entries_written, self._blocks_written = entries, blocks
 
     def flush(self) -> None:
-        """Make all that was appended survive a loss of power. Blocks for the disk, 0.1 ms to some.
+        """Flush all that was appended. Blocks for the disk, 0.1 ms to some.
 
         Raises:
             OSError: the system could not; what is on the disk behind the last good flush is unknown.
@@ -242,7 +242,7 @@ class Segment(SegmentReader):
         self.file().flush()
 
     def flush_index(self) -> None:
-        """Make the derived files durable, so that a checkpoint may stand on them.
+        """Flush the derived files, so that a checkpoint may stand on them.
 
         Raises:
             DiskError: they are not.
@@ -268,7 +268,7 @@ class Segment(SegmentReader):
         return self._index_dirty
 
     def seal(self) -> None:
-        """Take no more records; the entry of the last block is written too."""
+        """Refuse further records, and write the entry of the last block."""
         self.sealed = True
         self.write_index()
 
@@ -283,7 +283,7 @@ class Segment(SegmentReader):
         self.size_bytes = position
 
     def swap(self, source: str) -> None:
-        """Put the file `source` in the place of the log: the same records without some.
+        """Replace the log by the file `source`: the same records without some.
 
         Raises:
             OSError: the disk refused; the segment is the old or the new one.

@@ -49,7 +49,7 @@ def check_database(url: str, files: FileSystem, *, progress: Progress | None = N
     Raises:
         DatabaseUrlError: the URL cannot be used.
         SchemaVersionError: the tables are not those of this release.
-        DiskError: the database cannot be reached, or is none.
+        DiskError: the database cannot be reached, or the file is no database.
     """
     database = choose_database(url, files, SystemClock())
     report = Report()

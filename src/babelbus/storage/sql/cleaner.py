@@ -28,7 +28,7 @@ LOOK_BYTES = 2**20
 
 
 def clean(partition: DatabaseLog, now_ms: int) -> int:
-    """Apply retention and compaction, and tidy up; return how many bytes of records became free. May take long.
+    """Run retention and compaction, and tidy up; return how many bytes of records became free. May take long.
 
     Raises:
         DiskError: the database refused; finished steps stay, the next call does the rest.
@@ -131,7 +131,7 @@ class _Group:
         return freed
 
     def write(self) -> int:
-        """Rewrite the batches if a record goes; return the bytes that this frees."""
+        """Write the batches again if a record goes; return the bytes that this frees."""
         replaced, data = self._batches, b"".join(self._kept)
         self._batches, self._kept = [], []
         if len(data) == sum(len(batch.data) for batch in replaced):

@@ -86,7 +86,7 @@ class Ends:
             log.error("%s: %s; a loss of power may let a damaged WAL pass unnoticed", self.path, error)
 
     def remove(self, topic: str, number: int) -> None:
-        """Forget the end of a partition, durably, before its topic is removed.
+        """Delete the end of a partition, durably, before its topic is removed.
 
         Raises:
             DiskError: the disk refused; the topic must not be removed.

@@ -129,7 +129,7 @@ class DatabaseLog:
         return self._generation != self.database.failures
 
     def configure(self, settings: LogSettings) -> None:
-        """Take other settings from now on."""
+        """Replace the settings."""
         self.settings = settings
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class DatabaseLog:
         raise DiskError(f"{self.name}: it ends at {end} and not at {self.end}: a commit was in doubt")
 
     def append(self, batch: RecordBatch) -> int:
-        """Insert a batch with the offsets from `next_offset` on, in one transaction; return the first offset.
+        """Append a batch with the offsets from `next_offset` on, in one transaction; return the first offset.
 
         The batch survives a kill of the server; it is durable only after `flush`. It gets the offsets that follow,
         whatever offsets it has.
@@ -201,7 +201,7 @@ class DatabaseLog:
     # -- durability --------------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
+        """Flush everything appended so far; return the offset up to which it is durable. Blocks for the disk.
 
         One flush serves all partitions of the database: the following calls find that nothing is left to do.
 
@@ -222,7 +222,7 @@ class DatabaseLog:
         return target
 
     def recover_flush(self) -> None:
-        """After a failed flush or a lost connection: connect again, and load which of the last records are there.
+        """Connect again after a failed flush or a lost connection, and load which of the last records are there.
 
         A batch whose commit was in doubt is taken back, since its publisher got an error. Records that the database
         has lost, or returns damaged, are removed with all behind them, and `next_offset` goes back to the first.
@@ -331,7 +331,7 @@ class DatabaseLog:
         return fetch(self.database, self.id, offset, end_offset, page_bytes)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none.
+        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later, or `None`.
 
         A damaged record that may be the first is returned: reading it tells of the damage.
         """

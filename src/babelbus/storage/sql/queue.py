@@ -69,7 +69,7 @@ class QueuedLog(DatabaseLog):
         return self._next_offset
 
     def append(self, batch: RecordBatch) -> int:
-        """Queue a batch behind those that are queued; return its base offset.
+        """Append a batch to the queue; return its base offset.
 
         Raises:
             BackendBusyError: the queues of the database are full.
@@ -98,7 +98,7 @@ class QueuedLog(DatabaseLog):
             self._stale = True
 
     def durable(self, *, sync: bool = True) -> int:
-        """Commit what is queued, and with `sync` make it survive a loss of power; see `contract.PartitionLog`.
+        """Write what is queued, and with `sync` flush it; see `contract.PartitionLog`.
 
         Raises:
             StorageError: what was queued is not stored.
@@ -155,14 +155,14 @@ class QueuedLog(DatabaseLog):
         return chunk
 
     def cut_torn(self, start: int) -> None:
-        """Do nothing: a transaction is there as a whole or not at all."""
+        """Return at once: a transaction is there as a whole or not at all."""
 
     def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for; return how many bytes became free."""
+        """Run retention and compaction; return how many bytes became free."""
         return clean(self, now_ms)
 
     def close(self) -> None:
-        """Commit what is queued, make it durable, and take no more.
+        """Write and flush what is queued, and close the partition.
 
         Raises:
             StorageError: what was queued is not stored.
@@ -179,11 +179,6 @@ class QueuedStore(DatabaseStore):
     fit = Fit(appends_wait=True)
 
     def __init__(self, url: str, files: FileSystem, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
-        """Take the URL of the database, as `DatabaseStore` does.
-
-        Raises:
-            DatabaseUrlError: the URL is wrong, or of another kind of database.
-        """
         super().__init__(url, files, clock)
         self._room = Room(queue_bytes_max)
         self._writers: dict[tuple[str, int], QueuedLog] = {}

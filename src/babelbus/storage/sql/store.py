@@ -29,7 +29,7 @@ EXAMPLES = "sqlite:////var/lib/babelbus/db.sqlite, postgresql://user@host/databa
 
 
 class DatabaseUrlError(StorageError):
-    """The URL of the database is none, or names a database that Babelbus does not speak to."""
+    """The URL of the database is malformed, or names a database that Babelbus does not speak to."""
 
 
 class DatabaseStore:
@@ -39,10 +39,10 @@ class DatabaseStore:
     """
 
     def __init__(self, url: str, files: FileSystem, clock: Clock) -> None:
-        """Take the URL of the database: `sqlite:///` and a path, or `postgresql://user@host/database`.
+        """Check the URL of the database: `sqlite:///` and a path, or `postgresql://user@host/database`.
 
         Raises:
-            DatabaseUrlError: it is none, or of another kind of database.
+            DatabaseUrlError: the URL is malformed, or of another kind of database.
         """
         self._files = files
         self._clock = clock
@@ -99,7 +99,7 @@ class DatabaseStore:
         return DatabaseLog(*self._claim(topic, partition), settings, self._clock)
 
     def _claim(self, topic: str, partition: int) -> tuple[Database, str, int, int, int]:
-        """Increment the epoch of a partition, which may be new; return what `DatabaseLog` begins with."""
+        """Register a writer of a partition by its next epoch; return what `DatabaseLog` begins with."""
         database = self._open()
         with database.write() as connection:
             topic_id = _topic_id(connection, topic)
@@ -131,7 +131,7 @@ class DatabaseStore:
         database.make_durable()
 
     def hide(self, topic: str) -> str:
-        """Take a topic out of `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
+        """Remove a topic from `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
         token = GRAVE_PREFIX + secrets.token_hex(8)
         database = self._open()
         for number in range(self.partition_count(topic)):  # else a new topic of this name would seem to lack records
@@ -186,7 +186,7 @@ def choose_database(url: str, files: FileSystem, clock: Clock) -> Database:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise DatabaseUrlError("the URL of the database is none; examples: " + EXAMPLES) from None
+        raise DatabaseUrlError("the URL of the database is malformed; examples: " + EXAMPLES) from None
     kind = parsed.drivername.partition("+")[0]
     if kind == "sqlite":
         if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
