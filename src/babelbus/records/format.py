@@ -346,6 +346,36 @@ def _body_error(data: Buffer, position: int, stop: int) -> str | None:
     return None if position == stop else "its inner lengths do not add up"
 
 
+def is_cut_off(data: Buffer) -> bool:
+    """Return whether `data` is the front of a record: its length and its inner lengths all pass the end.
+
+    One damaged length would contradict the other lengths.
+    """
+    at = HEAD_BYTES + BODY.size
+    if len(data) < at:
+        return True
+    stop = LENGTH_FROM + HEAD.unpack_from(data)[1]
+    _, timestamp, key_length = BODY.unpack_from(data, HEAD_BYTES)
+    if timestamp <= 0 or key_length < -1:
+        return False
+    at += max(key_length, 0)
+    if at + 4 <= len(data):
+        (payload_length,) = INT32.unpack_from(data, at)
+        at += 4 + payload_length
+        if payload_length < 0:
+            return False
+        lengths = (0, -1) * (data[at] if at < len(data) else 0)
+        at += 1
+        for least in lengths:
+            if at + 4 > len(data):
+                break
+            (length,) = INT32.unpack_from(data, at)
+            if length < least:
+                return False
+            at += 4 + max(length, 0)
+    return bool(len(data) < at + 4 and at <= stop)
+
+
 def uniform_run(data: Buffer, start: int, end: int) -> tuple[int, int]:
     """Return how many records of one size follow each other from `start` on, and that size in bytes; else (0, 0)."""
     if end - start < RECORD_BYTES_MIN:

@@ -210,11 +210,7 @@ class LocalFiles:
             os.close(descriptor)
 
     def lock(self, path: str) -> File:
-        """Lock the lock file of a data folder for this process, until the file is closed or the process ends.
-
-        Raises:
-            FolderLockedError: another process has it; its process id is in the message.
-        """
+        """Lock the lock file of a data folder; the error names the process that has it; see `FileSystem`."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -130,11 +130,7 @@ class MemoryFiles:
         """Return at once: memory is as durable as it gets."""
 
     def lock(self, path: str) -> File:
-        """Lock a lock file.
-
-        Raises:
-            FolderLockedError: it is taken.
-        """
+        """Lock a lock file."""
         if path in self._locked:
             raise FolderLockedError(f"{path} is in use")
         self._locked.add(path)

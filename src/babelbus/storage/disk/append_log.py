@@ -18,7 +18,6 @@ from babelbus.records.format import CorruptRecordError, rebase
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import Chunk, LogSettings, Recovery
 from babelbus.storage.disk import checkpoint as checkpoints
-from babelbus.storage.disk import compaction_mark as compacted
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.index import BLOCK_RECORDS
 from babelbus.storage.disk.recovery import RESCUED_SUFFIX, is_lost_page, open_segments
@@ -113,7 +112,7 @@ class AppendLog:
 
     @property
     def first_offset(self) -> int:
-        """Offset of the oldest record that is still there, or `next_offset` if no record is there."""
+        """Offset of the oldest record; see `contract.PartitionLog`."""
         return self._segments.bases[0]
 
     @property
@@ -145,7 +144,7 @@ class AppendLog:
     def _load_compaction(self) -> int:
         with self._reading:
             if self._compacted_until is None:
-                mark = compacted.note(self._files, self._folder).recall()
+                mark = checkpoints.compaction_note(self._files, self._folder).recall()
                 if mark is not None:
                     self._compacted_until = mark.until
                 else:
@@ -160,7 +159,7 @@ class AppendLog:
             DiskFullError, DiskError: the disk refused; nothing may go.
         """
         if until > self.compacted_until:
-            compacted.note(self._files, self._folder).write(compacted.Compacted(until))
+            checkpoints.compaction_note(self._files, self._folder).write(checkpoints.Compacted(until))
             self._compacted_until = until
 
     @property
@@ -175,15 +174,7 @@ class AppendLog:
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: RecordBatch) -> int:
-        """Write a batch whose base offset is `next_offset`; return the base offset. Durable only after `flush`.
-
-        Costs one `pwrite`, and now and then the files of a new segment. If the rescue after a failed flush moved
-        `next_offset` since the batch was made, its offsets are made anew.
-
-        Raises:
-            DiskFullError, DiskError: nothing was appended.
-            StaleWriterError: the partition was opened again since; nothing was appended.
-        """
+        """Append a batch with one `pwrite`, sometimes to a new segment; see `contract.PartitionLog`."""
         with self._lock:
             if self._stale:
                 raise StaleWriterError(f"{self._folder}: another writer has opened the partition since")
@@ -233,13 +224,7 @@ class AppendLog:
     # -- durability --------------------------------------------------------------------------------------------------
 
     def durable(self, *, sync: bool = True) -> int:
-        """Flush everything appended so far; return the offset up to which it is durable; see `contract.PartitionLog`.
-
-        A failed flush is repaired at once, or by the next call if the disk refuses the repair too.
-
-        Raises:
-            StorageError: what was appended since the last call may be lost: `next_offset` says what is there.
-        """
+        """Flush everything appended so far; a failed flush is repaired here or by the next call; see the contract."""
         if self._failed:
             self.recover_flush()
         if not sync:
@@ -377,19 +362,12 @@ class AppendLog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return stored records from the first one at or after `offset` on, as many as fit `bytes_max`, all checked.
-
-        Costs one `pread`, a checksum of what it brought, and at most one more block when nobody read up to `offset`.
-
-        Raises:
-            OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
-            CorruptRecordError: the record at `offset` is damaged.
-        """
+        """Return stored records; costs one `pread`, a checksum of it, and at most one more block; see the contract."""
         with self._reading:
             return self._segments.read(offset, bytes_max, end_offset)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later, or `None`."""
+        """Return the offset of the first record at or after a time; see `contract.PartitionLog`."""
         with self._reading:
             return self._segments.find_time(timestamp)
 
@@ -439,11 +417,7 @@ class AppendLog:
             self.truncate(error.offset)
 
     def trim(self, first_offset: int) -> int:
-        """Remove sealed segments whose records are all below an offset; return how many bytes became free.
-
-        Raises:
-            DiskError: the disk refused.
-        """
+        """Remove sealed segments whose records are all below an offset; see `contract.PartitionLog`."""
         freed = 0
         for segment in self.sealed_segments():
             if segment.next_offset > first_offset:

@@ -96,12 +96,7 @@ class Segments:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
-        """Return stored records from the first one at or after `offset` on; see `contract.PartitionLog`.
-
-        Raises:
-            OffsetOutOfRangeError: there is no such offset.
-            CorruptRecordError: the record at `offset` is damaged.
-        """
+        """Return stored records from the first one at or after `offset` on; see `contract.PartitionLog`."""
         with self._lock:
             next_offset = self.active.next_offset
             end = next_offset if end_offset is None else min(end_offset, next_offset)
@@ -151,7 +146,7 @@ class Segments:
                 oldest.close()
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later, or `None`."""
+        """Return the offset of the first record at or after a time (ms); see `contract.PartitionLog`."""
         with self._lock:
             segments: list[SegmentReader] = [*self.all[:-1], self.active.view()]
         for segment in segments:

@@ -88,7 +88,7 @@ class FolderStore:
         self._files.replace_file(f"{self._path(topic)}/{SETTINGS_NAME}", content)
 
     def hide(self, topic: str) -> str:
-        """Remove a topic from `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
+        """Remove a topic from `topics` at once and durably; see `contract.Store`."""
         token = f"{REMOVED_PREFIX}{secrets.token_hex(8)}"
         grave = f"{self._folder}/{token}"
         self._files.make_folder(grave)

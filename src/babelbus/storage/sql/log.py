@@ -286,13 +286,7 @@ class DatabaseLog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return records in the stored form from the first one at or after `offset` on, as many as fit, all checked.
-
-        Raises:
-            OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
-            CorruptRecordError: the record at `offset` is damaged, or missing.
-            DiskError: the database cannot be read.
-        """
+        """Return checked records in the stored form; see `contract.PartitionLog`."""
         try:
             return self._read(offset, bytes_max, end_offset)
         except CorruptRecordError:
@@ -331,10 +325,7 @@ class DatabaseLog:
         return fetch(self.database, self.id, offset, end_offset, page_bytes)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later, or `None`.
-
-        A damaged record that may be the first is returned: reading it tells of the damage.
-        """
+        """Return the offset of the first record at or after a time, or of a damaged record that may be it."""
         lowest = (
             select(batches.c.base_offset)
             .where(batches.c.partition_id == self.id, batches.c.latest_timestamp >= timestamp)

@@ -69,13 +69,7 @@ class QueuedLog(DatabaseLog):
         return self._next_offset
 
     def append(self, batch: RecordBatch) -> int:
-        """Append a batch to the queue; return its base offset.
-
-        Raises:
-            BackendBusyError: the queues of the database are full.
-            DiskError: the last write failed, and the database has not come back yet.
-            StaleWriterError: the partition was opened again since.
-        """
+        """Append a batch to the queue; see `contract.PartitionLog`."""
         with self._queue_lock:
             if self._stale:
                 raise StaleWriterError(f"{self.name}: another writer has opened the partition since")
@@ -98,11 +92,7 @@ class QueuedLog(DatabaseLog):
             self._stale = True
 
     def durable(self, *, sync: bool = True) -> int:
-        """Write what is queued, and with `sync` flush it; see `contract.PartitionLog`.
-
-        Raises:
-            StorageError: what was queued is not stored.
-        """
+        """Write what is queued, and with `sync` flush it; see `contract.PartitionLog`."""
         try:
             if self.failed:
                 self.recover_flush()
@@ -142,13 +132,7 @@ class QueuedLog(DatabaseLog):
             self.producers.forget_from(self.end)
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return stored records that are committed; see `contract.PartitionLog`.
-
-        Raises:
-            OffsetOutOfRangeError: `offset` is below `first_offset`, or not committed.
-            CorruptRecordError: the record at `offset` is damaged, or missing.
-            DiskError: the database cannot be read.
-        """
+        """Return stored records that are committed; see `contract.PartitionLog`."""
         chunk = super().read(offset, bytes_max, end_offset)
         if not chunk.data and chunk.next_offset == offset and bytes_max < 2**31 - 1:
             return super().read(offset, 2**31 - 1, min(offset + 1, end_offset or offset + 1))
@@ -162,11 +146,7 @@ class QueuedLog(DatabaseLog):
         return clean(self, now_ms)
 
     def close(self) -> None:
-        """Write and flush what is queued, and close the partition.
-
-        Raises:
-            StorageError: what was queued is not stored.
-        """
+        """Write and flush what is queued, and close the partition; see `contract.PartitionLog`."""
         try:
             self.durable()
         finally:
@@ -184,11 +164,7 @@ class QueuedStore(DatabaseStore):
         self._writers: dict[tuple[str, int], QueuedLog] = {}
 
     def open_partition(self, topic: str, partition: int, settings: LogSettings) -> QueuedLog:
-        """Open a partition as its only writer, or make it.
-
-        Raises:
-            DiskFullError, DiskError: the database refused.
-        """
+        """Open a partition as its only writer, or make it; see `contract.Store`."""
         before = self._writers.get((topic, partition))
         if before is not None:
             before.fence_off()

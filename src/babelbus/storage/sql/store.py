@@ -91,11 +91,7 @@ class DatabaseStore:
         return 0 if found[0] is None else int(found[0]) + 1
 
     def open_partition(self, topic: str, partition: int, settings: LogSettings) -> DatabaseLog:
-        """Open a partition, or make it. A log of it that another writer has opened before is refused from here on.
-
-        Raises:
-            DiskFullError, DiskError: the database refused.
-        """
+        """Open a partition, or make it; see `contract.Store`."""
         return DatabaseLog(*self._claim(topic, partition), settings, self._clock)
 
     def _claim(self, topic: str, partition: int) -> tuple[Database, str, int, int, int]:
@@ -119,11 +115,7 @@ class DatabaseStore:
         return bytes(found[0][0]) if found and found[0][0] is not None else None
 
     def save_settings(self, topic: str, content: bytes) -> None:
-        """Keep the settings of a topic, durably; makes the topic.
-
-        Raises:
-            DiskFullError, DiskError: the database refused.
-        """
+        """Keep the settings of a topic, durably; makes the topic."""
         database = self._open()
         with database.write() as connection:
             topic_id = _topic_id(connection, topic)
@@ -131,7 +123,7 @@ class DatabaseStore:
         database.make_durable()
 
     def hide(self, topic: str) -> str:
-        """Remove a topic from `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
+        """Remove a topic from `topics` at once and durably; see `contract.Store`."""
         token = GRAVE_PREFIX + secrets.token_hex(8)
         database = self._open()
         for number in range(self.partition_count(topic)):  # else a new topic of this name would seem to lack records
@@ -144,7 +136,7 @@ class DatabaseStore:
         return token
 
     def erase(self, token: str) -> None:
-        """Delete what `hide` took away. May take long, but keeps nobody waiting: it deletes some batches at a time."""
+        """Delete what `hide` took away, some batches at a time, so that nobody waits long."""
         database = self._open()
         of_topic = select(topics.c.id).where(topics.c.removed == token, topics.c.removed != "")
         for (number,) in self._ask(select(partitions.c.id).where(partitions.c.topic_id.in_(of_topic))):
