@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from babelbus.records.equal_headers import Headed, find_equal
-from babelbus.records.fields import I64, crcs_hold, int32s
+from babelbus.records.fields import I64 as I64
+from babelbus.records.fields import crcs_hold, int32s
 from babelbus.records.format import (
     HEAD_BYTES,
     HEADERS_MAX,
@@ -27,7 +28,17 @@ from babelbus.records.format import (
 )
 from babelbus.records.record import Record
 
-__all__ = ["I64", "Columns", "decode_chunk", "decode_columns", "find_positions", "iterate", "rows_of_key", "verify"]
+__all__ = [
+    "I64",
+    "Columns",
+    "decode_chunk",
+    "decode_columns",
+    "find_positions",
+    "iterate",
+    "iterate_keys",
+    "rows_of_key",
+    "verify",
+]
 
 RUN_MIN = 16
 """A shorter run of records of one size is not worth an array of its own."""
@@ -35,6 +46,8 @@ RUN_BYTES_MAX = 2**20
 """How many records are searched for a run at a time."""
 STEPS_MIN, STEPS_MAX = 4, 4096
 """How many records are walked one by one before the next search for a run: the more, the longer there was none."""
+
+NEVER = 2**63
 
 
 class Columns(msgspec.Struct, frozen=True, eq=False):
@@ -227,3 +240,19 @@ def rows_of_key(columns: Columns, key: bytes) -> I64:
             break
         rows = rows[octets[ends[rows] - back] == byte]
     return rows
+
+
+def iterate_keys(columns: Columns) -> Iterator[tuple[int, bytes | None, int]]:
+    """Yield offset, key, and the time of a tombstone in ms; `NEVER` stands for the time of another record."""
+    data = columns.data
+    rows = zip(
+        columns.offsets.tolist(),
+        columns.key_positions.tolist(),
+        columns.key_lengths.tolist(),
+        columns.attributes.tolist(),
+        columns.timestamps.tolist(),
+        strict=True,
+    )
+    for offset, at, size, attributes, timestamp in rows:
+        key = bytes(data[at : at + size]) if size >= 0 else None
+        yield offset, key, timestamp if attributes & TOMBSTONE else NEVER

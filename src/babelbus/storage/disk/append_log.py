@@ -445,24 +445,19 @@ class AppendLog:
             except OSError as error:
                 raise disk_error(error, f"removal of {segment.path}.log") from error
 
-    def write_file(self, path: str, content: bytes) -> None:
-        """Write a new file of the partition's folder, durably (for the cleaner).
+    def swap(self, segment: Segment, content: bytes) -> None:
+        """Replace a segment by `content`, its records without those that compaction removed.
 
         Raises:
-            OSError: the disk refused; the next start removes what is there.
+            DiskFullError, DiskError: the disk refused; the segment is the old or the new one.
         """
-        file = self._files.open(path, create=True)
+        source = f"{segment.path}.compacting"
         try:
-            file.truncate(0)
-            file.pwrite(content, 0)
-            file.flush()
-        finally:
-            file.close()
-
-    def swap(self, segment: Segment, source: str) -> None:
-        """Replace a segment by the file `source`, its records without those that compaction removed."""
-        with self._flushing, self._reading:
-            self._segments.swap(segment, source)
+            self._files.replace_file(source, content)
+            with self._flushing, self._reading:
+                self._segments.swap(segment, source)
+        except OSError as error:
+            raise disk_error(error, f"compaction of {segment.path}") from error
 
     def close(self) -> None:
         """Flush, checkpoint and return the files back.

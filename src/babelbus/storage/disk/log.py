@@ -10,17 +10,15 @@ from itertools import takewhile
 
 import numpy as np
 
-from babelbus.records.columns import Columns, decode_columns, find_positions
-from babelbus.records.format import TOMBSTONE, CorruptRecordError
+from babelbus.records.columns import NEVER, Columns, decode_chunk, iterate_keys
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.append_log import AppendLog
 from babelbus.storage.disk.segment import Segment
-from babelbus.storage.files import disk_error
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 4 * 2**20
-COMPACTING_SUFFIX = ".compacting"
 
 
 class Log(AppendLog):
@@ -82,12 +80,12 @@ def _compact(partition: AppendLog, settings: LogSettings, now_ms: int) -> None:
         return
     durable = partition.flush()  # a record that may still be lost replaces nothing
     last: dict[bytes, int] = {}
-    staying: dict[bytes, int] = {}
+    staying: set[bytes] = set()
     whole = []
     for segment in replacing:
         try:
             for columns in _chunks(partition, segment, durable):
-                last.update(_keys(columns))
+                last.update((key, offset) for offset, key, _ in iterate_keys(columns) if key is not None)
         except CorruptRecordError as error:
             log.warning("%s: not compacted: %s", segment.path, error)
             # It keeps everything, so no tombstone may go that takes back what it says.
@@ -112,24 +110,16 @@ def _chunks(partition: AppendLog, segment: Segment, end: int) -> list[Columns]:
     while offset < end:
         chunk = partition.read(offset, READ_BYTES, end)
         if chunk.data:
-            positions, _ = find_positions(chunk.data, 0, len(chunk.data))
-            found.append(decode_columns(chunk.data, positions))
+            found.append(decode_chunk(chunk.data, verified=True))
         offset = chunk.next_offset
     return found
-
-
-def _keys(columns: Columns) -> dict[bytes, int]:
-    """Return the offset of the last record of each key in a chunk."""
-    data = columns.data
-    rows = zip(columns.offsets.tolist(), columns.key_positions.tolist(), columns.key_lengths.tolist(), strict=True)
-    return {bytes(data[at : at + size]): offset for offset, at, size in rows if size >= 0}
 
 
 def _compact_segment(
     partition: AppendLog,
     segment: Segment,
     last: dict[bytes, int],
-    staying: dict[bytes, int],
+    staying: set[bytes],
     tombstones_until_ms: int,
     until: int,
 ) -> None:
@@ -141,39 +131,19 @@ def _compact_segment(
     kept: list[bytes] = []
     removed = 0
     for columns in _chunks(partition, segment, segment.next_offset):
-        data = columns.data
         keep = np.ones(len(columns), bool)
-        rows = zip(
-            columns.offsets.tolist(),
-            columns.key_positions.tolist(),
-            columns.key_lengths.tolist(),
-            columns.timestamps.tolist(),
-            columns.attributes.tolist(),
-            strict=True,
-        )
-        for number, (offset, at, size, timestamp, attributes) in enumerate(rows):
-            if size < 0:
+        for number, (offset, key, tombstone_ms) in enumerate(iterate_keys(columns)):
+            if key is None:
                 continue
-            key = bytes(data[at : at + size])
             if offset == segment.next_offset - 1:
-                if not attributes & TOMBSTONE:
-                    staying[key] = offset
-                continue
-            expired = attributes & TOMBSTONE and timestamp < tombstones_until_ms and key not in staying
-            if last[key] != offset or expired:
+                if tombstone_ms == NEVER:
+                    staying.add(key)
+            elif last[key] != offset or (tombstone_ms < tombstones_until_ms and key not in staying):
                 keep[number] = False
         removed += int((~keep).sum())
-        view = memoryview(data)
-        kept += [
-            bytes(view[at:end])
-            for at, end in zip(columns.positions[keep].tolist(), columns.ends[keep].tolist(), strict=True)
-        ]
+        bounds = zip(columns.positions[keep].tolist(), columns.ends[keep].tolist(), strict=True)
+        kept += [bytes(columns.data[start:end]) for start, end in bounds]
     if removed:
-        path = f"{segment.path}{COMPACTING_SUFFIX}"
-        try:
-            partition.note_compaction(until)
-            partition.write_file(path, b"".join(kept))
-            partition.swap(segment, path)
-        except OSError as error:
-            raise disk_error(error, f"compaction of {segment.path}") from error
+        partition.note_compaction(until)
+        partition.swap(segment, b"".join(kept))
         log.info("%s: compacted, %d records removed", segment.path, removed)

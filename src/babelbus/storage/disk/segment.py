@@ -41,7 +41,8 @@ class Segment(SegmentReader):
         """How many sealed segments there were when this one was last compacted."""
         self._entries_written = 0
         self._blocks_written = 0
-        self._index_dirty = False
+        self.index_dirty = False
+        """Whether the derived files may not be durable yet."""
         self._rebuilt = False
 
     # -- making and opening ------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ class Segment(SegmentReader):
         entries, blocks = len(index), len(index) if self.sealed else index.full_blocks
         if entries == self._entries_written and blocks == self._blocks_written and not anew:
             return
-        self._index_dirty = True
+        self.index_dirty = True
         parts = index.encode(self._entries_written, entries, self._blocks_written, blocks)
         starts = (self._entries_written * 8, self._entries_written * 8, self._blocks_written * BLOCK_ENTRY.size)
         try:
@@ -260,12 +261,7 @@ class Segment(SegmentReader):
                     file.close()
         except OSError as error:
             raise disk_error(error, f"flush of the index of {self.path}") from error
-        self._index_dirty = False
-
-    @property
-    def index_dirty(self) -> bool:
-        """Whether the derived files may not be durable yet."""
-        return self._index_dirty
+        self.index_dirty = False
 
     def seal(self) -> None:
         """Refuse further records, and write the entry of the last block."""

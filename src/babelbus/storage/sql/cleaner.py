@@ -4,13 +4,11 @@ Each step is one short transaction, so that publishers wait for one step at most
 """
 
 import logging
-from collections.abc import Iterator
 
 import numpy as np
 from sqlalchemy import func, select
 
-from babelbus.records.columns import Columns, decode_chunk
-from babelbus.records.format import TOMBSTONE
+from babelbus.records.columns import Columns, decode_chunk, iterate_keys
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.sql.batches import ROW_BYTES_MAX, ROWS_MAX, Batch, cut
 from babelbus.storage.sql.log import DatabaseLog
@@ -91,7 +89,7 @@ def _compact(partition: DatabaseLog, settings: LogSettings, now_ms: int) -> int:
             tombstones_until_ms = 0
             log.warning("%s: the batch at %d is damaged and not compacted", partition.name, batch.base_offset)
         else:
-            last.update((key, offset) for offset, key, _ in _keys(columns) if key is not None)
+            last.update((key, offset) for offset, key, _ in iterate_keys(columns) if key is not None)
     freed, group = 0, _Group(partition, until)
     for batch in partition.fetch(partition.first_offset, until, PAGE_BYTES):
         columns = _decode(partition, batch, until)
@@ -99,7 +97,7 @@ def _compact(partition: DatabaseLog, settings: LogSettings, now_ms: int) -> int:
             continue
         keep = [
             key is None or (last.get(key, offset) == offset and tombstone_ms >= tombstones_until_ms)
-            for offset, key, tombstone_ms in _keys(columns)
+            for offset, key, tombstone_ms in iterate_keys(columns)
         ]
         chosen = np.array(keep, np.bool_)
         bounds = zip(columns.positions[chosen].tolist(), columns.ends[chosen].tolist(), strict=True)
@@ -143,19 +141,3 @@ def _decode(partition: DatabaseLog, batch: Batch, until: int) -> Columns | None:
     """Return the records of a batch that can be read, or `None` if a record is damaged."""
     piece = cut(batch, max(batch.base_offset, partition.first_offset), until, 2**31 - 1)
     return None if piece.reason is not None else decode_chunk(piece.data, verified=True)
-
-
-def _keys(columns: Columns) -> Iterator[tuple[int, bytes | None, int]]:
-    """Yield offset, key, and the time of a tombstone; another record has a time that never expires."""
-    data = columns.data
-    rows = zip(
-        columns.offsets.tolist(),
-        columns.key_positions.tolist(),
-        columns.key_lengths.tolist(),
-        columns.attributes.tolist(),
-        columns.timestamps.tolist(),
-        strict=True,
-    )
-    for offset, at, size, attributes, timestamp in rows:
-        key = bytes(data[at : at + size]) if size >= 0 else None
-        yield offset, key, timestamp if attributes & TOMBSTONE else 2**63
