@@ -157,23 +157,14 @@ class Store(Protocol):
 
     fit: Fit
 
-    def topics(self) -> list[str]:
-        """Return the names of the topics that are stored, sorted."""
-
     def partition_count(self, topic: str) -> int:
         """Return how many partitions of a topic are stored."""
 
     def open_partition(self, topic: str, partition: int, settings: LogSettings) -> PartitionLog:
         """Open a partition as its only writer, or make it: appends of whoever opened it before are refused."""
 
-    def load_settings(self, topic: str) -> bytes | None:
-        """Return what `save_settings` was given, or `None`."""
-
-    def save_settings(self, topic: str, content: bytes) -> None:
-        """Keep the settings of a topic, durably, as the core writes them."""
-
     def hide(self, topic: str) -> str:
-        """Remove a topic from `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
+        """Remove a topic at once and durably; its logs must be closed. Returns a token for `erase`."""
 
     def erase(self, token: str) -> None:
         """Delete what `hide` took away. May take long."""
@@ -183,3 +174,16 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close what the store holds beside the logs."""
+
+
+class Catalog(Store, Protocol):
+    """A store that also knows the settings of the topics of all engines."""
+
+    def topics(self) -> list[str]:
+        """Return the names of the topics, sorted."""
+
+    def load_settings(self, topic: str) -> bytes | None:
+        """Return what `save_settings` was given, or `None`."""
+
+    def save_settings(self, topic: str, content: bytes) -> None:
+        """Keep the settings of a topic, durably, as the core writes them; makes the topic."""

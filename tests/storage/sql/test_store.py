@@ -217,7 +217,7 @@ def test_a_removal_that_a_crash_cut_short_is_found_again(place: Place) -> None:
 
 
 def test_a_store_without_topics_makes_no_file(place: Place) -> None:
-    assert (place.store.topics(), place.store.partition_count("t"), place.store.load_settings("t")) == ([], 0, None)
+    assert (place.store.removed(), place.store.partition_count("t")) == ({}, 0)
     assert place.store.removed() == {}
     assert not place.path.exists()
 
@@ -397,6 +397,11 @@ def test_a_full_disk_refuses_a_batch_as_a_whole_and_goes_on_when_there_is_room(p
     limit(10**6)
     fill(log, 1000, batch=100)
     assert len(read_all(log)) == 1010
+
+
+def test_a_full_postgresql_is_told_as_a_full_disk(place: Place) -> None:
+    with pytest.raises(DiskFullError, match="no space left"), place.store._database._translated("write"):
+        raise psycopg.errors.DiskFull("could not extend file: no space left on device")
 
 
 def test_after_a_failed_flush_nothing_is_appended_before_the_records_are_checked_and_moved(place: Place) -> None:
@@ -759,7 +764,7 @@ def test_a_database_that_cannot_be_reached_is_a_disk_error_without_the_password(
     caplog.set_level(logging.DEBUG)
     store = DatabaseStore(url, LocalFiles(), ManualClock(NOW))
     with pytest.raises(DiskError, match="opening of postgresql:///nowhere") as caught:
-        store.topics()
+        store.removed()
     assert SECRET not in f"{caught.value} {store.name} {caplog.text}"
     assert caught.value.__cause__ is None
 
@@ -770,10 +775,10 @@ def test_a_database_that_cannot_be_reached_is_a_disk_error_without_the_password(
 def test_a_second_server_on_the_same_schema_is_refused(remote: DatabaseStore, server: PostgresServer) -> None:
     remote.open_partition("t", 0, LogSettings())
     with pytest.raises(FolderLockedError, match="in use by another server"):
-        DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)).topics()
+        DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)).removed()
     server.sql("CREATE SCHEMA other")
     other = DatabaseStore(server.url("other"), LocalFiles(), ManualClock(NOW))
-    assert other.topics() == []
+    assert other.removed() == {}
     other.close()
     server.sql("DROP SCHEMA other CASCADE")
 

@@ -28,6 +28,7 @@ Progress = Callable[[int, int], None]
 TOPICS = "topics"
 ACCEPT_LOSS = "continue behind the lost records; or restore the file"
 REBUILD = "make it again from the log"
+CUT_TAIL = "keep the bytes beside it and cut them, with the unacknowledged batch that they belong to"
 CUT_OUT = "keep the bytes in a file beside the log and write the log again without them; readers jump over the offsets"
 
 
@@ -272,9 +273,7 @@ def _look_at_records(files: FileSystem, each: Look, meter: Meter) -> None:
         reason = "the records from here on stand in the next segment too"
         each.problems.append(Problem("overlap", path, reason, "keep the bytes beside it and cut them", found.end))
     elif found.end < each.size:
-        kind, fix = (
-            ("damaged", CUT_OUT) if following is not None else ("torn_tail", "keep the bytes beside it and cut them")
-        )
+        kind, fix = ("damaged", CUT_OUT) if following is not None else ("torn_tail", CUT_TAIL)
         each.problems.append(Problem(kind, path, found.tail or "no record", fix, found.end, found.next_offset))
 
 

@@ -73,10 +73,6 @@ class DatabaseStore:
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
-    def topics(self) -> list[str]:
-        """Return the names of the topics that are stored, sorted."""
-        return sorted(name for (name,) in self._ask(select(topics.c.name).where(topics.c.removed == "")))
-
     def removed(self) -> dict[str, str]:
         """Return the topics whose removal was cut short by a crash: token for `erase` -> name of the topic."""
         return dict(self._ask(select(topics.c.removed, topics.c.name).where(topics.c.removed != "")))
@@ -109,21 +105,8 @@ class DatabaseStore:
             database.make_durable()
         return database, topic, partition, int(number), int(epoch)
 
-    def load_settings(self, topic: str) -> bytes | None:
-        """Return what `save_settings` was given, or `None`."""
-        found = self._ask(select(topics.c.settings).where(topics.c.name == topic, topics.c.removed == ""))
-        return bytes(found[0][0]) if found and found[0][0] is not None else None
-
-    def save_settings(self, topic: str, content: bytes) -> None:
-        """Keep the settings of a topic, durably; makes the topic."""
-        database = self._open()
-        with database.write() as connection:
-            topic_id = _topic_id(connection, topic)
-            connection.execute(update(topics).where(topics.c.id == topic_id).values(settings=content))
-        database.make_durable()
-
     def hide(self, topic: str) -> str:
-        """Remove a topic from `topics` at once and durably; see `contract.Store`."""
+        """Remove a topic at once and durably; see `contract.Store`."""
         token = GRAVE_PREFIX + secrets.token_hex(8)
         database = self._open()
         for number in range(self.partition_count(topic)):  # else a new topic of this name would seem to lack records
