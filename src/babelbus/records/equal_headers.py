@@ -44,6 +44,9 @@ def find_equal(data: bytes, starts: I64, counts: npt.NDArray[np.uint8], ends: I6
     room = (sizes >= 0) & (values + sizes <= ends[alike])
     alike[alike] = room
     behind = (values + sizes)[room]
+    sample = {data[at:stop] for at, stop in zip(behind[:FEW].tolist(), ends[alike][:FEW].tolist(), strict=True)}
+    if len(sample) == FEW < len(behind):  # headers differ from record to record
+        return nothing, None
     rests = cut(data, behind, ends[alike] - behind)
     equal = {rest: rest for rest in rests}
     if len(equal) > max(len(rests) // 4, FEW) or not all(_are_headers(rest, front[0] - 1) for rest in equal):
