@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import (
+    FEW,
     HEADERS_MAX,
     PRODUCER,
     PRODUCER_HEADER,
     TOMBSTONE,
-    VECTOR_MIN_BODIES,
     InvalidRecordError,
     decode_headers,
     encode_batch,
@@ -104,7 +104,7 @@ def test_payloads_encoded_by_arrays_and_one_by_one_are_the_same_bytes(
     st.lists(st.tuples(st.binary(max_size=9), st.none() | st.binary(max_size=9)), max_size=3).map(tuple),
     st.integers(1, 2**63 - 1),
     st.integers(0, 2**40),
-    st.sampled_from([1, VECTOR_MIN_BODIES]),
+    st.sampled_from([1, FEW + 1]),
 )
 def test_keyed_records_encoded_together_are_the_bytes_of_each_alone(
     pairs: list[tuple[bytes, bytes]], headers: Headers, timestamp: int, base: int, times: int
@@ -119,7 +119,7 @@ def test_keyed_records_encoded_together_are_the_bytes_of_each_alone(
     assert (together.count, together.base_offset) == (alone.count, alone.base_offset)
 
 
-@pytest.mark.parametrize("count", [0, 1, VECTOR_MIN_BODIES - 1, VECTOR_MIN_BODIES, VECTOR_MIN_BODIES + 1, 1000])
+@pytest.mark.parametrize("count", [0, 1, FEW, FEW + 1, 1000])
 @pytest.mark.parametrize("size", [0, 7, 65_535, 65_536])
 def test_keyed_records_of_any_number_and_size_are_stored_and_read_alike(count: int, size: int) -> None:
     keys, payload = [b"k/%d" % number for number in range(count)], b"1" * (size if count < 100 else size % 100)
@@ -133,7 +133,7 @@ def test_keyed_records_have_a_time_that_the_form_has(timestamp: int) -> None:
         encode_keyed([b"k"], [b"1"], encode_headers(()), timestamp, 0)
 
 
-@given(st.lists(records, min_size=1, max_size=40), st.integers(0, 2**40), st.sampled_from([1, VECTOR_MIN_BODIES]))
+@given(st.lists(records, min_size=1, max_size=40), st.integers(0, 2**40), st.sampled_from([1, FEW + 1]))
 def test_rebasing_changes_the_offsets_and_nothing_else(sent: list[Record], base: int, times: int) -> None:
     sent = sent * times
     assert bytes(rebase(encode_batch(sent, 3), base).data) == bytes(encode_batch(sent, base).data)

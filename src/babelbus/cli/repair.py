@@ -52,12 +52,12 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
     live = lock_owner(path) is not None
     with _bytes_read(f"check {path}") as advance:
         report = check_folder(LocalFiles(), path, progress=advance, live=live)
-    advice = f"stop the server and run 'babelbus repair {path}'" if report.all_problems else ""
+    advice = f"stop the server and run 'babelbus repair {path}'" if report.problems else ""
     _add_notes(report, path)
     if _add_database(report, target, path, live=live):
         advice = "; ".join(filter(None, (advice, DATABASE_ADVICE)))
     _tell(report, "repair would", as_json, advice, {})
-    if report.all_problems:
+    if report.problems:
         click.get_current_context().exit(1)
 
 
@@ -86,10 +86,10 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
     path = _folder(target, folder)
     with _bytes_read(f"repair {path}") as advance:
         report = repair_folder(LocalFiles(), path, dry_run=dry_run, progress=advance)
-    mendable = bool(report.all_problems)
+    mendable = bool(report.problems)
     _add_notes(report, path)
     in_database = _add_database(report, target, path, live=False)
-    left = report.all_problems if dry_run else report.left
+    left = report.problems if dry_run else report.left
     advice = ""
     if left:
         advice = f"{len(left)} problems are left"
@@ -186,9 +186,9 @@ def _add_database(report: "Report", target: Target, path: str, *, live: bool) ->
             result = check_database(url or f"sqlite:///{default}", LocalFiles(), progress=advance, live=live)
     except StorageError as error:
         fix = "nothing: make sure that the database can be reached"
-        result = Report([], [Problem("unreadable", "the database", str(error), fix)])
+        result = Report([Problem("unreadable", "the database", str(error), fix)])
     else:
-        counts = Counter(partition.topic for partition in result.partitions)
+        counts = Counter(topic for topic, _ in result.partitions)
         fix = "nothing: name its database with --config or BABELBUS_DB_URL, if it is another one"
         result.problems += [
             Problem("missing", f"topic {topic!r}", f"{count - counts[topic]} partitions are not in the database", fix)
@@ -197,8 +197,11 @@ def _add_database(report: "Report", target: Target, path: str, *, live: bool) ->
         ]
     report.partitions += result.partitions
     report.problems += result.problems
-    report.left += result.all_problems
-    return bool(result.all_problems)
+    report.segments += result.segments
+    report.records += result.records
+    report.size_bytes += result.size_bytes
+    report.left += result.problems
+    return bool(result.problems)
 
 
 @contextmanager
@@ -216,11 +219,11 @@ def _bytes_read(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _tell(report: "Report", label: str, as_json: bool, advice: str, more: dict[str, Any]) -> None:
-    problems = report.all_problems
+    problems = report.problems
     summary = {
         "problems": len(problems),
         "partitions": len(report.partitions),
-        "segments": sum(len(partition.segments) for partition in report.partitions),
+        "segments": report.segments,
         "records": report.records,
         "bytes": report.size_bytes,
     }

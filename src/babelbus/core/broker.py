@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -42,7 +42,7 @@ from babelbus.metrics import Metrics
 from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SOURCE_HEADER
 from babelbus.records.record import Headers
 from babelbus.storage import notes
-from babelbus.storage.contract import Store
+from babelbus.storage.contract import Catalog, Store
 from babelbus.storage.files import FileSystem, disk_error
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Broker:
         tail_cache_bytes: int = TAIL_CACHE_BYTES,
     ) -> None:
         self._stores = stores
-        self._catalog = stores["disk"]
+        self._catalog = cast(Catalog, stores["disk"])
         self._defaults = defaults
         self._checkpoint_bytes = checkpoint_bytes
         self._clock = clock

@@ -9,9 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from babelbus.records.checksum import CRC_AT, record_crcs
-from babelbus.records.columns import I64
-from babelbus.records.format import LENGTH_MIN, PLAIN_FIELDS, TOMBSTONE
+from babelbus.records.fields import I64
+from babelbus.records.format import LENGTH_MIN, PLAIN_FIELDS, TOMBSTONE, encode_uniform, make_heads, write_crcs
 from babelbus.records.record import RecordBatch
 
 _NO_HEADERS = pa.scalar(b"\0", pa.binary())
@@ -42,17 +41,13 @@ def encode_columns(values: pa.Array, keys: pa.Array | None, timestamps: I64) -> 
     if removed is not None:
         values = pc.fill_null(values, b"")
     value_sizes = np.diff(edges_of(values))
-    heads = np.zeros(count, PLAIN_FIELDS)
-    heads["offset"] = np.arange(count)
-    heads["timestamp"] = timestamps
-    heads["payload_length"] = value_sizes
+    heads = make_heads(value_sizes, timestamps)
     if removed is not None:
         heads["attributes"] = np.where(removed, TOMBSTONE, 0)
     if keys is None or keys.null_count == count:
-        heads["key_length"] = -1
-        heads["length"] = value_sizes + LENGTH_MIN
-        if (value_sizes == value_sizes[0]).all():
-            return _encode_uniform(values, heads, int(value_sizes[0]), timestamps)
+        if value_sizes[0] and (value_sizes == value_sizes[0]).all():
+            first, size = int(edges_of(values)[0]), int(value_sizes.sum())
+            return encode_uniform(heads, memoryview(values.buffers()[2])[first : first + size], timestamps)
         pieces = [_fixed(heads.view(np.uint8), PLAIN_FIELDS.itemsize), values]
     else:
         keyless = _nulls(keys)
@@ -67,25 +62,7 @@ def encode_columns(values: pa.Array, keys: pa.Array | None, timestamps: I64) -> 
     joined = pc.binary_join_element_wise(*pieces, _NO_HEADERS, _NOTHING)
     edges = edges_of(joined)
     data = bytearray(joined.buffers()[2].slice(int(edges[0]), int(edges[-1] - edges[0])))
-    return _finish(data, edges[:-1] - edges[0], timestamps)
-
-
-def _encode_uniform(values: pa.Array, heads: npt.NDArray[np.void], size: int, timestamps: I64) -> RecordBatch:
-    """Return records of values of one size without keys: two copies of numpy."""
-    count, head_bytes = len(values), PLAIN_FIELDS.itemsize
-    data = bytearray(count * (head_bytes + size + 1))
-    rows = np.frombuffer(data, np.uint8).reshape(count, head_bytes + size + 1)
-    rows[:, :head_bytes] = heads.view(np.uint8).reshape(count, head_bytes)
-    if size:
-        first = int(edges_of(values)[0])
-        rows[:, head_bytes:-1] = np.frombuffer(values.buffers()[2], np.uint8, count * size, first).reshape(count, size)
-    return _finish(data, np.arange(0, len(data), head_bytes + size + 1), timestamps)
-
-
-def _finish(data: bytearray, positions: I64, timestamps: I64) -> RecordBatch:
-    crcs = np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))
-    crcs[positions + CRC_AT] = record_crcs(data, positions, len(data))
-    return RecordBatch(data, positions, timestamps, 0)
+    return write_crcs(data, edges[:-1] - edges[0], timestamps, 0)
 
 
 def _nulls(column: pa.Array) -> npt.NDArray[np.bool_] | None:

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from babelbus.records.checksum import crcs_hold
+from babelbus.records.equal_headers import Headed, find_equal
+from babelbus.records.fields import I64 as I64
+from babelbus.records.fields import crcs_hold, int32s
 from babelbus.records.format import (
     HEAD_BYTES,
     HEADERS_MAX,
     LENGTH_FROM,
-    LENGTH_MIN,
-    PLAIN_FIELDS,
     TOMBSTONE,
     Buffer,
     CorruptRecordError,
@@ -28,15 +28,26 @@ from babelbus.records.format import (
 )
 from babelbus.records.record import Record
 
-I64 = npt.NDArray[np.int64]
+__all__ = [
+    "I64",
+    "Columns",
+    "decode_chunk",
+    "decode_columns",
+    "find_positions",
+    "iterate",
+    "iterate_keys",
+    "rows_of_key",
+    "verify",
+]
+
 RUN_MIN = 16
 """A shorter run of records of one size is not worth an array of its own."""
 RUN_BYTES_MAX = 2**20
 """How many records are searched for a run at a time."""
 STEPS_MIN, STEPS_MAX = 4, 4096
 """How many records are walked one by one before the next search for a run: the more, the longer there was none."""
-LANES_MIN = 32
-"""Record by record is faster with fewer runs than this to walk in step."""
+
+NEVER = 2**63
 
 
 class Columns(msgspec.Struct, frozen=True, eq=False):
@@ -56,6 +67,8 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
     payload_lengths: I64
     headers_positions: I64
     headers_counts: npt.NDArray[np.uint8]
+    headed: Headed | None = None
+    """The headers, if all records have as many and the same first name."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -66,47 +79,11 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
         return self.positions + (HEAD_BYTES + 13)
 
 
-def find_positions(data: Buffer, start: int, end: int, hints: I64 | None = None) -> tuple[I64, int]:
+def find_positions(data: Buffer, start: int, end: int) -> tuple[I64, int]:
     """Return where each whole record begins between `start` and `end`, and where the last record ends.
 
-    `hints` are positions of some of the records, ascending (an index has one a 1,024): all the runs between them are
-    walked at once, a step of numpy for each record of the longest run (0.02 us a record with 1,000 runs).
+    Runs of records of one size are found at once; through the bytes between the runs goes a step for each record.
     """
-    if hints is None or len(hints) < LANES_MIN:
-        return _find_by_runs(data, start, end)
-    count, size = uniform_run(data, start, end)
-    if count * size + LENGTH_FROM > end - start:  # no room for a record of another size behind them
-        return np.arange(start, start + count * size, size), start + count * size
-    lengths = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))
-    current = hints.copy()
-    stops = np.append(hints[1:], end)
-    lanes = np.arange(len(hints))
-    steps: list[tuple[I64, I64]] = []
-    while len(current):
-        fits = current + LENGTH_FROM <= stops
-        if not fits.all():
-            current, stops, lanes = current[fits], stops[fits], lanes[fits]
-            continue
-        length = lengths[current + 8].astype(np.int64)
-        following = current + LENGTH_FROM + length
-        good = (length >= LENGTH_MIN) & (following <= stops)
-        if not good.all():
-            current, stops, lanes, following = current[good], stops[good], lanes[good], following[good]
-        steps.append((lanes, current))
-        keep = following < stops
-        if keep.all():
-            current = following
-        else:
-            current, stops, lanes = following[keep], stops[keep], lanes[keep]
-    if not steps:
-        return np.empty(0, np.int64), start
-    positions = np.sort(np.concatenate([step for _, step in steps]))
-    last = int(positions[-1])
-    return positions, last + LENGTH_FROM + int(lengths[last + 8])
-
-
-def _find_by_runs(data: Buffer, start: int, end: int) -> tuple[I64, int]:
-    """Find runs of records of one size at once, and walk record by record through the bytes between the runs."""
     parts: list[I64] = []
     steps = STEPS_MIN
     while True:
@@ -116,10 +93,10 @@ def _find_by_runs(data: Buffer, start: int, end: int) -> tuple[I64, int]:
             start += count * size
             steps = STEPS_MIN
             continue
-        steps_ = walk(data, start, end, steps)
-        start = steps_.pop()
-        parts.append(np.array(steps_, np.int64))
-        if len(steps_) < steps:
+        walked = walk(data, start, end, steps)
+        start = walked.pop()
+        parts.append(np.array(walked, np.int64))
+        if len(walked) < steps:
             return np.concatenate(parts), start
         steps = min(2 * steps, STEPS_MAX)
 
@@ -136,10 +113,7 @@ def decode_columns(data: Buffer, positions: I64) -> Columns:
         return Columns(
             data, empty, empty, empty, empty, empty.astype(np.int8), empty, empty, empty, empty, empty.astype(np.uint8)
         )
-    plain_columns = _decode_plain(data, positions)
-    if plain_columns is not None:
-        return plain_columns
-    view4 = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))
+    view4 = int32s(data)
     view8 = np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))
     octets = np.frombuffer(data, np.uint8)
     lengths = view4[positions + 8].astype(np.int64)
@@ -156,9 +130,13 @@ def decode_columns(data: Buffer, positions: I64) -> Columns:
     if not good.all():
         raise CorruptRecordError(int(positions[np.flatnonzero(~good)[0]]), "its payload does not fit")
     headers_counts = octets[headers_positions]
-    plain = (headers_counts == 0) & (headers_positions + 1 == ends)
-    if not plain.all():
-        _check_headers(data, positions, headers_positions, headers_counts, ends)
+    checked, headed = (headers_counts == 0) & (headers_positions + 1 == ends), None
+    if isinstance(data, bytes) and headers_counts.any():
+        equal, headed = find_equal(data, headers_positions, headers_counts, ends)
+        checked |= equal
+    if not checked.all():
+        rest = np.flatnonzero(~checked)
+        _check_headers(data, positions[rest], headers_positions[rest], headers_counts[rest], ends[rest])
     return Columns(
         data,
         positions,
@@ -171,41 +149,7 @@ def decode_columns(data: Buffer, positions: I64) -> Columns:
         payload_lengths,
         headers_positions,
         headers_counts,
-    )
-
-
-def _decode_plain(data: Buffer, positions: I64) -> Columns | None:
-    """Return the columns of records of one size without keys and headers; `None` for other records.
-
-    Every field is then at a fixed stride, which is ten times faster.
-    """
-    count, first = len(positions), int(positions[0])
-    size = int(positions[1]) - first if count > 1 else 0
-    if count < LANES_MIN or first + count * size > len(data) or (np.diff(positions) != size).any():
-        return None
-    rows = np.ndarray((count,), PLAIN_FIELDS, data, first, (size,))
-    payload_length = size - LENGTH_FROM - LENGTH_MIN
-    if (
-        payload_length < 0
-        or (rows["length"] != size - LENGTH_FROM).any()
-        or (rows["key_length"] != -1).any()
-        or (rows["payload_length"] != payload_length).any()
-        or np.ndarray((count,), np.uint8, data, first + size - 1, (size,)).any()
-    ):
-        return None
-    payload_positions = positions + (size - 1 - payload_length)
-    return Columns(
-        data,
-        positions,
-        positions + size,
-        rows["offset"].astype(np.int64),
-        rows["timestamp"].astype(np.int64),
-        rows["attributes"].astype(np.int8),
-        np.full(count, -1, np.int64),
-        payload_positions,
-        np.full(count, payload_length, np.int64),
-        positions + (size - 1),
-        np.zeros(count, np.uint8),
+        headed,
     )
 
 
@@ -213,7 +157,7 @@ def _check_headers(
     data: Buffer, positions: I64, headers_positions: I64, counts: npt.NDArray[np.uint8], ends: I64
 ) -> None:
     """Check, in step for all records, a header at a time, that the headers of each record end where the record ends."""
-    view4 = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))
+    view4 = int32s(data)
     current = headers_positions + 1
     left = counts.astype(np.int64)
     bad = left > HEADERS_MAX
@@ -269,20 +213,11 @@ def iterate(columns: Columns) -> Iterator[Record]:
     """Yield the records of a chunk in order, without the bus's own headers; about 1 us each."""
     data = columns.data
     make = Record
-    keyed = columns.key_lengths.max(initial=-1) >= 0
-    plain = not keyed and not columns.headers_counts.any() and not columns.attributes.any()
-    offsets, timestamps = columns.offsets.tolist(), columns.timestamps.tolist()
-    starts, stops = columns.payload_positions.tolist(), columns.headers_positions.tolist()
-    if isinstance(data, bytes) and plain:
-        none = ()
-        for offset, timestamp, start, stop in zip(offsets, timestamps, starts, stops, strict=True):
-            yield make(data[start:stop], None, none, timestamp, 0, offset)
-        return
     rows = zip(
-        offsets,
-        timestamps,
-        starts,
-        stops,
+        columns.offsets.tolist(),
+        columns.timestamps.tolist(),
+        columns.payload_positions.tolist(),
+        columns.headers_positions.tolist(),
         columns.key_lengths.tolist(),
         columns.attributes.tolist(),
         columns.headers_counts.tolist(),
@@ -293,3 +228,31 @@ def iterate(columns: Columns) -> Iterator[Record]:
         headers = public_headers(decode_headers(data, stop + 1, count)) if count else ()
         payload = None if attributes & TOMBSTONE else bytes(data[start:stop])
         yield make(payload, key, headers, timestamp, attributes & ~TOMBSTONE, offset)
+
+
+def rows_of_key(columns: Columns, key: bytes) -> I64:
+    """Return the rows of a key: all keys of its length are compared one byte column at a time, from the end."""
+    rows = np.flatnonzero(columns.key_lengths == len(key))
+    octets = np.frombuffer(columns.data, np.uint8)
+    ends = columns.payload_positions - 5  # the key's last byte, in front of the payload's length
+    for back, byte in enumerate(reversed(key)):  # keys differ at their end: few rows are left after some steps
+        if not len(rows):
+            break
+        rows = rows[octets[ends[rows] - back] == byte]
+    return rows
+
+
+def iterate_keys(columns: Columns) -> Iterator[tuple[int, bytes | None, int]]:
+    """Yield offset, key, and the time of a tombstone in ms; `NEVER` stands for the time of another record."""
+    data = columns.data
+    rows = zip(
+        columns.offsets.tolist(),
+        columns.key_positions.tolist(),
+        columns.key_lengths.tolist(),
+        columns.attributes.tolist(),
+        columns.timestamps.tolist(),
+        strict=True,
+    )
+    for offset, at, size, attributes, timestamp in rows:
+        key = bytes(data[at : at + size]) if size >= 0 else None
+        yield offset, key, timestamp if attributes & TOMBSTONE else NEVER

@@ -1,33 +1,18 @@
-"""A chunk of stored records -> columns, fast when many records have the same headers behind the first one.
+"""The headers of many records, read once if they are equal behind the first one.
 
 The first header is usually an id, and the headers behind it are those of the publisher. So they are cut off and read
 once for all records with the same bytes, instead of being walked a header at a time.
 """
 
-import struct
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from babelbus.records.columns import I64, Columns, decode_columns
-from babelbus.records.format import (
-    HEAD,
-    HEAD_BYTES,
-    HEADERS_MAX,
-    INT32,
-    LENGTH_FROM,
-    LENGTH_MIN,
-    PLAIN_BODY,
-    PLAIN_FIELDS,
-)
+from babelbus.records.fields import I64, int32s
+from babelbus.records.format import FEW, HEADERS_MAX, INT32
 
-FEW = 16
-"""With fewer records than this, numpy's fixed costs are more than it saves."""
 BLOCK_BYTES = 64 * 2**10
 """So many bytes are compared at once: the system would have to provide more memory anew each time."""
-PLAIN_HEAD = struct.Struct(HEAD.format + PLAIN_BODY.format[1:])
-HEAD_SIZE = PLAIN_FIELDS.itemsize
 Flags = npt.NDArray[np.bool_]
 
 
@@ -40,78 +25,33 @@ class Headed(msgspec.Struct, frozen=True, eq=False):
     """For each record, the headers behind the first one; one object for all that are equal."""
 
 
-def decode(data: bytes, positions: I64) -> tuple[Columns, Headed | None]:
-    """Return the columns of `decode_columns`, and the headers if all begin alike.
+def find_equal(data: bytes, starts: I64, counts: npt.NDArray[np.uint8], ends: I64) -> tuple[Flags, Headed | None]:
+    """Return which records have good headers that are those of many, and the headers if this holds for all records.
 
-    Raises:
-        CorruptRecordError: the inner lengths of a record do not add up to its length.
+    The headers of a record reach from the byte `starts`, their number, to the byte `ends`.
     """
-    if not len(positions) or _is_plain(data, int(positions[0])):
-        return decode_columns(data, positions), None  # which is fast for records without headers
-    heads = np.ndarray((len(data) - HEAD_SIZE + 1,), f"V{HEAD_SIZE}", data, 0, (1,))[positions].view(PLAIN_FIELDS)
-    ends = positions + heads["length"] + LENGTH_FROM
-    key_lengths = heads["key_length"].astype(np.int64)
-    payload_positions = positions + (HEAD_BYTES + 17)
-    payload_lengths = heads["payload_length"].astype(np.int64)
-    if (ends > len(data)).any():
-        return decode_columns(data, positions), None  # which raises the right error
-    if (key_lengths != -1).any():
-        payload_positions += np.maximum(key_lengths, 0)
-        if ((key_lengths < -1) | (payload_positions >= ends)).any():
-            return decode_columns(data, positions), None
-        payload_lengths = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))[payload_positions - 4].astype(np.int64)
-    headers_positions = payload_positions + payload_lengths
-    if (payload_lengths < 0).any() or (headers_positions >= ends).any():
-        return decode_columns(data, positions), None
-    headers_counts = np.frombuffer(data, np.uint8)[headers_positions]
-    headed = _check_headers(data, positions, headers_positions, headers_counts, ends)
-    columns = Columns(
-        data,
-        positions,
-        ends,
-        heads["offset"].astype(np.int64),
-        heads["timestamp"].astype(np.int64),
-        heads["attributes"].astype(np.int8),
-        key_lengths,
-        payload_positions,
-        payload_lengths,
-        headers_positions,
-        headers_counts,
-    )
-    return columns, headed
-
-
-def _check_headers(data: bytes, positions: I64, starts: I64, counts: npt.NDArray[np.uint8], ends: I64) -> Headed | None:
-    """Check that each record ends where its headers end; return the headers if all begin alike.
-
-    Raises:
-        CorruptRecordError: the headers of a record do not fit its length.
-    """
-    rows = np.flatnonzero((counts != 0) | (starts + 1 != ends))
-    if not len(rows):
-        return None
-    start, end = int(starts[rows[0]]), int(ends[rows[0]])
+    nothing = np.zeros(len(starts), bool)
+    first = int(np.argmax(counts != 0))
+    start, end = int(starts[first]), int(ends[first])
     size = INT32.unpack_from(data, start + 1)[0] if start + 5 <= end else -1
     front = data[start : start + 5 + size]
+    if not front or not front[0] or size < 0 or start + len(front) > end:
+        return nothing, None
     alike = starts + (len(front) + 4) <= ends  # nothing is read beyond the end
-    if size < 0 or start + len(front) > end or not alike[rows[0]]:
-        decode_columns(data, positions)
-        return None
     alike[alike] = are_equal(data, starts[alike], front)
     values = starts[alike] + (len(front) + 4)
-    sizes = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))[values - 4].astype(np.int64)
+    sizes = int32s(data)[values - 4].astype(np.int64)
     room = (sizes >= 0) & (values + sizes <= ends[alike])
-    if not room.all():
-        alike[alike] = room
-        values, sizes = values[room], sizes[room]
-    rests = cut(data, values + sizes, ends[alike] - values - sizes)
+    alike[alike] = room
+    behind = (values + sizes)[room]
+    sample = {data[at:stop] for at, stop in zip(behind[:FEW].tolist(), ends[alike][:FEW].tolist(), strict=True)}
+    if len(sample) == FEW < len(behind):  # headers differ from record to record
+        return nothing, None
+    rests = cut(data, behind, ends[alike] - behind)
     equal = {rest: rest for rest in rests}
     if len(equal) > max(len(rests) // 4, FEW) or not all(_are_headers(rest, front[0] - 1) for rest in equal):
-        alike[:] = False
-    if not alike.all():
-        decode_columns(data, positions[~alike])
-        return None
-    return Headed(front, rests if len(equal) == 1 else [equal[rest] for rest in rests])
+        return nothing, None
+    return alike, Headed(front, [equal[rest] for rest in rests]) if alike.all() else None
 
 
 def _are_headers(rest: bytes, count: int) -> bool:
@@ -126,12 +66,6 @@ def _are_headers(rest: bytes, count: int) -> bool:
                 return False
             at += 4 + max(length, 0)
     return at == size and 0 <= count < HEADERS_MAX
-
-
-def _is_plain(data: bytes, position: int) -> bool:
-    """Return whether a record has neither key nor headers."""
-    _, length, _, _, _, key_length, payload_length = PLAIN_HEAD.unpack_from(data, position)
-    return bool(key_length == -1 and payload_length + LENGTH_MIN == length)
 
 
 def are_equal(data: bytes, places: I64, part: bytes) -> Flags:

@@ -3,9 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
-from babelbus.records.columns import I64, Columns
-from babelbus.records.format import INT64, LENGTH_FROM, Buffer
+from babelbus.records.format import INT64, LENGTH_FROM, Buffer, record_crcs
 
+I64 = npt.NDArray[np.int64]
 CRC_AT = 12
 TIMESTAMP_AT = 17
 
@@ -31,6 +31,14 @@ def crcs_at(data: Buffer, positions: I64) -> npt.NDArray[np.uint32]:
     return crcs
 
 
+def crcs_hold(data: Buffer, positions: I64, end: int) -> bool:
+    """Return whether the records at `positions`, which follow each other up to `end`, match their CRCs.
+
+    Offsets are not checked: no CRC covers an offset.
+    """
+    return bool((record_crcs(data, positions, end) == crcs_at(data, positions)).all())
+
+
 def _int64s_at(data: Buffer, places: I64) -> I64:
     if not len(places):
         return np.empty(0, np.int64)
@@ -50,15 +58,3 @@ def timestamp_of(data: Buffer, position: int = 0) -> int:
 def size_of(head: bytes) -> int:
     """Return the size of the record that begins with the bytes `head`, by its length field."""
     return LENGTH_FROM + int.from_bytes(head[8:LENGTH_FROM], "big", signed=True)
-
-
-def rows_of_key(columns: Columns, key: bytes) -> I64:
-    """Return the rows of a key: all keys of its length are compared one byte column at a time, from the end."""
-    rows = np.flatnonzero(columns.key_lengths == len(key))
-    octets = np.frombuffer(columns.data, np.uint8)
-    ends = columns.payload_positions - 5  # the key's last byte, in front of the payload's length
-    for back, byte in enumerate(reversed(key)):  # keys differ at their end: few rows are left after some steps
-        if not len(rows):
-            break
-        rows = rows[octets[ends[rows] - back] == byte]
-    return rows

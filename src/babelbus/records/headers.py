@@ -1,109 +1,92 @@
 """The headers of all records of a chunk, walked in step instead of record by record."""
 
+import msgspec
 import numpy as np
 
 from babelbus.records.columns import I64, Columns
-from babelbus.records.equal_headers import Headed, are_equal, cut
+from babelbus.records.equal_headers import are_equal, cut
 from babelbus.records.fields import int32s
 from babelbus.records.format import INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers
 from babelbus.records.record import Headers
 
-RESERVED = RESERVED_HEADER_PREFIX[0]
 Numbers = range | list[int]
 """Records of a chunk by their place in it, rising."""
 
 
-class Leading:
+class Leading(msgspec.Struct, frozen=True, eq=False):
     """Records whose first header has a certain name and a value, and which are no tombstones; see `find_leading`.
 
-    Each column is built when it is requested.
+    Each column is built when it is requested, from where the parts of the records begin in `data`.
     """
 
-    __slots__ = ("_columns", "_data", "_known", "_rests", "_values", "numbers")
-
-    def __init__(
-        self,
-        numbers: Numbers,
-        columns: tuple[I64, I64, I64],
-        data: bytes,
-        values: I64,
-        rests: I64,
-        known: list[bytes] | None,
-    ) -> None:
-        self.numbers = numbers
-        self._columns = columns
-        self._data = data
-        self._values = values
-        self._rests = rests
-        self._known = known
+    numbers: Numbers
+    data: bytes
+    payload_starts: I64
+    payload_lengths: I64
+    value_starts: I64
+    rest_starts: I64
+    ends: I64
+    known_rests: list[bytes] | None = None
 
     def payloads(self) -> list[bytes]:
         """Return the payloads."""
-        return cut(self._data, self._columns[0], self._columns[1])
+        return cut(self.data, self.payload_starts, self.payload_lengths)
 
     def values(self) -> list[bytes]:
         """Return the values of the first header."""
-        return cut(self._data, self._values, self._rests - self._values)
+        return cut(self.data, self.value_starts, self.rest_starts - self.value_starts)
 
     def rests(self) -> list[bytes]:
         """Return the headers behind the first one, as stored (`read_headers`); equal ones may share one object."""
-        return self._known or cut(self._data, self._rests, self._columns[2] - self._rests)
+        return self.known_rests or cut(self.data, self.rest_starts, self.ends - self.rest_starts)
 
 
-def find_leading(columns: Columns, data: bytes, headed: Headed | None, name: bytes) -> Leading:
-    """Return the records whose first header is `name`, with a value; tombstones are left out.
-
-    `headed` is the second result of `equal_headers.decode`.
-    """
-    head = INT32.pack(len(name)) + name
-    if headed is None or headed.front[1:] != head or columns.attributes.any():
-        return _find_leading(columns, data, head)
-    values = columns.headers_positions + (len(headed.front) + 4)
-    places = columns.payload_positions, columns.payload_lengths, columns.ends
-    return Leading(range(len(columns)), places, data, values, values + int32s(data)[values - 4], headed.rests)
+def find_leading(columns: Columns, data: bytes, name: bytes) -> Leading:
+    """Return the records whose first header is `name`, with a value; tombstones are left out."""
+    head, headed, known = INT32.pack(len(name)) + name, columns.headed, None
+    values = columns.headers_positions + (len(head) + 5)
+    rows = np.arange(len(columns))
+    if headed is not None and headed.front[1:] == head and not columns.attributes.any():
+        known = headed.rests
+    else:
+        rows = rows[values <= columns.ends]
+        rows = rows[are_equal(data, columns.headers_positions[rows] + 1, head)]
+        good = (columns.headers_counts[rows] > 0) & (columns.attributes[rows] & TOMBSTONE == 0)
+        rows = rows[good & (int32s(data)[values[rows] - 4] >= 0)]
+        values = values[rows]
+    sizes = int32s(data)[values - 4].astype(np.int64)
+    numbers: Numbers = range(len(columns)) if len(rows) == len(columns) else rows.tolist()
+    return Leading(
+        numbers,
+        data,
+        columns.payload_positions[rows],
+        columns.payload_lengths[rows],
+        values,
+        values + sizes,
+        columns.ends[rows],
+        known,
+    )
 
 
 def decode_all_headers(columns: Columns, data: bytes) -> list[Headers]:
-    """Return the headers of each record, without the bus's own headers; about 0.4 us a header.
-
-    Records with the same number of headers are walked in step, a header at a time.
-    """
+    """Return the headers of each record, without the bus's own headers; about 0.4 us a header."""
     results: list[Headers] = [()] * len(columns)
-    for count in np.unique(columns.headers_counts).tolist():
-        if count:
-            numbers = np.flatnonzero(columns.headers_counts == count)
-            headers = _decode_in_step(data, columns.headers_positions[numbers] + 1, count)
-            for number, fields in zip(numbers.tolist(), headers, strict=True):
-                results[number] = fields
+    _, names, name_sizes, values, value_sizes = walk_headers(columns)
+    if not len(names):
+        return results
+    ends, stops = (names + name_sizes).tolist(), (values + value_sizes).tolist()
+    places = zip(names.tolist(), ends, values.tolist(), stops, strict=True)
+    # A header without a value has the size -1.
+    pairs = [(data[name:end], data[value:stop] if stop >= value else None) for name, end, value, stop in places]
+    own = np.frombuffer(data, np.uint8)[names] == RESERVED_HEADER_PREFIX[0]
+    reserved = bool((own & (name_sizes > 0)).any())
+    numbers = np.flatnonzero(columns.headers_counts)
+    at = 0
+    for number, count in zip(numbers.tolist(), columns.headers_counts[numbers].tolist(), strict=True):
+        headers = tuple(pairs[at : at + count])
+        results[number] = public_headers(headers) if reserved else headers
+        at += count
     return results
-
-
-def _decode_in_step(data: bytes, current: I64, count: int) -> list[Headers]:
-    """Return the headers of verified records with `count` headers each, the first one at `current`."""
-    sizes = int32s(data)
-    octets = np.frombuffer(data, np.uint8)
-    columns: list[list[tuple[bytes, bytes | None]]] = []
-    reserved = False
-    for _ in range(count):
-        names = current + 4
-        ends = names + sizes[current]
-        lengths = sizes[ends].astype(np.int64)
-        values = ends + 4
-        current = values + np.maximum(lengths, 0)
-        reserved = reserved or bool(((octets[names] == RESERVED) & (ends > names)).any())
-        places = zip(names.tolist(), ends.tolist(), values.tolist(), current.tolist(), strict=True)
-        if (lengths < 0).any():
-            missing = (lengths < 0).tolist()
-            columns.append(
-                [
-                    (data[name:end], None if none else data[value:stop])
-                    for (name, end, value, stop), none in zip(places, missing, strict=True)
-                ]
-            )
-        else:
-            columns.append([(data[name:end], data[value:stop]) for name, end, value, stop in places])
-    rows = list(zip(*columns, strict=True))
-    return [public_headers(row) for row in rows] if reserved else rows
 
 
 def read_headers(rest: bytes) -> Headers:
@@ -114,24 +97,6 @@ def read_headers(rest: bytes) -> Headers:
         at += 4 + max(INT32.unpack_from(rest, at)[0], 0)
         count += 1
     return public_headers(decode_headers(rest, 0, count))
-
-
-def _find_leading(columns: Columns, data: bytes, head: bytes) -> Leading:
-    """Find the records whose first header begins with `head`, a length and a name. All lengths must be verified."""
-    count, firsts = len(columns), columns.headers_positions + 1
-    values = firsts + (len(head) + 4)
-    numbers = np.flatnonzero(values <= columns.ends)
-    numbers = numbers[are_equal(data, firsts[numbers], head)]
-    values = values[numbers]
-    sizes = int32s(data)[values - 4].astype(np.int64)
-    good = (sizes >= 0) & (columns.headers_counts[numbers] > 0) & (columns.attributes[numbers] & TOMBSTONE == 0)
-    if not good.all():
-        numbers, values, sizes = numbers[good], values[good], sizes[good]
-    if len(numbers) == count:
-        places = columns.payload_positions, columns.payload_lengths, columns.ends
-        return Leading(range(count), places, data, values, values + sizes, None)
-    places = columns.payload_positions[numbers], columns.payload_lengths[numbers], columns.ends[numbers]
-    return Leading(numbers.tolist(), places, data, values, values + sizes, None)
 
 
 def walk_headers(columns: Columns) -> tuple[I64, I64, I64, I64, I64]:

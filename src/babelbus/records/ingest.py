@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from babelbus.records.checksum import CRC_AT, record_crcs
 from babelbus.records.columns import decode_columns, find_positions
+from babelbus.records.fields import crcs_at
 from babelbus.records.format import (
     ATTRIBUTES_KNOWN,
     BODY,
     CRC_IS_WRONG,
+    FEW,
     HEAD_BYTES,
     RESERVED_HEADER_PREFIX,
     Buffer,
@@ -15,6 +16,7 @@ from babelbus.records.format import (
     InvalidRecordError,
     decode_headers,
     headers_position,
+    record_crcs,
     record_error,
     walk,
 )
@@ -22,8 +24,6 @@ from babelbus.records.record import RecordBatch
 
 RECORDS_MAX = 2**20
 """Most records of one batch."""
-SMALL_BYTES_MAX = 2_048
-"""Up to this number of records a loop is faster than arrays."""
 
 
 class ChecksumError(InvalidRecordError):
@@ -35,19 +35,19 @@ class ChecksumError(InvalidRecordError):
 def parse_records(data: Buffer) -> RecordBatch:
     """Return `data` as a batch: one or more whole records with times above 0 and without the bus's own headers.
 
-    Each CRC is checked separately (0.4 us a record): the fast check of `checksum` is for bytes that we wrote, a client
-    could forge two wrong CRCs that cancel out. Offsets are ignored: the base offset is -1.
+    Offsets are ignored: the base offset is -1.
 
     Raises:
         ChecksumError: a CRC is wrong.
         InvalidRecordError: any other fault.
     """
-    if len(data) <= SMALL_BYTES_MAX:
-        return _parse_few(data)
+    first = walk(data, count_max=FEW + 1)
+    if len(first) <= FEW + 1:
+        return _parse_few(data, first)
     positions, end = find_positions(data, 0, len(data))
     if end != len(data) or not 1 <= len(positions) <= RECORDS_MAX:
         raise InvalidRecordError(f"{len(positions)} whole records in {end} of {len(data)} bytes")
-    wrong = record_crcs(data, positions, end) != np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))[positions + CRC_AT]
+    wrong = record_crcs(data, positions, end) != crcs_at(data, positions)
     if wrong.any():
         raise ChecksumError(f"the CRC of record {int(np.flatnonzero(wrong)[0])} is wrong")
     try:
@@ -63,9 +63,8 @@ def parse_records(data: Buffer) -> RecordBatch:
     return RecordBatch(data, positions, columns.timestamps, -1)
 
 
-def _parse_few(data: Buffer) -> RecordBatch:
-    """Parse a few records one by one: numpy's fixed costs are more than it would save."""
-    positions = walk(data)
+def _parse_few(data: Buffer, positions: list[int]) -> RecordBatch:
+    """Parse a few records one by one; `positions` are those of `walk`."""
     end = positions.pop()
     if end != len(data) or not positions:
         raise InvalidRecordError(f"{len(positions)} whole records in {end} of {len(data)} bytes")

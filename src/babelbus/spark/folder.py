@@ -305,8 +305,7 @@ def _read_segment(segment: Segment, start: int, end: int) -> Iterator[tuple[Colu
         raise segment.corrupt(start)  # the segment has lost its end
     while position < stop:
         chunk = segment.read(position, offset, CHUNK_BYTES, stop)
-        hints = segment.hints(position, position + len(chunk.data))
-        positions, _ = find_positions(chunk.data, 0, len(chunk.data), hints)
+        positions, _ = find_positions(chunk.data, 0, len(chunk.data))
         yield decode_columns(chunk.data, positions), chunk.next_offset
         position, offset = position + len(chunk.data), chunk.next_offset
 

@@ -31,7 +31,7 @@ class Chunk(NamedTuple):
 
 
 class Recovery:
-    """What opening a partition found: bytes cut from the tail, ranges that are damaged, bytes that were read."""
+    """The result of opening a partition: bytes cut from the tail, ranges that are damaged, bytes that were read."""
 
     def __init__(self) -> None:
         self.cut_bytes = 0
@@ -48,7 +48,7 @@ class LogSettings(LogLayout, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """What the broker has to know of an engine before it calls it."""
+    """Properties of an engine that the broker must know before it calls the engine."""
 
     reads_wait: bool = True
     """A read may wait for a device: it is done in a reader's thread, never in the event loop."""
@@ -68,11 +68,11 @@ class PartitionLog(Protocol):
 
     producers: Producers
     recovery: Recovery
-    """What opening it had to put right."""
+    """The result of opening it."""
 
     @property
     def first_offset(self) -> int:
-        """Offset of the oldest record that is still there, or `next_offset` when there is none."""
+        """Offset of the oldest record that is still there, or `next_offset` if no record is there."""
 
     @property
     def next_offset(self) -> int:
@@ -94,7 +94,7 @@ class PartitionLog(Protocol):
         """
 
     def configure(self, settings: LogSettings) -> None:
-        """Take other settings from now on."""
+        """Replace the settings."""
 
     def append(self, batch: RecordBatch) -> int:
         """Append a batch whose base offset is `next_offset`; return the base offset. Durable only after `durable`.
@@ -109,7 +109,7 @@ class PartitionLog(Protocol):
     def durable(self, *, sync: bool = True) -> int:
         """Write what was appended, and with `sync` make it survive a loss of power; return the offset up to which.
 
-        What an earlier failure left is put right first.
+        The remains of an earlier failure are repaired first.
 
         Raises:
             StorageError: what was appended since the last call may be lost; `next_offset` says what is there.
@@ -127,10 +127,10 @@ class PartitionLog(Protocol):
         """
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later, or `None`."""
 
     def cut_torn(self, start: int) -> None:
-        """At a start: cut the log at the first record from `start` on that a loss of power has torn a hole into.
+        """Remove, at a start, the records from the first hole on that a loss of power left at or after `start`.
 
         An engine whose appends are whole or not there at all does nothing. Other damage is decay, and stays.
 
@@ -146,10 +146,10 @@ class PartitionLog(Protocol):
         """
 
     def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for; return how many bytes became free. May take long."""
+        """Run retention and compaction; return how many bytes became free. May take long."""
 
     def close(self) -> None:
-        """Make everything durable and give up the files or connections."""
+        """Close the files or connections, after everything is durable."""
 
 
 class Store(Protocol):
@@ -157,23 +157,14 @@ class Store(Protocol):
 
     fit: Fit
 
-    def topics(self) -> list[str]:
-        """Return the names of the topics that are stored, sorted."""
-
     def partition_count(self, topic: str) -> int:
         """Return how many partitions of a topic are stored."""
 
     def open_partition(self, topic: str, partition: int, settings: LogSettings) -> PartitionLog:
         """Open a partition as its only writer, or make it: appends of whoever opened it before are refused."""
 
-    def load_settings(self, topic: str) -> bytes | None:
-        """Return what `save_settings` was given, or `None`."""
-
-    def save_settings(self, topic: str, content: bytes) -> None:
-        """Keep the settings of a topic, durably, as the core writes them."""
-
     def hide(self, topic: str) -> str:
-        """Take a topic out of `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
+        """Remove a topic at once and durably; its logs must be closed. Returns a token for `erase`."""
 
     def erase(self, token: str) -> None:
         """Delete what `hide` took away. May take long."""
@@ -182,4 +173,17 @@ class Store(Protocol):
         """Return what `hide` took away and nobody has erased yet: token -> name of the topic."""
 
     def close(self) -> None:
-        """Give up what the store holds beside the logs."""
+        """Close what the store holds beside the logs."""
+
+
+class Catalog(Store, Protocol):
+    """A store that also knows the settings of the topics of all engines."""
+
+    def topics(self) -> list[str]:
+        """Return the names of the topics, sorted."""
+
+    def load_settings(self, topic: str) -> bytes | None:
+        """Return what `save_settings` was given, or `None`."""
+
+    def save_settings(self, topic: str, content: bytes) -> None:
+        """Keep the settings of a topic, durably, as the core writes them; makes the topic."""

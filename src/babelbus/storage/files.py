@@ -35,7 +35,7 @@ class File(Protocol):
         """Read up to `size` bytes; fewer only at the end of the file."""
 
     def truncate(self, size: int) -> None:
-        """Cut or extend (with zeros) the file to `size` bytes."""
+        """Set the size of the file; new bytes are zeros."""
 
     def flush(self) -> None:
         """Return when the file's bytes and its size survive a loss of power."""
@@ -44,7 +44,7 @@ class File(Protocol):
         """Return the size of the file."""
 
     def close(self) -> None:
-        """Give the descriptor back; what was not flushed is the system's to write."""
+        """Close the descriptor; the system writes what was not flushed."""
 
 
 class FileSystem(Protocol):
@@ -57,7 +57,7 @@ class FileSystem(Protocol):
         """Return the whole content of a small file."""
 
     def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Put `content` in the place of the file, durably and so that a crash leaves the old or the new one."""
+        """Replace the file by one with `content`, durably; a crash leaves the old file or the new one."""
 
     def make_folder(self, path: str) -> None:
         """Build a folder and those above it, durably; it may be there."""
@@ -81,7 +81,7 @@ class FileSystem(Protocol):
         """Return when the names in the folder survive a loss of power."""
 
     def lock(self, path: str) -> File:
-        """Take the lock file of a data folder for this process, until it is closed or the process ends.
+        """Lock the lock file of a data folder for this process, until the file is closed or the process ends.
 
         Raises:
             FolderLockedError: another process has it.
@@ -119,7 +119,7 @@ class LocalFile:
         return b"".join(parts)
 
     def truncate(self, size: int) -> None:
-        """Cut or extend (with zeros) the file to `size` bytes."""
+        """Set the size of the file; new bytes are zeros."""
         os.ftruncate(self._descriptor, size)
 
     def flush(self) -> None:
@@ -131,7 +131,7 @@ class LocalFile:
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
-        """Give the descriptor back; what was not flushed is the system's to write."""
+        """Close the descriptor; the system writes what was not flushed."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -151,7 +151,7 @@ class LocalFiles:
             return file.read()
 
     def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Put `content` in the place of the file, durably and so that a crash leaves the old or the new one."""
+        """Replace the file by one with `content`, durably; a crash leaves the old file or the new one."""
         temporary = f"{path}.new"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
@@ -210,11 +210,7 @@ class LocalFiles:
             os.close(descriptor)
 
     def lock(self, path: str) -> File:
-        """Take the lock file of a data folder for this process, until it is closed or the process ends.
-
-        Raises:
-            FolderLockedError: another process has it; its process id is in the message.
-        """
+        """Lock the lock file of a data folder; the error names the process that has it; see `FileSystem`."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

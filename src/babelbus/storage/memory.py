@@ -21,7 +21,7 @@ class MemoryFile:
         self.content = content
 
     def pwrite(self, data: bytes | bytearray | memoryview, position: int) -> None:
-        """Put `data` at `position`, with zeros in front of it if the file ends earlier."""
+        """Write `data` at `position`, with zeros in front of it if the file ends earlier."""
         if position > len(self.content):
             self.content.extend(bytes(position - len(self.content)))
         self.content[position : position + len(data)] = data
@@ -31,21 +31,21 @@ class MemoryFile:
         return bytes(memoryview(self.content)[position : position + size])
 
     def truncate(self, size: int) -> None:
-        """Cut or extend (with zeros) the file to `size` bytes."""
+        """Set the size of the file; new bytes are zeros."""
         if size < len(self.content):
             del self.content[size:]
         else:
             self.content.extend(bytes(size - len(self.content)))
 
     def flush(self) -> None:
-        """Do nothing: memory is as durable as it gets."""
+        """Return at once: memory is as durable as it gets."""
 
     def size(self) -> int:
         """Return the size of the file."""
         return len(self.content)
 
     def close(self) -> None:
-        """Do nothing: the bytes belong to the file system."""
+        """Return at once: the bytes belong to the file system."""
 
 
 class _LockFile(MemoryFile):
@@ -58,7 +58,7 @@ class _LockFile(MemoryFile):
         self._release = release
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._release()
 
 
@@ -87,7 +87,7 @@ class MemoryFiles:
         return bytes(content)
 
     def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Put `content` in the place of the file."""
+        """Replace the content of the file."""
         self._contents[path] = bytearray(content)
 
     def make_folder(self, path: str) -> None:
@@ -127,14 +127,10 @@ class MemoryFiles:
         self._folders = {name for name in self._folders if name != path and not name.startswith(f"{path}/")}
 
     def flush_folder(self, path: str) -> None:
-        """Do nothing: memory is as durable as it gets."""
+        """Return at once: memory is as durable as it gets."""
 
     def lock(self, path: str) -> File:
-        """Take a lock file.
-
-        Raises:
-            FolderLockedError: it is taken.
-        """
+        """Lock a lock file."""
         if path in self._locked:
             raise FolderLockedError(f"{path} is in use")
         self._locked.add(path)

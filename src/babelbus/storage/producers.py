@@ -40,12 +40,12 @@ class Producers:
             batches.append(ProducerBatch(first_sequence, count, base_offset))
 
     def restore(self, batches: list[StoredBatch]) -> None:
-        """Note what a scan of the log found."""
+        """Add what a scan of the log found."""
         for batch in batches:
             self.add(batch.producer_id, batch.first_sequence, batch.count, batch.base_offset)
 
     def forget_from(self, next_offset: int) -> None:
-        """Forget the batches that a truncation to `next_offset` cut."""
+        """Drop the batches that a truncation to `next_offset` cut."""
         for producer_id, batches in list(self._batches.items()):
             kept = [batch for batch in batches if batch.base_offset + batch.count <= next_offset]
             if kept:
@@ -67,7 +67,7 @@ class Producers:
         return {producer_id: list(batches) for producer_id, batches in self._batches.items()}
 
     def load(self, snapshot: dict[int, list[ProducerBatch]]) -> None:
-        """Take what a checkpoint held, in place of what is known."""
+        """Replace everything by what a checkpoint held."""
         self._batches = OrderedDict(
             (producer_id, deque(batches, maxlen=BATCHES_MAX)) for producer_id, batches in snapshot.items()
         )

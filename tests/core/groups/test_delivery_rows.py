@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from babelbus.core.groups.delivery_rows import Rows, Run
 from babelbus.records.columns import decode_columns, find_positions, iterate
-from babelbus.records.equal_headers import FEW, cut, decode
-from babelbus.records.format import encode_batch
+from babelbus.records.equal_headers import cut
+from babelbus.records.format import FEW, encode_batch
 from babelbus.records.headers import read_headers
 from babelbus.records.record import Record
 from tests.storage.helpers import NOW, records
@@ -44,8 +44,7 @@ led = st.builds(
 @given(st.lists(led, min_size=1, max_size=40) | st.integers(1, 40).flatmap(lambda n: led.map(lambda one: [one] * n)))
 def test_leading_columns_are_those_of_the_records_with_that_first_header(some: list[Record]) -> None:
     data = bytes(encode_batch(some).data)
-    columns, headed = decode(data, find_positions(data, 0, len(data))[0])
-    rows = Rows(columns, len(some), headed)
+    rows = Rows(decode_columns(data, find_positions(data, 0, len(data))[0]), len(some))
     leading = rows.leading(b"id")
     wanted = [
         (number, one.payload, one.headers[0][1], one.headers[1:])
@@ -61,7 +60,7 @@ def test_leading_columns_are_those_of_the_records_with_that_first_header(some: l
 
 def test_a_run_is_a_sequence_of_deliveries() -> None:
     data = bytes(encode_batch([Record(b"%d" % number, timestamp=NOW) for number in range(9)], 3).data)
-    run = Run(Rows(decode(data, find_positions(data, 0, len(data))[0])[0], 12), range(1, 9, 2), 4, None)
+    run = Run(Rows(decode_columns(data, find_positions(data, 0, len(data))[0]), 12), range(1, 9, 2), 4, None)
     assert [one.payload for one in run] == [b"1", b"3", b"5", b"7"]
     assert [(one.offset, one.partition, one.attempt) for one in run[1:3]] == [(6, 4, 1), (8, 4, 1)]
     assert run[-1].payload == b"7"

@@ -29,7 +29,8 @@ from babelbus.storage.contract import LogSettings
 from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError, OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.files import File, LocalFiles
 from babelbus.storage.sql import log as database_log
-from babelbus.storage.sql.ends import FREE, Ends
+from babelbus.storage.sql.cleaner import clean
+from babelbus.storage.sql.ends import Ends
 from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.sqlite import FOLD_SECONDS
 from babelbus.storage.sql.store import DatabaseStore, DatabaseUrlError
@@ -193,7 +194,7 @@ def test_topics_and_partitions_of_one_database_do_not_mix(place: Place) -> None:
     logs = {(topic, number): place.log(topic, number) for topic in ("a", "b") for number in (0, 1)}
     for (topic, number), log in logs.items():
         append(log, [Record(f"{topic}{number}".encode(), timestamp=NOW)] * (number + 1))
-    logs["a", 0].truncate(0)
+    logs["a", 0].trim(1)
     assert {at: payloads(read_all(log)) for at, log in logs.items()} == {
         ("a", 0): [], ("a", 1): [b"a1", b"a1"], ("b", 0): [b"b0"], ("b", 1): [b"b1", b"b1"],
     }  # fmt: skip
@@ -216,7 +217,7 @@ def test_a_removal_that_a_crash_cut_short_is_found_again(place: Place) -> None:
 
 
 def test_a_store_without_topics_makes_no_file(place: Place) -> None:
-    assert (place.store.topics(), place.store.partition_count("t"), place.store.load_settings("t")) == ([], 0, None)
+    assert (place.store.removed(), place.store.partition_count("t")) == ({}, 0)
     assert place.store.removed() == {}
     assert not place.path.exists()
 
@@ -261,7 +262,7 @@ def test_a_changed_head_is_refused_and_what_is_behind_it_is_never_mistaken(place
 def test_a_changed_offset_in_a_compacted_batch_is_refused(place: Place) -> None:
     log = place.log(segment_bytes=1, cleanup="compact")
     append(log, [Record(b"%d" % number, b"k%d" % (number % 5), timestamp=NOW) for number in range(10)])
-    log.clean(NOW)
+    clean(log, NOW)
     ((data,),) = place.sql("SELECT data FROM batches")
     changed = bytearray(cast("bytes", data))
     assert changed[7] == 5
@@ -316,31 +317,28 @@ def test_a_batch_can_be_read_from_any_record_up_to_any_record(place: Place) -> N
             chunk = log.read(offset, 2**20, end)
             assert (chunk.base_offset, chunk.next_offset) == (offset, end)
             assert chunk.data in whole
-    log.truncate(7)
-    log.trim(3)
-    assert (log.first_offset, [record.offset for record in read_all(log)]) == (3, [3, 4, 5, 6])
+    log.trim(13)
+    assert (log.first_offset, [record.offset for record in read_all(log)]) == (13, [13, 14, 15, 16, 17, 18, 19])
     with pytest.raises(OffsetOutOfRangeError):
-        log.read(2, 1000)
+        log.read(12, 1000)
     place.restart()
     log = place.log()
-    assert (log.first_offset, [record.offset for record in read_all(log)]) == (3, [3, 4, 5, 6])
-    assert log.find_time(0) == 3
+    assert (log.first_offset, [record.offset for record in read_all(log)]) == (13, [13, 14, 15, 16, 17, 18, 19])
+    assert log.find_time(0) == 13
 
 
 def test_compaction_merges_small_batches_without_a_hole(place: Place) -> None:
     log = place.log(segment_bytes=1, cleanup="compact")
     for number in range(100):
         append(log, [Record(b"%d" % number, b"k%d" % (number % 3), timestamp=NOW + number)])
-    assert log.clean(NOW) > 0
+    assert clean(log, NOW) > 0
     assert place.sql("SELECT base_offset, next_offset, count FROM batches") == [(0, 100, 3)]
     assert [record.offset for record in read_all(log)] == [97, 98, 99]
     assert log.size_bytes == len(log.read(0, 2**20).data)
     assert log.find_time(NOW + 98) == 98
-    log.truncate(98)
-    assert [record.offset for record in read_all(log)] == [97]
     append(log, [Record(b"again", b"k0", timestamp=NOW)])
-    log.clean(NOW)
-    assert [record.offset for record in read_all(log)] == [97, 98]
+    clean(log, NOW)
+    assert [record.offset for record in read_all(log)] == [97, 98, 100]
     assert log.read(0, 2**20, 50) == (b"", 50, 50)
 
 
@@ -351,7 +349,7 @@ def test_compaction_leaves_a_batch_that_is_trimmed_in_part(place: Place, caplog:
             log, [Record(b"%d" % number, b"k%d" % (number % 5), timestamp=NOW) for number in range(first, first + 10)]
         )
     log.trim(4)
-    log.clean(NOW)
+    clean(log, NOW)
     assert [record.offset for record in read_all(log)] == [4, 5, 6, 7, 8, 9, 25, 26, 27, 28, 29]
     assert "damaged" not in caplog.text
 
@@ -361,7 +359,7 @@ def test_compaction_leaves_a_damaged_range_and_the_tombstones_that_it_may_need(p
     for record in (Record(b"old", b"k", timestamp=NOW), Record(None, b"k", timestamp=NOW), *numbered(20)):
         append(log, [record])
     place.damage(0)
-    log.clean(NOW + 10**6)
+    clean(log, NOW + 10**6)
     assert read_all(log, 1)[0].key == b"k"
 
 
@@ -371,7 +369,7 @@ def test_where_compaction_has_looked_is_remembered_and_young_records_are_left_al
         append(log, [Record(b"%d" % number, b"key", timestamp=NOW + 100 * number)])
     log.flush()
     assert log.compacted_until == 0
-    log.clean(NOW + 11_000)
+    clean(log, NOW + 11_000)
     until = log.compacted_until
     assert 70 <= until <= 100
     found = [record.offset for record in read_all(log)]
@@ -401,6 +399,11 @@ def test_a_full_disk_refuses_a_batch_as_a_whole_and_goes_on_when_there_is_room(p
     assert len(read_all(log)) == 1010
 
 
+def test_a_full_postgresql_is_told_as_a_full_disk(place: Place) -> None:
+    with pytest.raises(DiskFullError, match="no space left"), place.store._database._translated("write"):
+        raise psycopg.errors.DiskFull("could not extend file: no space left on device")
+
+
 def test_after_a_failed_flush_nothing_is_appended_before_the_records_are_checked_and_moved(place: Place) -> None:
     log = place.log()
     fill(log, 10)
@@ -415,7 +418,7 @@ def test_after_a_failed_flush_nothing_is_appended_before_the_records_are_checked
     with pytest.raises(DiskError, match="not repaired"):
         log.flush()
     assert len(read_all(log)) == 20
-    log.recover_flush(10)
+    log.recover_flush()
     assert os.path.getsize(f"{place.path}-wal") < 100_000
     assert (log.failed, log.next_offset, len(read_all(log))) == (False, 20, 20)
     fill(log, 5)
@@ -442,16 +445,17 @@ def test_what_the_system_lost_with_a_failed_flush_is_gone_and_its_offsets_are_gi
     log = place.log(segment_bytes=500)
     fill(log, 100)
     log.flush()
-    fill(log, 100)
+    for _ in range(10):
+        fill(log, 10)
     place.files.failures = 1
     with pytest.raises(DiskError):
         log.flush()
     place.damage(155)
-    log.recover_flush(100)
-    assert (log.next_offset, len(read_all(log))) == (155, 155)
+    log.recover_flush()
+    assert (log.next_offset, len(read_all(log))) == (150, 150)
     fill(log, 1)
     place.restart()
-    assert [record.offset for record in read_all(place.log(segment_bytes=500))] == list(range(156))
+    assert [record.offset for record in read_all(place.log(segment_bytes=500))] == list(range(151))
 
 
 def test_one_flush_of_the_disk_serves_all_partitions(place: Place) -> None:
@@ -479,10 +483,10 @@ def test_the_wal_is_folded_into_the_database_under_light_load(place: Place, tmp_
     fill(log, 10)
     log.flush()
     place.clock.advance(FOLD_SECONDS / 2)
-    log.clean(NOW)
+    clean(log, NOW)
     assert in_database_alone() == 10
     place.clock.advance(FOLD_SECONDS / 2)
-    log.clean(NOW)
+    clean(log, NOW)
     assert in_database_alone() == 20  # the cleaner does it when nobody flushes
 
 
@@ -550,7 +554,7 @@ def test_appending_reading_flushing_and_cleaning_go_on_side_by_side(place: Place
         numbers = [record.offset for record in found]
         assert numbers == list(range(numbers[0], numbers[-1] + 1)) if numbers else True
 
-    threads = [threading.Thread(target=repeat, args=(work,)) for work in (log.flush, lambda: log.clean(NOW), read)]
+    threads = [threading.Thread(target=repeat, args=(work,)) for work in (log.flush, lambda: clean(log, NOW), read)]
     for thread in threads:
         thread.start()
     fill(log, 3_000, batch=30)
@@ -614,13 +618,11 @@ def test_a_wal_whose_damage_hides_even_the_topic_does_not_start_at_0_again(place
     after.store.close()
 
 
-def test_a_truncation_and_a_removal_are_no_lost_end(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_removal_is_no_lost_end(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     log = place.log()
     fill(log, 50)
     log.flush()
-    log.truncate(20)
-    place.restart()
-    assert (place.log().next_offset, caplog.text) == (20, "")
+    log.close()
     place.store.erase(place.store.hide("t"))
     assert (place.log().next_offset, caplog.text) == (0, "")
 
@@ -633,7 +635,7 @@ def test_ends_are_kept_for_many_partitions_and_a_damaged_slot_is_named(
     ends.load()
     for number in range(100):
         ends.put("münchen/straße", number, number + 1)
-    ends.lower("münchen/straße", 7, FREE)
+    ends.remove("münchen/straße", 7)
     ends.put("new", 0, 5)  # takes the free slot
     ends.close()
     assert os.path.getsize(path) == 100 * 32
@@ -649,7 +651,7 @@ def test_ends_are_kept_for_many_partitions_and_a_damaged_slot_is_named(
     assert [again.get("münchen/straße", number) for number in (0, 1)] == [0, 2]
 
 
-def test_ends_are_flushed_once_a_second_and_before_a_truncation() -> None:
+def test_ends_are_flushed_once_a_second_and_before_a_removal() -> None:
     files, clock = WatchedFiles(), ManualClock(NOW)
     with tempfile.TemporaryDirectory() as folder:
         ends = Ends(files, f"{folder}/ends", clock)
@@ -663,7 +665,7 @@ def test_ends_are_flushed_once_a_second_and_before_a_truncation() -> None:
             ends.put("t", 0, number)
             ends.sync()
         assert files.flushes == 1
-        ends.lower("t", 0, 3)
+        ends.remove("t", 0)
         assert files.flushes == 2
         ends.close()
 
@@ -686,7 +688,7 @@ def test_a_stale_writer_is_refused_and_changes_nothing(kind: str, place: Place, 
     fill(old, 10)
     new = store.open_partition("t", 0, LogSettings())
     fill(new, 10)
-    for write in (lambda: fill(old, 10), lambda: old.truncate(5), lambda: old.trim(5)):
+    for write in (lambda: fill(old, 10), lambda: old.trim(5)):
         with pytest.raises(StaleWriterError, match="epoch 2, ours is 1"):
             write()
     assert (old.failed, new.next_offset, len(read_all(new))) == (False, 20, 20)
@@ -762,7 +764,7 @@ def test_a_database_that_cannot_be_reached_is_a_disk_error_without_the_password(
     caplog.set_level(logging.DEBUG)
     store = DatabaseStore(url, LocalFiles(), ManualClock(NOW))
     with pytest.raises(DiskError, match="opening of postgresql:///nowhere") as caught:
-        store.topics()
+        store.removed()
     assert SECRET not in f"{caught.value} {store.name} {caplog.text}"
     assert caught.value.__cause__ is None
 
@@ -773,10 +775,10 @@ def test_a_database_that_cannot_be_reached_is_a_disk_error_without_the_password(
 def test_a_second_server_on_the_same_schema_is_refused(remote: DatabaseStore, server: PostgresServer) -> None:
     remote.open_partition("t", 0, LogSettings())
     with pytest.raises(FolderLockedError, match="in use by another server"):
-        DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)).topics()
+        DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)).removed()
     server.sql("CREATE SCHEMA other")
     other = DatabaseStore(server.url("other"), LocalFiles(), ManualClock(NOW))
-    assert other.topics() == []
+    assert other.removed() == {}
     other.close()
     server.sql("DROP SCHEMA other CASCADE")
 
@@ -847,10 +849,10 @@ def test_a_crash_of_postgresql_loses_nothing_that_was_flushed_and_leaves_no_hole
     with pytest.raises(DiskError):
         log.flush()
     with pytest.raises(StorageError):
-        log.recover_flush(100)
+        log.recover_flush()
     assert log.failed
     server.start()
-    log.recover_flush(100)
+    log.recover_flush()
     assert 100 <= log.next_offset <= 150
     fill(log, 10)
     assert log.flush() == log.next_offset

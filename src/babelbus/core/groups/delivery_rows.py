@@ -14,7 +14,6 @@ import msgspec
 from babelbus.core.groups.in_flight import Delivery, Lease
 from babelbus.core.record import Headers, Record
 from babelbus.records.columns import Columns
-from babelbus.records.equal_headers import Headed
 from babelbus.records.format import TOMBSTONE, decode_headers, public_headers
 from babelbus.records.headers import Leading, Numbers, decode_all_headers, find_leading
 
@@ -36,18 +35,17 @@ class Rows:
     """The records of one chunk; those from `at` on are still to be handed out."""
 
     __slots__ = (
-        "_columns", "_data", "_fields", "_headed", "_headers", "_made", "at", "count", "keyless", "next_offset",
+        "_columns", "_data", "_fields", "_headers", "_made", "at", "count", "keyless", "next_offset",
         "offsets",
     )  # fmt: skip
 
-    def __init__(self, columns: Columns, next_offset: int, headed: Headed | None = None) -> None:
+    def __init__(self, columns: Columns, next_offset: int) -> None:
         self.at = 0
         self.count = len(columns)
         self.next_offset = next_offset
         self.offsets: list[int] = columns.offsets.tolist()
         self.keyless = bool(columns.key_lengths.max(initial=-1) < 0)
         self._columns = columns
-        self._headed = headed
         self._data = bytes(columns.data)
         self._fields: _Fields | None = None
         self._headers: list[Headers] | None = None
@@ -62,7 +60,7 @@ class Rows:
 
     def leading(self, name: bytes) -> Leading:
         """Return those whose first header is `name`, with a value; tombstones are left out."""
-        return find_leading(self._columns, self._data, self._headed, name)
+        return find_leading(self._columns, self._data, name)
 
     def made(self, make: Callable[["Rows"], Made]) -> Made:
         """Return what `make` makes of the whole chunk; it is made once, and kept as long as the chunk is."""

@@ -19,8 +19,7 @@ from babelbus.core.receipt import Promise
 from babelbus.core.record import Record
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
-from babelbus.records.columns import find_positions
-from babelbus.records.equal_headers import decode
+from babelbus.records.columns import decode_columns, find_positions
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.contract import Chunk
 from babelbus.storage.errors import OffsetOutOfRangeError
@@ -195,18 +194,18 @@ class PartitionCursor:
             self.position = chunk.next_offset
             return None
         positions, _ = find_positions(chunk.data, 0, len(chunk.data))
-        columns, headed = decode(chunk.data, positions)
+        columns = decode_columns(chunk.data, positions)
         if self.done:
             wanted = np.ones(len(positions), bool)
             for start, end in self.done:
                 first, after = np.searchsorted(columns.offsets, (start, end))
                 wanted[first:after] = False
             if not wanted.all():
-                columns, headed = decode(chunk.data, positions[wanted])
+                columns = decode_columns(chunk.data, positions[wanted])
         if not len(columns):
             self.position = chunk.next_offset
             return None
-        self._rows = rows = Rows(columns, chunk.next_offset, headed)
+        self._rows = rows = Rows(columns, chunk.next_offset)
         self._read_ahead.hold(self, len(chunk.data))
         return rows
 
@@ -267,7 +266,7 @@ class PartitionCursor:
             self._counts.corrupt += 1
             return None
         positions, _ = find_positions(chunk.data, 0, len(chunk.data))
-        rows = Rows(decode(chunk.data, positions)[0], chunk.next_offset)
+        rows = Rows(decode_columns(chunk.data, positions), chunk.next_offset)
         self._fetched.insert(0, (offset, chunk.next_offset, rows))
         del self._fetched[FETCHED_CHUNKS:]
         record = rows.find(offset)

@@ -17,9 +17,9 @@ from babelbus.core.state.log import READ_BYTES, VERSION_HEADER, Kept, Loaded, re
 from babelbus.core.state.tree import NoSuchKeyError
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
-from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.columns import Columns, decode_chunk, rows_of_key
 from babelbus.records.envelope import SOURCE_HEADER
-from babelbus.records.fields import rows_of_key, timestamp_of
+from babelbus.records.fields import timestamp_of
 from babelbus.records.format import TOMBSTONE, CorruptRecordError, decode_headers
 from babelbus.storage.contract import PartitionLog
 from babelbus.storage.errors import OffsetOutOfRangeError

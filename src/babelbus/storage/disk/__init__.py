@@ -1,8 +1,8 @@
 """Engine `disk`: topics as folders of segment files (docs/storage.md)."""
 
-from babelbus.storage.disk.check import Meter, PartitionReport, Problem, Progress, Report, SegmentReport, check_folder
+from babelbus.storage.disk.check import Meter, Problem, Progress, Report, check_folder
+from babelbus.storage.disk.checkpoint import compaction_note
 from babelbus.storage.disk.checkpoint import note as checkpoint_note
-from babelbus.storage.disk.compaction_mark import note as compaction_note
 from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
 from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_base
@@ -21,12 +21,10 @@ __all__ = [
     "FolderStore",
     "Log",
     "Meter",
-    "PartitionReport",
     "Problem",
     "Progress",
     "Report",
     "Segment",
-    "SegmentReport",
     "base_name",
     "check_folder",
     "checkpoint_note",

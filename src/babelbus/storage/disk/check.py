@@ -16,7 +16,7 @@ from babelbus.errors import StorageError
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, UNKNOWN_SUM, decode
-from babelbus.storage.disk.recovery import LEFTOVER_SUFFIXES, RESCUED_SUFFIX, find_bases, parse_base
+from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, find_leftovers
 from babelbus.storage.disk.scan import OFFSET_MAX, Scan, scan
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, base_name
 from babelbus.storage.disk.store import REMOVED_PREFIX, folder_name
@@ -28,6 +28,7 @@ Progress = Callable[[int, int], None]
 TOPICS = "topics"
 ACCEPT_LOSS = "continue behind the lost records; or restore the file"
 REBUILD = "make it again from the log"
+CUT_TAIL = "keep the bytes beside it and cut them, with the unacknowledged batch that they belong to"
 CUT_OUT = "keep the bytes in a file beside the log and write the log again without them; readers jump over the offsets"
 
 
@@ -38,7 +39,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     `ends_early` (offsets without any bytes), `overlap` (records that the next segment has too), `offset` (a whole
     record whose offset is wrong, which no CRC of its own covers), `unreadable` (the disk refuses), `index` (a derived
     file), `checkpoint`, `missing` (a partition or all its segments), `leftover` (what a step cut short by a crash has
-    left), `name` (a folder that is none of the bus's), `range` (of engine `db`: a row says something else of its
+    left), `name` (a folder that is no topic), `range` (of engine `db`: a row says something else of its
     batch than the data).
     """
 
@@ -46,63 +47,26 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     file: str
     reason: str
     repair: str
-    """What `repair_folder` does about it."""
+    """The action of `repair_folder`."""
     position: int | None = None
     offset: int | None = None
     next_offset: int | None = None
 
 
-class SegmentReport(msgspec.Struct, frozen=True):
-    """What one segment holds: good records, bytes of its log, and what is wrong with its files."""
-
-    file: str
-    base_offset: int
-    next_offset: int
-    records: int
-    size_bytes: int
-    problems: list[Problem]
-
-
-class PartitionReport(msgspec.Struct, frozen=True):
-    """What one partition holds. `problems` are those that are no single segment's."""
-
-    topic: str
-    partition: int
-    segments: list[SegmentReport]
-    problems: list[Problem]
-
-    @property
-    def all_problems(self) -> list[Problem]:
-        """Return what is wrong with the partition and its segments."""
-        return [*self.problems, *(problem for segment in self.segments for problem in segment.problems)]
-
-
 class Report(msgspec.Struct):
-    """What a data folder holds and what is wrong with it; of a repair also what it did.
+    """Contents and problems of a data folder or a database; of a repair also what it did.
 
-    `kept` are the files with the damaged bytes that a repair took out of logs; `left` is what is still wrong after it.
+    `partitions` are topics and numbers, `records` the good records, `size_bytes` the bytes of all logs. `kept` are the
+    files with the damaged bytes that a repair took out of logs; `left` is what is still wrong after it.
     """
 
-    partitions: list[PartitionReport]
-    problems: list[Problem]
-    """Those that are no partition's."""
+    problems: list[Problem] = []
+    partitions: list[tuple[str, int]] = []
+    segments: int = 0
+    records: int = 0
+    size_bytes: int = 0
     kept: list[str] = []
     left: list[Problem] = []
-
-    @property
-    def all_problems(self) -> list[Problem]:
-        """Return everything that is wrong."""
-        return [*self.problems, *(problem for part in self.partitions for problem in part.all_problems)]
-
-    @property
-    def records(self) -> int:
-        """Good records of all partitions."""
-        return sum(segment.records for part in self.partitions for segment in part.segments)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all logs."""
-        return sum(segment.size_bytes for part in self.partitions for segment in part.segments)
 
 
 class Look(msgspec.Struct):
@@ -125,7 +89,7 @@ class Meter:
         self._done = 0
 
     def add(self, size: int) -> None:
-        """Note `size` more bytes of records; a second look must not go past the end."""
+        """Count `size` more bytes of records; a second look must not go past the end."""
         if self._progress is not None:
             self._done = min(self._done + size, self._total)
             self._progress(self._done, self._total)
@@ -145,11 +109,25 @@ def check_folder(
     meter = make_meter(files, places, progress)
     if live:
         problems = [problem for problem in problems if problem.kind != "leftover"]
-    report = Report([], problems)
+    report = Report(problems)
     for topic, partition, folder in places:
-        looks, problems = look_twice(files, folder, meter, live=live)
-        report.partitions.append(report_partition(topic, partition, looks, problems))
+        looks, problems = _look_twice(files, folder, meter, live=live)
+        report.partitions.append((topic, partition))
+        add_looks(report, looks, problems)
     return report
+
+
+def add_looks(report: Report, looks: list[Look], problems: list[Problem]) -> None:
+    """Add what `look` returned of a partition to a report."""
+    report.problems += all_problems(looks, problems)
+    report.segments += len(looks)
+    report.size_bytes += sum(each.size for each in looks)
+    report.records += sum(each.found.index.record_count for each in looks if each.found is not None)
+
+
+def all_problems(looks: list[Look], problems: list[Problem]) -> list[Problem]:
+    """Return the problems of a partition and its segments."""
+    return problems + [problem for each in looks for problem in each.problems]
 
 
 def make_meter(files: FileSystem, places: list[tuple[str, int, str]], progress: Progress | None) -> Meter:
@@ -191,32 +169,15 @@ def find_partitions(files: FileSystem, data_folder: str) -> tuple[list[tuple[str
     return places, problems
 
 
-def look_twice(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
+def _look_twice(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
     """Read a partition; where something looks wrong, read it again and believe what looks the same both times."""
     looks, problems = look(files, folder, meter, live=live)
-    if live and (problems or any(each.problems for each in looks)):
-        first = {problem for each in looks for problem in each.problems} | set(problems)
+    if live and (first := all_problems(looks, problems)):
         looks, problems = look(files, folder, meter, live=live)
         problems = [problem for problem in problems if problem in first]
         for each in looks:
             each.problems = [problem for problem in each.problems if problem in first]
     return looks, problems
-
-
-def report_partition(topic: str, partition: int, looks: list[Look], problems: list[Problem]) -> PartitionReport:
-    """Return the report on a partition that was looked at."""
-    segments = [
-        SegmentReport(
-            f"{each.path}.log",
-            each.base,
-            each.found.next_offset if each.found else each.base,
-            each.found.index.record_count if each.found else 0,
-            each.size,
-            each.problems,
-        )
-        for each in looks
-    ]
-    return PartitionReport(topic, partition, segments, problems)
 
 
 def look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
@@ -278,18 +239,12 @@ def _size(files: FileSystem, path: str) -> int | None:
 
 
 def _leftovers(files: FileSystem, folder: str) -> list[Problem]:
-    """Name what the next start would remove or finish (recovery.py)."""
-    names = set(files.list_folder(folder))
-    found = []
-    for name in sorted(names):
-        parsed, path = parse_base(name), f"{folder}/{name}"
-        if parsed and parsed[1] == RESCUED_SUFFIX:
-            found.append(Problem("leftover", path, "a rescue after a failed flush was cut short", "finish it"))
-        elif parsed and parsed[1] in DERIVED_SUFFIXES and f"{base_name(parsed[0])}.log" not in names:
-            found.append(Problem("leftover", path, "there is no log of this name", "remove it"))
-        elif name.rpartition(".")[2] in LEFTOVER_SUFFIXES:
-            found.append(Problem("leftover", path, "a crash cut its making short", "remove it"))
-    return found
+    """Find what the next start would remove or finish (recovery.py)."""
+    names, reason = files.list_folder(folder), "a rescue after a failed flush was cut short"
+    rescued = [name for name in names if name.endswith(RESCUED_SUFFIX)]
+    found = [Problem("leftover", f"{folder}/{name}", reason, "finish it") for name in rescued]
+    leftovers = find_leftovers(names).items()
+    return found + [Problem("leftover", f"{folder}/{name}", why, "remove it") for name, why in leftovers]
 
 
 def _look_at_records(files: FileSystem, each: Look, meter: Meter) -> None:
@@ -318,14 +273,12 @@ def _look_at_records(files: FileSystem, each: Look, meter: Meter) -> None:
         reason = "the records from here on stand in the next segment too"
         each.problems.append(Problem("overlap", path, reason, "keep the bytes beside it and cut them", found.end))
     elif found.end < each.size:
-        kind, fix = (
-            ("damaged", CUT_OUT) if following is not None else ("torn_tail", "keep the bytes beside it and cut them")
-        )
+        kind, fix = ("damaged", CUT_OUT) if following is not None else ("torn_tail", CUT_TAIL)
         each.problems.append(Problem(kind, path, found.tail or "no record", fix, found.end, found.next_offset))
 
 
 def _look_at_derived(files: FileSystem, each: Look, known: Checkpoint | None) -> None:
-    """Compare the derived files with what the log gives, byte for byte as far as a start believes them."""
+    """Check the derived files against the log, byte for byte as far as a start believes them."""
     assert each.found is not None
     index, sealed = each.found.index, each.following is not None
     full = index.full_blocks
@@ -337,10 +290,7 @@ def _look_at_derived(files: FileSystem, each: Look, known: Checkpoint | None) ->
     blocks = wrong_sums(files, each)
     if blocks:
         reason = "the CRCs of its records are right and the sum of their block is not: the offset of one is wrong"
-        fix = "put it right if one bit of it is wrong, else keep the block in a file beside the log and cut it out"
-        each.problems += [
-            Problem("offset", f"{each.path}.log", reason, fix, index.positions[block]) for block, _ in blocks
-        ]
+        each.problems += [Problem("offset", f"{each.path}.log", reason, CUT_OUT, index.positions[at]) for at in blocks]
         return
     for suffix, want in zip(DERIVED_SUFFIXES, wanted, strict=True):
         path, entry = each.path + suffix, BLOCK_ENTRY.size if suffix == ".blocks" else ENTRY_BYTES
@@ -353,16 +303,11 @@ def _look_at_derived(files: FileSystem, each: Look, known: Checkpoint | None) ->
             continue
         if got.startswith(want) and (_size(files, f"{each.path}.log") or 0) > each.size:
             continue  # the server has appended since
-        number = _first_difference(got, want) // entry
-        offset = each.base + number * BLOCK_RECORDS if number * entry < len(want) else None
-        reason = f"entry {number} is not what the log gives"
-        if len(got) < len(want) and want.startswith(got):
-            reason = f"it ends after {len(got)} bytes, the log gives {len(want)}"
-        each.problems.append(Problem("index", path, reason, REBUILD, number * entry, offset))
+        each.problems.append(Problem("index", path, "it is not what the log gives", REBUILD))
 
 
-def wrong_sums(files: FileSystem, each: Look) -> list[tuple[int, int]]:
-    """Return the blocks of a segment with gaps whose sums alone are not what `.blocks` says, and what it says.
+def wrong_sums(files: FileSystem, each: Look) -> list[int]:
+    """Return the blocks of a segment with gaps whose sums alone are not those in `.blocks`.
 
     Where offsets only rise, nothing else tells that one of them is wrong. In a segment without gaps, or when more than
     the sum differs, it is the derived file that is wrong.
@@ -381,13 +326,7 @@ def wrong_sums(files: FileSystem, each: Look) -> list[tuple[int, int]]:
     ):  # fmt: skip
         return []
     pairs = enumerate(zip(stored.sums, index.sums, strict=True))
-    return [(block, said) for block, (said, is_) in pairs if said != is_ and UNKNOWN_SUM not in (said, is_)]
-
-
-def _first_difference(one: bytes, other: bytes) -> int:
-    size = min(len(one), len(other))
-    different = np.flatnonzero(np.frombuffer(one[:size], np.uint8) != np.frombuffer(other[:size], np.uint8))
-    return int(different[0]) if len(different) else size
+    return [block for block, sums in pairs if sums[0] != sums[1] and UNKNOWN_SUM not in sums]
 
 
 def _look_at_checkpoint(
@@ -404,19 +343,11 @@ def _look_at_checkpoint(
         yield Problem("checkpoint", path, reason, ACCEPT_LOSS, None, last.next_offset, known.durable_end)
         return
     each = next((each for each in looks if each.base == known.segment), None)
-    if each is None or each.found is None:
-        if each is None:
-            yield Problem("checkpoint", path, f"there is no segment {known.segment}", REBUILD)
-        return
-    found = each.found
-    if known.position > each.size:
-        reason = f"it vouches for {known.position} bytes of {each.path}.log, which has {each.size}"
-        yield Problem("checkpoint", path, reason, REBUILD)
-    elif not found.bad and known.position < found.end:
-        block = int(np.searchsorted(found.index.positions, known.position))
-        fits = block < len(found.index) and found.index.positions[block] == known.position
-        if not fits or known.next_offset != each.base + block * BLOCK_RECORDS:
-            yield Problem("checkpoint", path, "no block of the log begins where it says", REBUILD)
-    elif not found.bad and known.position == found.end and known.next_offset != found.next_offset:
-        reason = f"it says that the log goes on at offset {known.next_offset}, not {found.next_offset}"
-        yield Problem("checkpoint", path, reason, REBUILD)
+    if each is None:
+        yield Problem("checkpoint", path, f"there is no segment {known.segment}", REBUILD)
+    elif each.found is not None and not each.found.bad:
+        positions = [*each.found.index.positions, each.found.end]
+        block = int(np.searchsorted(positions, known.position))
+        offset = each.found.next_offset if known.position == each.found.end else each.base + block * BLOCK_RECORDS
+        if known.position not in positions or known.next_offset != offset:
+            yield Problem("checkpoint", path, f"it does not fit {each.path}.log", REBUILD)

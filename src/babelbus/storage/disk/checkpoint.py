@@ -1,7 +1,8 @@
-"""How far the last segment of a partition is known to be good and durable, so that a start reads only what is behind.
+"""The notes of a partition: how far its log is good and durable, and how far compaction has looked.
 
-The note `checkpoint` of a partition is a memory of the log like the index files: when it is
-missing, torn or does not fit, the segments are read instead.
+Both are a memory of the log like the index files: if a note is missing, torn or does not fit, the segments are read
+instead. `checkpoint` spares a start everything in front of it. `compacted` is written before the first record goes, so
+that nobody takes what is left for all there was.
 """
 
 from typing import Annotated
@@ -13,6 +14,7 @@ from babelbus.storage.notes import FORMAT, Note
 from babelbus.storage.producers import ProducerBatch
 
 NAME = "checkpoint"
+COMPACTED_NAME = "compacted"
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -38,5 +40,17 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def note(files: FileSystem, folder: str) -> Note[Checkpoint]:
-    """Return the note of a partition; `recall` reads it."""
+    """Return the note of how far the log is durable; `recall` reads it."""
     return Note(files, f"{folder}/{NAME}", Checkpoint, advice="the segments are read instead")
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    """Compaction has looked at the records before the offset `until`."""
+
+    until: Annotated[int, msgspec.Meta(ge=0)]
+    format: int = FORMAT
+
+
+def compaction_note(files: FileSystem, folder: str) -> Note[Compacted]:
+    """Return the note of how far compaction has looked; `recall` reads it."""
+    return Note(files, f"{folder}/{COMPACTED_NAME}", Compacted, advice="the segments are looked at instead")

@@ -14,6 +14,7 @@ from array import array
 import google_crc32c
 import numpy as np
 
+from babelbus.records.format import FEW, Buffer
 from babelbus.records.record import RecordBatch
 
 BLOCK_RECORDS = 1024
@@ -70,9 +71,10 @@ class SparseIndex:
 
     def add(self, batch: RecordBatch, position: int) -> None:
         """Record the records of `batch`, which were written at `position`, the end of what is noted."""
-        first, count, data = 0, batch.count, batch.data
-        positions, timestamps = batch.positions, batch.timestamps
-        view = memoryview(data)
+        count, data, positions, timestamps = batch.count, batch.data, batch.positions, batch.timestamps
+        if isinstance(timestamps, np.ndarray) and count <= FEW:
+            timestamps = timestamps.tolist()
+        first = 0
         while first < count:
             if self.last_count == BLOCK_RECORDS or not self.positions:
                 self._begin(position + int(positions[first]), int(timestamps[first]))
@@ -80,10 +82,15 @@ class SparseIndex:
                     # The file begins with bytes that are no record: entry 0 stands for the beginning all the same.
                     self.positions[0], self.sums[0] = 0, UNKNOWN_SUM
             after = min(first + BLOCK_RECORDS - self.last_count, count)
-            part = view[positions[first] : positions[after] if after < count else len(data)]
-            part_times = timestamps[first:after]
-            greatest = int(part_times.max() if isinstance(part_times, np.ndarray) else max(part_times))
-            self.greatest[-1] = max(self.greatest[-1], greatest)
+            part: Buffer = data
+            if after - first < count:
+                part = memoryview(data)[positions[first] : positions[after] if after < count else len(data)]
+                times = timestamps[first:after]
+            else:
+                times = timestamps
+            greatest = int(times.max()) if isinstance(times, np.ndarray) else max(times)
+            if greatest > self.greatest[-1]:
+                self.greatest[-1] = greatest
             if self.sums[-1] != UNKNOWN_SUM:
                 self.sums[-1] = _extend(self.sums[-1], bytes(part))  # the library takes nothing but bytes
             self.last_count += after - first
@@ -102,13 +109,13 @@ class SparseIndex:
             self.sums[-1] = UNKNOWN_SUM
 
     def cut(self, blocks: int) -> None:
-        """Forget all but the first `blocks` blocks, which are full."""
+        """Remove all but the first `blocks` blocks, which are full."""
         for column in (self.positions, self.timestamps, self.greatest, self.sums):
             del column[blocks:]
         self.last_count = BLOCK_RECORDS if self.positions else 0
 
     def block_at(self, position: int) -> int:
-        """Return the number of the block that the byte `position` of the log falls in; -1 when there is none."""
+        """Return the number of the block that the byte `position` of the log falls in; -1 without blocks."""
         return int(np.searchsorted(np.frombuffer(self.positions, np.int64), position, side="right")) - 1
 
     def encode(self, start: int, end: int, blocks_start: int, blocks_end: int) -> tuple[bytes, bytes, bytes]:

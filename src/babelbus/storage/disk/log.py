@@ -1,505 +1,149 @@
-"""A partition on disk: appending, what of it is durable, going on after a failed flush (docs/storage.md).
+"""A partition on disk: retention by age and size, and compaction that keeps each key's last record (docs/storage.md).
 
-One thread appends, and the append is the only call that may come from an event loop: it costs one `pwrite` into the
-system's memory. Readers, the flusher and the cleaner come from other threads. Three locks, taken in this order:
-`_flushing` by whatever makes durable or removes, `_reading` by a read and by whatever takes files away from readers,
-and `_lock` for a moment, never while the disk is flushed, read or asked to remove: appending goes on meanwhile.
+Only sealed segments are touched. Retention removes whole segments from the front. Compaction writes a segment again
+without the records that a later one of the same key replaces, and puts it in the old one's place; it always keeps the
+last record of a segment, so that a segment whose end was lost can be told from one that was compacted.
 """
 
 import logging
-import threading
-from collections.abc import Iterator
+from itertools import takewhile
 
-import msgspec
+import numpy as np
 
-from babelbus.clock import Clock
-from babelbus.errors import StorageError
-from babelbus.records.format import CorruptRecordError, rebase
-from babelbus.records.record import RecordBatch
-from babelbus.storage.contract import Chunk, LogSettings, Recovery
-from babelbus.storage.disk import checkpoint as checkpoints
-from babelbus.storage.disk import compaction_mark as compacted
-from babelbus.storage.disk.checkpoint import Checkpoint
-from babelbus.storage.disk.cleaner import clean
-from babelbus.storage.disk.index import BLOCK_RECORDS
-from babelbus.storage.disk.recovery import RESCUED_SUFFIX, is_lost_page, open_segments
-from babelbus.storage.disk.segment import Segment, base_name
-from babelbus.storage.disk.segments import Segments
-from babelbus.storage.errors import DiskError, OffsetOutOfRangeError, StaleWriterError
-from babelbus.storage.files import FileSystem, disk_error
-from babelbus.storage.producers import Producers
+from babelbus.records.columns import NEVER, Columns, decode_chunk, iterate_keys
+from babelbus.records.format import CorruptRecordError
+from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk.append_log import AppendLog
+from babelbus.storage.disk.segment import Segment
 
 log = logging.getLogger(__name__)
 
-TORN_READ_BYTES = 4 * 2**20
+READ_BYTES = 4 * 2**20
 
 
-class _Mark(msgspec.Struct):
-    """A checkpoint to be, the segments whose derived files it stands on, and the bytes that it spares a start."""
-
-    checkpoint: Checkpoint
-    segments: list[Segment]
-    bytes_before: int
-
-
-class Log:
+class Log(AppendLog):
     """A partition on disk; see `contract.PartitionLog`."""
 
-    def __init__(self, files: FileSystem, folder: str, settings: LogSettings, clock: Clock) -> None:
-        self._files = files
-        self._folder = folder
-        self._settings = settings
-        self._clock = clock
-        self._lock = threading.RLock()
-        self._segments: Segments
-        self._bytes_since_checkpoint = 0
-        self._durable = 0
-        self._lost: list[int] = []
-        self._failed = False
-        self._rescued_from: int | None = None
-        """Where the records begin that a rescue after a failed flush has stored again, while it is not finished."""
-        self._closed = False
-        self._stale = False
-        self._flushing = threading.Lock()
-        self._reading = threading.RLock()
-        self.producers = Producers()
-        self.recovery = Recovery()
-        self._compacted_until: int | None = None
-        self._recover()
-        self._opened_at = self.next_offset
-        if settings.cleanup == "compact":
-            self._load_compaction()  # now: later an event loop asks
-
-    # -- opening -----------------------------------------------------------------------------------------------------
-
-    def _recover(self) -> None:
-        """Find the segments and read what no checkpoint vouches for.
-
-        Raises:
-            DiskFullError, DiskError: the disk refused.
-        """
-        try:
-            self._files.make_folder(self._folder)
-            self._open_segments()
-        except OSError as error:
-            raise disk_error(error, f"opening {self._folder}") from error
-
-    def _open_segments(self) -> None:
-        opened = open_segments(self._files, self._folder, self.producers, self.recovery)
-        self._segments = Segments(self._files, self._folder, opened.segments, self._lock)
-        self._lost = opened.lost
-        if not opened.segments:
-            self._segments.begin(0)
-            self._save_checkpoint(self._mark())
-            return
-        self._bytes_since_checkpoint = self.recovery.read_bytes
-        # What a killed process wrote may be in the system's memory alone; nobody reads it before it is durable.
-        for segment in opened.scanned:
-            segment.flush()
-        active = self._segments.active
-        active.created_ms = self._clock.now_ms() if active.size_bytes else 0
-        if any(path == f"{active.path}.log" for path, _ in self.recovery.bad):
-            # Nobody appends behind a damaged range: it stays as it is, and what follows goes into a new segment.
-            self._roll()
-        self._durable = self.next_offset
-        if self.recovery.read_bytes or self.recovery.cut_bytes or self.recovery.bad:
-            self._try_checkpoint(self._mark())
-
-    # -- what there is -----------------------------------------------------------------------------------------------
-
-    @property
-    def first_offset(self) -> int:
-        """Offset of the oldest record that is still there, or `next_offset` when there is none."""
-        return self._segments.bases[0]
-
-    @property
-    def next_offset(self) -> int:
-        """Offset that the next record gets."""
-        return self._segments.active.next_offset
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the stored records."""
-        with self._lock:
-            return sum(segment.size_bytes for segment in self._segments.all)
-
-    @property
-    def part_count(self) -> int:
-        """How many segments hold the records."""
-        return len(self._segments.all)
-
-    @property
-    def compacted_until(self) -> int:
-        """Offset up to which records may be missing because compaction looked at them; durably remembered.
-
-        When that memory is missing although records are, it is all that there was when the log was opened.
-        """
-        if self._compacted_until is None:
-            return self._load_compaction()
-        return self._compacted_until
-
-    def _load_compaction(self) -> int:
-        with self._reading:
-            if self._compacted_until is None:
-                mark = compacted.note(self._files, self._folder).recall()
-                if mark is not None:
-                    self._compacted_until = mark.until
-                else:
-                    dense = all(segment.dense for segment in self._segments.all[:-1])
-                    self._compacted_until = 0 if dense else self._opened_at
-            return self._compacted_until
-
-    def note_compaction(self, until: int) -> None:
-        """Remember durably that records before `until` may go (for the cleaner, before the first one does).
-
-        Raises:
-            DiskFullError, DiskError: the disk refused; nothing may go.
-        """
-        if until > self.compacted_until:
-            compacted.note(self._files, self._folder).write(compacted.Compacted(until))
-            self._compacted_until = until
-
-    @property
-    def failed(self) -> bool:
-        """Whether a flush failed and `recover_flush` has not put things right yet."""
-        return self._failed
-
-    def configure(self, settings: LogSettings) -> None:
-        """Take other settings from now on."""
-        self._settings = settings
-
-    # -- appending ---------------------------------------------------------------------------------------------------
-
-    def append(self, batch: RecordBatch) -> int:
-        """Write a batch whose base offset is `next_offset`; return the base offset. Durable only after `flush`.
-
-        Costs one `pwrite`, and now and then the files of a new segment. If the rescue after a failed flush moved
-        `next_offset` since the batch was made, its offsets are made anew.
-
-        Raises:
-            DiskFullError, DiskError: nothing was appended.
-            StaleWriterError: the partition was opened again since; nothing was appended.
-        """
-        with self._lock:
-            if self._stale:
-                raise StaleWriterError(f"{self._folder}: another writer has opened the partition since")
-            if self._failed:
-                raise DiskError(f"{self._folder}: a flush failed and its records have no new place yet")
-            active = self._segments.active
-            if active.size_bytes and self._is_full(active):
-                self._roll()
-                active = self._segments.active
-            if not active.created_ms:
-                active.created_ms = self._clock.now_ms()
-            if batch.base_offset != active.next_offset:
-                batch = rebase(batch, active.next_offset)
-            active.append(batch)
-            self._bytes_since_checkpoint += len(batch.data)
-            self._segments.remember(active.next_offset, active, active.size_bytes)
-            return batch.base_offset
-
-    def _is_full(self, active: Segment) -> bool:
-        if active.size_bytes >= self._settings.segment_bytes:
-            return True
-        seconds = self._settings.segment_seconds
-        return seconds is not None and self._clock.now_ms() - active.created_ms >= seconds * 1000
-
-    def _roll(self) -> None:
-        """Seal the open segment and begin the next one.
-
-        Raises:
-            DiskFullError, DiskError: the open one goes on.
-        """
-        try:
-            self._segments.roll()
-        except OSError as error:
-            raise disk_error(error, f"new segment in {self._folder}") from error
-
-    def roll(self) -> None:
-        """Start a new segment if the open one has records, so that the cleaner may take that one."""
-        with self._lock:
-            if self._segments.active.size_bytes:
-                self._roll()
-
-    def fence_off(self) -> None:
-        """Refuse appends from now on: the partition was opened again."""
-        with self._lock:
-            self._stale = True
-
-    # -- durability --------------------------------------------------------------------------------------------------
-
-    def durable(self, *, sync: bool = True) -> int:
-        """Make everything appended so far durable; return the offset up to which it is; see `contract.PartitionLog`.
-
-        A failed flush is made good at once, or by the next call if the disk refuses that too.
-
-        Raises:
-            StorageError: what was appended since the last call may be lost: `next_offset` says what is there.
-        """
-        if self._failed:
-            self.recover_flush()
-        if not sync:
-            return self.next_offset
-        try:
-            return self.flush()
-        except StorageError:
-            if not self._closed:
-                self.recover_flush()
-            raise
-
-    def flush(self) -> int:
-        """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
-
-        Raises:
-            DiskError: what is durable is unknown; `recover_flush` must follow before the next append.
-        """
-        with self._flushing:
-            return self._durable if self._closed else self._flush()
-
-    def _flush(self, *, checkpoint: bool = False) -> int:
-        with self._lock:
-            if self._failed:  # the system forgets a failed write-back: a second try would say that all is well
-                raise DiskError(f"{self._folder}: a flush failed and its records have no new place yet")
-            target = self.next_offset
-            active = self._segments.active
-            rolled = list(self._segments.unflushed)
-            new_name, self._segments.unflushed_folder = self._segments.unflushed_folder, False
-            due = bool(rolled) or self._bytes_since_checkpoint >= self._settings.checkpoint_bytes
-            # Taken before the flush: what is appended meanwhile is not durable.
-            mark = self._mark() if due or (checkpoint and self._bytes_since_checkpoint) else None
-        try:
-            for segment in rolled:
-                segment.flush()
-            if new_name:
-                self._files.flush_folder(self._folder)
-            active.flush()
-        except (OSError, StorageError) as error:
-            self._failed = True
-            if isinstance(error, OSError):
-                raise disk_error(error, f"flush of {active.path}.log") from error
-            raise
-        self._durable = max(self._durable, target)
-        if rolled:
-            with self._reading, self._lock:
-                self._segments.note_flushed(rolled)
-        if mark is not None:
-            self._try_checkpoint(mark)
-        return target
-
-    def recover_flush(self, durable_offset: int = 0) -> None:
-        """After a failed flush: put what was appended from `durable_offset` on into a new segment and go on there.
-
-        What the system still gives back is checked and written again, since pages of a failed flush may be dropped
-        without a further word; what it does not give back is lost, and `next_offset` goes back to it. The old files
-        stay as they are until the new one is durable.
-
-        Raises:
-            StorageError: the disk refuses that too; call again later, appends are refused until then.
-        """
-        with self._flushing, self._reading:
-            with self._lock:  # from here on every append is refused, without waiting for what follows
-                end = self.next_offset
-            try:
-                if self._rescued_from is None:
-                    start = max(durable_offset, self._durable, self.first_offset)
-                    rescued = f"{self._folder}/{base_name(start)}{RESCUED_SUFFIX}"
-                    self._files.replace_file(rescued, b"".join(self._read_back(start)))
-                    self._rescued_from = start
-                start = self._rescued_from
-                self._segments.begin_again(start, self._clock.now_ms())
-                self._durable = self.next_offset
-                self._rescued_from = None
-            except OSError as error:
-                raise disk_error(error, f"recovery of {self._folder} after a failed flush") from error
-            self._failed = False
-            self.producers.forget_from(self.next_offset)
-            log.error(
-                "%s: a flush failed; %d records were written again into %s.log, %d are lost",
-                self._folder, self.next_offset - start, self._segments.active.path, end - self.next_offset,
-            )  # fmt: skip
-            self._try_checkpoint(self._mark())
-
-    def _read_back(self, offset: int) -> Iterator[bytes]:
-        """Yield the records from `offset` on, up to the first that the system does not give back."""
-        try:
-            while offset < self.next_offset:
-                chunk = self.read(offset, 2**31 - 1)
-                offset = chunk.next_offset
-                yield chunk.data
-        except (CorruptRecordError, DiskError) as error:
-            log.error("%s: records from offset %d on cannot be read back: %s", self._folder, offset, error)
-
-    def checkpoint(self) -> None:
-        """Note durably how far the log is durable, so that a start need not read that part."""
-        with self._flushing:
-            if not self._closed:
-                self._flush(checkpoint=True)
-
-    def _mark(self) -> _Mark:
-        """Record how far the log goes, at the beginning of its last block, to be saved when all of that is durable."""
-        active = self._segments.active
-        blocks = active.index.full_blocks
-        if blocks == len(active.index):
-            position, offset = active.size_bytes, active.next_offset
-        else:
-            position = active.index.positions[blocks]
-            offset = active.base_offset + blocks * BLOCK_RECORDS
-        return _Mark(
-            Checkpoint(
-                active.base_offset,
-                position,
-                offset,
-                self.producers.snapshot(),
-                end=active.next_offset,
-                lost=self._lost,
-            ),
-            [segment for segment in self._segments.all[:-1] if segment.index_dirty] + [active],
-            self._bytes_since_checkpoint,
-        )
-
-    def _try_checkpoint(self, mark: _Mark) -> None:
-        try:
-            self._save_checkpoint(mark)
-        except (OSError, StorageError) as error:  # the records are durable; only the next start is slower
-            log.warning("%s: no checkpoint: %s", self._folder, error)
-
-    def _save_checkpoint(self, mark: _Mark) -> None:
-        for segment in mark.segments:
-            segment.flush_index()
-        checkpoints.note(self._files, self._folder).write(mark.checkpoint)
-        with self._lock:
-            self._bytes_since_checkpoint -= mark.bytes_before
-
-    # -- reading -----------------------------------------------------------------------------------------------------
-
-    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return stored records from the first one at or after `offset` on, as many as fit `bytes_max`, all checked.
-
-        Costs one `pread`, a checksum of what it brought, and at most one more block when nobody read up to `offset`.
-
-        Raises:
-            OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
-            CorruptRecordError: the record at `offset` is damaged.
-        """
-        with self._reading:
-            return self._segments.read(offset, bytes_max, end_offset)
-
-    def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
-        with self._reading:
-            return self._segments.find_time(timestamp)
-
-    # -- removing ----------------------------------------------------------------------------------------------------
-
-    def truncate(self, next_offset: int) -> None:
-        """Remove the records from `next_offset` on, so that it is the next offset.
-
-        Where compaction removed the records in front of it too, the next offset is the one behind the last one left.
-
-        Raises:
-            OffsetOutOfRangeError: it is not between `first_offset` and `next_offset`.
-            DiskError: the disk refused; what was asked for may be half done, and asking again is right.
-        """
-        with self._flushing, self._reading, self._lock:
-            if not self.first_offset <= next_offset <= self.next_offset:
-                raise OffsetOutOfRangeError(next_offset, self.first_offset, self.next_offset)
-            try:
-                self._files.unlink(f"{self._folder}/{checkpoints.NAME}")  # it may vouch for what goes away
-                self._segments.cut(next_offset)
-                self.producers.forget_from(next_offset)
-                self._segments.active.flush()
-            except OSError as error:
-                raise disk_error(error, f"truncation of {self._folder}") from error
-            self._durable = min(self._durable, self.next_offset)
-            self._try_checkpoint(self._mark())
-
-    def cut_torn(self, start: int) -> None:
-        """At a start: cut the log where a loss of power left a hole in what was appended from `start` on.
-
-        The disk may take the pages of what was not flushed in any order. What stands behind such a hole was never
-        flushed either, and so never promised. Only a hole of zeros, up to the end of a page, is cut: any other damage
-        is decay, and stays for `babelbus repair`.
-
-        Raises:
-            StorageError: the log cannot be read.
-        """
-        offset = max(min(start, self.next_offset), self.first_offset)
-        try:
-            while offset < self.next_offset:
-                offset = self.read(offset, TORN_READ_BYTES).next_offset
-        except CorruptRecordError as error:
-            if error.offset < start or not is_lost_page(self._files, error.path, error.position):
-                raise
-            log.warning("%s: cut at byte %d, offset %d: power was lost while it was written",
-                        error.path, error.position, error.offset)  # fmt: skip
-            self.truncate(error.offset)
-
-    def trim(self, first_offset: int) -> int:
-        """Remove sealed segments whose records are all below an offset; return how many bytes became free.
-
-        Raises:
-            DiskError: the disk refused.
-        """
-        freed = 0
-        for segment in self.sealed_segments():
-            if segment.next_offset > first_offset:
-                break
-            freed += segment.size_bytes
-            self.drop_first(segment)
-        return freed
-
     def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for; return how many bytes became free. May take long."""
-        return clean(self, self._settings, now_ms)
-
-    def sealed_segments(self) -> list[Segment]:
-        """Return the segments that nobody appends to any more (for the cleaner)."""
-        with self._lock:
-            return self._segments.all[:-1]
-
-    def open_segment(self) -> Segment:
-        """Return the segment that is appended to (for the cleaner)."""
-        return self._segments.active
-
-    def drop_first(self, segment: Segment) -> None:
-        """Remove the oldest segment, which is sealed (for the cleaner)."""
-        with self._flushing, self._reading:
-            assert self._segments.all[0] is segment
-            assert segment.sealed
-            try:
-                self._segments.drop_first()
-            except OSError as error:
-                raise disk_error(error, f"removal of {segment.path}.log") from error
-
-    def write_file(self, path: str, content: bytes) -> None:
-        """Write a new file of the partition's folder, durably (for the cleaner).
+        """Run retention and compaction; return how many bytes became free. May take long.
 
         Raises:
-            OSError: the disk refused; the next start removes what is there.
+            DiskError: the disk refused; what was done is whole, the rest is done the next time.
         """
-        file = self._files.open(path, create=True)
+        before, settings = self.size_bytes, self._settings
+        if settings.retention_seconds is not None:
+            _retain_by_age(self, now_ms - int(settings.retention_seconds * 1000))
+        if settings.retention_bytes is not None:
+            _retain_by_size(self, settings.retention_bytes)
+        if settings.cleanup == "compact":
+            _compact(self, settings, now_ms)
+        return before - self.size_bytes
+
+
+def _retain_by_age(partition: AppendLog, oldest_ms: int) -> None:
+    """Remove segments from the front as long as all their records are older; the open one is sealed for it."""
+    active = partition.open_segment()
+    if active.size_bytes and active.index.greatest_timestamp < oldest_ms:
+        partition.roll()
+    for segment in partition.sealed_segments():
+        if segment.index.greatest_timestamp >= oldest_ms:
+            return
+        log.info("%s: removed, older than the retention time", segment.path)
+        partition.drop_first(segment)
+
+
+def _retain_by_size(partition: AppendLog, bytes_max: int) -> None:
+    """Remove segments from the front while what is left still holds `bytes_max`."""
+    size = partition.size_bytes
+    for segment in partition.sealed_segments():
+        if size - segment.size_bytes < bytes_max:
+            return
+        size -= segment.size_bytes
+        log.info("%s: removed, over the retention size", segment.path)
+        partition.drop_first(segment)
+
+
+def _compact(partition: AppendLog, settings: LogSettings, now_ms: int) -> None:
+    """Write those sealed segments again that hold records a later one replaces.
+
+    Memory: about 150 bytes for each key of the partition while it runs.
+    """
+    tombstones_until_ms = now_ms - int(settings.tombstone_seconds * 1000)
+    sealed = partition.sealed_segments()
+    replacing = [*sealed, partition.open_segment()]
+    if settings.compact_after_seconds is not None:
+        oldest_ms = now_ms - int(settings.compact_after_seconds * 1000)
+        # Up to the first young segment: in front of an offset, rather than here and there, compaction has looked.
+        sealed = list(takewhile(lambda segment: segment.index.greatest_timestamp < oldest_ms, sealed))
+        replacing = sealed
+    if all(segment.compacted_with == len(sealed) for segment in sealed):
+        return
+    durable = partition.flush()  # a record that may still be lost replaces nothing
+    last: dict[bytes, int] = {}
+    staying: set[bytes] = set()
+    whole = []
+    for segment in replacing:
         try:
-            file.truncate(0)
-            file.pwrite(content, 0)
-            file.flush()
-        finally:
-            file.close()
+            for columns in _chunks(partition, segment, durable):
+                last.update((key, offset) for offset, key, _ in iterate_keys(columns) if key is not None)
+        except CorruptRecordError as error:
+            log.warning("%s: not compacted: %s", segment.path, error)
+            # It keeps everything, so no tombstone may go that takes back what it says.
+            tombstones_until_ms = 0
+            continue
+        if segment.sealed:
+            whole.append(segment)
+    until = min(replacing[-1].next_offset, durable)
+    for segment in whole:
+        _compact_segment(partition, segment, last, staying, tombstones_until_ms, until)
+        segment.compacted_with = len(sealed)
 
-    def swap(self, segment: Segment, source: str) -> None:
-        """Put the file `source`, the same records without those that compaction removed, in a segment's place."""
-        with self._flushing, self._reading:
-            self._segments.swap(segment, source)
 
-    def close(self) -> None:
-        """Flush, checkpoint and return the files back.
+def _chunks(partition: AppendLog, segment: Segment, end: int) -> list[Columns]:
+    """Return the columns of a segment, of its records below the offset `end`.
 
-        Raises:
-            DiskError: what was not flushed may be lost with the power; the files are given back all the same.
-        """
-        try:
-            if not self._failed and not self._closed:
-                self.checkpoint()
-        finally:
-            with self._flushing, self._reading:
-                self._closed = True
-                self._segments.close()
+    Raises:
+        CorruptRecordError: it is damaged.
+    """
+    found = []
+    offset, end = segment.base_offset, min(segment.next_offset, end)
+    while offset < end:
+        chunk = partition.read(offset, READ_BYTES, end)
+        if chunk.data:
+            found.append(decode_chunk(chunk.data, verified=True))
+        offset = chunk.next_offset
+    return found
+
+
+def _compact_segment(
+    partition: AppendLog,
+    segment: Segment,
+    last: dict[bytes, int],
+    staying: set[bytes],
+    tombstones_until_ms: int,
+    until: int,
+) -> None:
+    """Write a segment again without replaced records, if there are any.
+
+    `staying` are keys of replaced records that stay because they are the last of their segment: the tombstone that
+    takes one back stays with it. `until` is where the records end that were looked at.
+    """
+    kept: list[bytes] = []
+    removed = 0
+    for columns in _chunks(partition, segment, segment.next_offset):
+        keep = np.ones(len(columns), bool)
+        for number, (offset, key, tombstone_ms) in enumerate(iterate_keys(columns)):
+            if key is None:
+                continue
+            if offset == segment.next_offset - 1:
+                if tombstone_ms == NEVER:
+                    staying.add(key)
+            elif last[key] != offset or (tombstone_ms < tombstones_until_ms and key not in staying):
+                keep[number] = False
+        removed += int((~keep).sum())
+        bounds = zip(columns.positions[keep].tolist(), columns.ends[keep].tolist(), strict=True)
+        kept += [bytes(columns.data[start:end]) for start, end in bounds]
+    if removed:
+        partition.note_compaction(until)
+        partition.swap(segment, b"".join(kept))
+        log.info("%s: compacted, %d records removed", segment.path, removed)

@@ -8,9 +8,8 @@ whole block (`.blocks`) stands for them. Nothing here changes a file.
 import numpy as np
 
 from babelbus.errors import StorageError
-from babelbus.records.checksum import crcs_hold
 from babelbus.records.columns import I64, find_positions
-from babelbus.records.fields import offset_of, offsets_at, size_of, timestamps_at
+from babelbus.records.fields import crcs_hold, offset_of, offsets_at, size_of, timestamps_at
 from babelbus.records.format import (
     RECORD_BYTES_MIN,
     CorruptRecordError,
@@ -18,10 +17,8 @@ from babelbus.records.format import (
 )
 from babelbus.storage.contract import BadRange, Chunk
 from babelbus.storage.disk.index import BLOCK_RECORDS, UNKNOWN_SUM, SparseIndex, crc32c
-from babelbus.storage.disk.scan import good_records
+from babelbus.storage.disk.scan import scan
 from babelbus.storage.files import File, FileSystem, disk_error
-
-"""Where in a record its timestamp stands."""
 
 
 class SegmentReader:
@@ -40,15 +37,15 @@ class SegmentReader:
         self.index = SparseIndex()
         self.sealed = False
         self.bad: list[BadRange] | None = None
-        """What a scan found damaged; `None` before the segment was scanned."""
+        """The ranges that a scan found damaged; `None` before the segment was scanned."""
         self._log: File | None = None
         self._dense: bool | None = None
         self._entry_offsets: I64 | None = None
-        self._walked: tuple[int, int, list[tuple[int, int, int]]] | None = None
+        self._walked: tuple[int, int, I64, I64] | None = None
         """The damaged block that was searched last, and its good records: clients ask for one again and again."""
 
     def set_index(self, index: SparseIndex) -> None:
-        """Take another index, and forget what was learned from the last one."""
+        """Replace the index and drop what was learned from the last index."""
         self.index = index
         self._dense = None
         self._entry_offsets = None
@@ -113,7 +110,7 @@ class SegmentReader:
         return self._find_slowly(data, block, offset)
 
     def _find_slowly(self, data: bytes, block: int, offset: int) -> tuple[int, int] | None:
-        """Look for the record in a block that is damaged, or not where the index says.
+        """Find the record in a block that is damaged, or not where the index says.
 
         Raises:
             CorruptRecordError: the block's sum says that an offset in it has changed.
@@ -122,20 +119,30 @@ class SegmentReader:
             raise self.corrupt(offset)  # and not `None`: a new index would believe what stands there
         if self.bad is None and self.index.sums[block] == UNKNOWN_SUM:
             return None  # a scan must say first what of it is damaged
-        position, end = self._bounds(block)
+        start, end = self._bounds(block)
         if self._walked is None or self._walked[:2] != (block, end):
-            good = good_records(
-                self.file(), position, end, self._first_of(block), gaps=not self.dense, limit=self.next_offset
-            )
-            self._walked = block, end, list(good)
-        for at, size, found in self._walked[2]:
-            if found == offset:
-                return at, offset
-            if found > offset:
-                # Between two good records that touch there was never a damaged one: it was compacted away.
-                return (at, found) if at == position and not self.dense else None
-            position = at + size
-        return None
+            self._walked = block, end, *self._scan_block(data, block)
+        positions, offsets = self._walked[2:]
+        at = int(np.searchsorted(offsets, offset))
+        if at == len(offsets):
+            return None
+        if offsets[at] != offset:
+            # Between two good records that touch there was never a damaged one: it was compacted away.
+            touches = at > 0 and positions[at] == positions[at - 1] + size_of(data[positions[at - 1] :])
+            if self.dense or not (touches or (at == 0 and positions[0] == 0)):
+                return None
+        return start + int(positions[at]), int(offsets[at])
+
+    def _scan_block(self, data: bytes, block: int) -> tuple[I64, I64]:
+        """Return where the good records of a damaged block begin in its bytes, and their offsets."""
+        start, end = self._bounds(block)
+        first, gaps = self._first_of(block), not self.dense
+        found = scan(self.file(), start, first, gaps=gaps, size=end, limit=self.next_offset)
+        begins = [start, *(bad.end for bad in found.bad)]
+        ends = [*(bad.position for bad in found.bad), found.end]
+        parts = [find_positions(data, at - start, to - start)[0] for at, to in zip(begins, ends, strict=True)]
+        positions = np.concatenate(parts)
+        return positions, offsets_at(data, positions)
 
     def offsets_hold(self, data: bytes, block: int) -> bool:
         """Return whether the offsets of a whole block can be as they were written, as far as its sum can tell."""
@@ -210,13 +217,6 @@ class SegmentReader:
     def _first_of(self, block: int) -> int:
         return self.base_offset + block * BLOCK_RECORDS if self.dense else int(self._entries()[block])
 
-    def hints(self, begin: int, end: int) -> I64:
-        """Return where the blocks begin that lie between two bytes of the log, counted from `begin`."""
-        positions = np.array(self.index.positions, np.int64)
-        first, after = np.searchsorted(positions, (begin, end))
-        inner = positions[first:after] - begin
-        return inner if len(inner) and inner[0] == 0 else np.concatenate([np.zeros(1, np.int64), inner])
-
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, position: int, offset: int, bytes_max: int, end: int) -> Chunk:
@@ -243,7 +243,7 @@ class SegmentReader:
     def _check(self, data: bytes, position: int, offset: int) -> tuple[int, int]:
         """Check what was read at `position`, where `offset` is expected, as far as it is good.
 
-        Gives where the good records end in `data`, and where the last one of them begins (-1: there is none).
+        Returns where the good records end in `data`, and where the last good record begins, else -1.
         """
         index, size = self.index, len(data)
         if not self.dense and not self._edges_hold(position, position + size):
@@ -290,7 +290,7 @@ class SegmentReader:
     def _check_records(self, data: bytes, begin: int, finish: int, expected: int) -> tuple[int, int]:
         """Check the records in the bytes `begin` to `finish` by their own CRCs, and their offsets.
 
-        Gives where the good ones end, and where the last good one begins (-1: there is none).
+        Returns where the good records end, and where the last good record begins, else -1.
         """
         positions, end = find_positions(data, begin, finish)
         if not len(positions):
@@ -363,7 +363,7 @@ class SegmentReader:
             raise disk_error(error, f"read of {size} bytes at {position} of {self.path}.log") from error
 
     def close(self) -> None:
-        """Give the descriptor back; the next call opens the file again."""
+        """Close the log; the next call opens it again."""
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -1,6 +1,6 @@
 """Opening a partition: which segments there are, what of them must be read, what is cut, what is damaged.
 
-What a checkpoint vouches for is not read. A torn tail of the last segment is cut; nothing else is ever removed here but
+Records that a checkpoint vouches for are not read. A torn tail of the last segment is cut; nothing else is removed but
 files that only a step cut short by a crash can have left (docs/storage.md, recovery).
 """
 
@@ -43,7 +43,7 @@ class Opened(msgspec.Struct):
 
 
 def parse_base(name: str) -> tuple[int, str] | None:
-    """Return base offset and suffix of a segment's file, or `None` when a file of this name is none of ours."""
+    """Return base offset and suffix of a segment's file, or `None` for another file."""
     stem, dot, suffix = name.partition(".")
     if dot and len(stem) == BASE_DIGITS and stem.isascii() and stem.isdecimal():
         return int(stem), dot + suffix
@@ -52,7 +52,11 @@ def parse_base(name: str) -> tuple[int, str] | None:
 
 def find_bases(files: FileSystem, folder: str) -> list[int]:
     """Return the base offsets of the segments, sorted."""
-    named = [parse_base(name) for name in files.list_folder(folder)]
+    return _bases_of(files.list_folder(folder))
+
+
+def _bases_of(names: list[str]) -> list[int]:
+    named = [parse_base(name) for name in names if name.endswith(".log")]
     return sorted(base for base, suffix in filter(None, named) if suffix == ".log")
 
 
@@ -62,9 +66,13 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
     Raises:
         OSError: the disk refused.
     """
-    _finish_rescue(files, folder)
-    _remove_leftovers(files, folder)
-    bases = find_bases(files, folder)
+    names = files.list_folder(folder)
+    if any(name.endswith(RESCUED_SUFFIX) for name in names):
+        finish_rescue(files, folder)
+        names = files.list_folder(folder)
+    for name in find_leftovers(names):
+        files.unlink(f"{folder}/{name}")
+    bases = _bases_of(names)
     known = checkpoints.note(files, folder).recall()
     durable_end = 0 if known is None else known.durable_end
     if not bases and known is not None and durable_end:
@@ -126,8 +134,8 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
     return opened
 
 
-def _finish_rescue(files: FileSystem, folder: str) -> None:
-    """Do the rest of a rescue that a crash cut short: the rescued records are the only ones known to be durable."""
+def finish_rescue(files: FileSystem, folder: str) -> None:
+    """Replace the segments of a rescue that a crash cut short; only the rescued records are surely durable."""
     for name in files.list_folder(folder):
         parsed = parse_base(name)
         if parsed is not None and parsed[1] == RESCUED_SUFFIX:
@@ -135,7 +143,7 @@ def _finish_rescue(files: FileSystem, folder: str) -> None:
 
 
 def replace_from(files: FileSystem, folder: str, base: int) -> None:
-    """Put the rescued records in the place of the segments that begin at `base` or later; may be done again.
+    """Replace the segments that begin at `base` or later by the rescued records; may be done again.
 
     Raises:
         OSError: the disk refused.
@@ -155,14 +163,16 @@ def replace_from(files: FileSystem, folder: str, base: int) -> None:
     files.flush_folder(folder)
 
 
-def _remove_leftovers(files: FileSystem, folder: str) -> None:
-    """Remove temporary files, derived files without a log, and a new segment whose making failed half-way."""
-    names = set(files.list_folder(folder))
+def find_leftovers(names: list[str]) -> dict[str, str]:
+    """Return temporary files, and derived files without a log, with the reason why they are there."""
+    found = {}
     for name in names:
-        parsed = parse_base(name)
-        orphan = parsed and parsed[1] in DERIVED_SUFFIXES and f"{base_name(parsed[0])}.log" not in names
-        if orphan or name.rpartition(".")[2] in LEFTOVER_SUFFIXES:
-            files.unlink(f"{folder}/{name}")
+        suffix = name.rpartition(".")[2]
+        if suffix in LEFTOVER_SUFFIXES:
+            found[name] = "a crash cut its making short"
+        elif f".{suffix}" in DERIVED_SUFFIXES and parse_base(name) and name.replace(suffix, "log") not in names:
+            found[name] = "there is no log of this name"
+    return found
 
 
 def _never_used(files: FileSystem, folder: str, base: int) -> bool:
@@ -201,10 +211,10 @@ def _take_note(segment: Segment, found: Scan, following: int | None, recovery: R
 
 
 def _keep_overlap(files: FileSystem, segment: Segment, position: int) -> None:
-    """Put the bytes behind `position` beside the log before they are cut: nothing is deleted by itself.
+    """Write the bytes behind `position` to a file beside the log, before they are cut: a start deletes no records.
 
-    As a rule the next segment holds the same records (a rescue after a failed flush was cut short); but somebody may
-    have put a wrong file there, and then these are the only ones.
+    The next segment usually holds the same records (a rescue after a failed flush was cut short). If somebody put a
+    wrong file there, these bytes are the only copy.
     """
     kept = f"{segment.path}.log.damaged-{position}"
     if not files.exists(kept):

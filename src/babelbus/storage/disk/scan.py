@@ -1,25 +1,20 @@
 """Reading a `.log` from a byte on, record by record as far as it goes: recovery, rebuilt indexes, `babelbus check`.
 
-What comes back is what the log *is*: its blocks, where it ends, and which ranges hold no good records. Nothing is
+The result is what the log *is*: its blocks, where it ends, and which ranges hold no good records. Nothing is
 changed.
 """
-
-import struct
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 
-from babelbus.records.checksum import crcs_hold
 from babelbus.records.columns import I64, decode_columns, find_positions
-from babelbus.records.fields import offsets_at, timestamps_at
+from babelbus.records.fields import crcs_hold, offset_of, offsets_at, size_of, timestamps_at
 from babelbus.records.format import (
-    HEAD,
-    LENGTH_FROM,
-    LENGTH_MIN,
+    FEW,
     PRODUCER_HEADER,
     RECORD_BYTES_MIN,
     CorruptRecordError,
+    is_cut_off,
     read_producer,
     record_error,
 )
@@ -29,15 +24,14 @@ from babelbus.storage.disk.index import SparseIndex
 from babelbus.storage.files import File
 
 CHUNK_BYTES = 4 * 2**20
-_INNER = struct.Struct(">bqi")
-_I32 = struct.Struct(">i")
+SEARCH_BYTES = 2**19
 OFFSET_MAX = 2**63 - 1
 WRONG_OFFSET = "its offset is"
 OVERLAP = "its offset belongs to the next segment"
 
 
 class Scan(msgspec.Struct):
-    """What a log holds from `start` on. `end` is where its last good record ends, `tail` why nothing good follows.
+    """The content of a log from `start` on. `end` is where its last good record ends, `tail` why nothing good follows.
 
     `overlap`: behind `end` stand records that the next segment holds too, left over from a rescue after a failed flush.
     """
@@ -89,7 +83,7 @@ def _scan(
     gaps: bool = False,
     dense: bool = False,
 ) -> Scan | None:
-    """Do the same; with `dense` give `None` at the first offset that is not the next."""
+    """Read as `scan` does; with `dense`, return `None` at the first offset that is not the next."""
     found = Scan(start, start, next_offset, index if index is not None else SparseIndex(), [], [])
     size = file.size() if size is None else size
     position, wanted = start, CHUNK_BYTES
@@ -123,33 +117,8 @@ def _scan(
     return found
 
 
-def good_records(
-    file: File, start: int, end: int, expected: int, *, gaps: bool, limit: int = OFFSET_MAX
-) -> Iterator[tuple[int, int, int]]:
-    """Yield position, size in bytes and offset of each good record between two bytes, past those that are not.
-
-    For places that are known to be damaged: each record is read and checked by itself, about 10 us.
-    """
-    position = start
-    while position < end:
-        head = file.pread(HEAD.size, position)
-        found: tuple[int, int] | None = None
-        if len(head) == HEAD.size:
-            offset = HEAD.unpack(head)[0]
-            fits = expected <= offset < limit if gaps else offset == expected < limit
-            if fits and _stored_error(file, position, end) is None:
-                found = position, offset
-        found = found or _find_good(file, position, end, expected, gaps, limit)
-        if found is None:
-            return
-        position, offset = found
-        size = LENGTH_FROM + HEAD.unpack(file.pread(HEAD.size, position))[1]
-        yield position, size, offset
-        position, expected = position + size, offset + 1
-
-
 def _record_bytes(data: bytes) -> int:
-    return max(int(HEAD.unpack_from(data)[1]) + LENGTH_FROM, CHUNK_BYTES)
+    return max(size_of(data[:RECORD_BYTES_MIN]), CHUNK_BYTES)
 
 
 def _take(found: Scan, data: bytes, position: int, gaps: bool, limit: int) -> tuple[int, str | None]:
@@ -169,13 +138,7 @@ def _take(found: Scan, data: bytes, position: int, gaps: bool, limit: int) -> tu
         overlap = int(offsets[good]) == expected == limit
         reason = OVERLAP if overlap else f"{WRONG_OFFSET} {int(offsets[good])}, expected {expected}"
         end = int(positions[good])
-    try:
-        whole = crcs_hold(data, positions[:good], end)
-        if whole:
-            decode_columns(data, positions[:good])
-    except CorruptRecordError:
-        whole = False
-    if not whole:
+    if good <= FEW or not _are_whole(data, positions[:good], end):
         for number, at in enumerate(positions[:good].tolist()):
             bad = record_error(data, at, end)
             if bad:
@@ -184,9 +147,16 @@ def _take(found: Scan, data: bytes, position: int, gaps: bool, limit: int) -> tu
     if good:
         _add(found, data[:end] if end < len(data) else data, positions[:good], offsets[:good], position)
         found.end, found.next_offset = position + end, int(offsets[good - 1]) + 1
-    elif reason is None:
-        reason = "the CRCs of the chunk do not add up"
     return (end if good else 0), reason
+
+
+def _are_whole(data: bytes, positions: I64, end: int) -> bool:
+    """Return whether all records match their CRCs, and their lengths add up."""
+    try:
+        decode_columns(data, positions)
+    except CorruptRecordError:
+        return False
+    return crcs_hold(data, positions, end)
 
 
 def _add(found: Scan, data: bytes, positions: I64, offsets: I64, position: int) -> None:
@@ -219,109 +189,56 @@ def _offsets_good(offsets: I64, expected: int, gaps: bool, limit: int) -> int:
 def _find_good(file: File, position: int, size: int, expected: int, gaps: bool, limit: int) -> tuple[int, int] | None:
     """Return position and offset of the first good record behind the bad one at `position`, or `None`.
 
-    What a payload holds may look like a record of ours (somebody records a log in a log), so the bad record's own
+    A payload may hold records of ours (somebody records a log in a log), so the bad record's own
     length is asked first, and a torn record's inside is not searched.
     """
     following = _follow(file, position, size, expected, gaps, limit)
     if following is not None or _is_torn(file, position, size, expected):
         return following
-    for start in range(position + 1, size, CHUNK_BYTES):
-        data = file.pread(min(CHUNK_BYTES + HEAD.size, size - start), start)
-        # So many records fit in what is bad, and no more offsets can be lost with it.
-        highest = limit if gaps else min(limit, expected + (start + len(data) - position) // RECORD_BYTES_MIN + 1)
-        # At least one record is lost, so its offset is.
-        for at, offset in _candidates(data, expected + 1, highest, size - start):
-            if not gaps and offset > expected + (start + at - position) // RECORD_BYTES_MIN:
-                continue
-            if _stored_error(file, start + at, size) is None and _agrees(file, start + at, size, offset, gaps):
-                return start + at, offset
+    for start in range(position + 1, size, SEARCH_BYTES):
+        data = file.pread(min(SEARCH_BYTES + RECORD_BYTES_MIN - 1, size - start), start)
+        offsets = offsets_at(data, np.arange(len(data) - RECORD_BYTES_MIN + 1))
+        # At least one record is lost, so its offset is; and no more offsets than records fit in what is bad.
+        lost_max = (start + np.arange(len(offsets)) - position) // RECORD_BYTES_MIN
+        likely = (offsets > expected) & (offsets < limit) & (offsets <= (limit if gaps else expected + lost_max))
+        for at in np.flatnonzero(likely).tolist():
+            offset, end, reason = _read_record(file, start + at, size)
+            if reason is None:
+                # No CRC covers an offset: the damage may reach just over it, and make it another one that looks right.
+                behind, _, reason = _read_record(file, end, size)
+                if reason is not None or (behind > offset if gaps else behind == offset + 1):
+                    return start + at, offset
     return None
 
 
-def _follow(file: File, position: int, size: int, offset: int, gaps: bool, limit: int) -> tuple[int, int] | None:
-    """Go from the bad record to the next by the lengths, as long as the offsets fit, until one is good."""
-    while True:
-        head = file.pread(HEAD.size, position)
-        if len(head) < HEAD.size:
+def _follow(file: File, position: int, size: int, expected: int, gaps: bool, limit: int) -> tuple[int, int] | None:
+    """Follow the lengths from the bad record on, as long as the offsets fit, to the next good record."""
+    offset, (_, end, _) = expected, _read_record(file, position, size)
+    while position + RECORD_BYTES_MIN <= end <= size - RECORD_BYTES_MIN:
+        previous, position = offset, end
+        offset, end, reason = _read_record(file, position, size)
+        if not (previous < offset < limit if gaps else offset == previous + 1 < limit):
             return None
-        _, length, _ = HEAD.unpack(head)
-        position += LENGTH_FROM + length
-        if length < LENGTH_MIN or position + RECORD_BYTES_MIN > size:
-            return None
-        found = HEAD.unpack(file.pread(HEAD.size, position))[0]
-        if not (offset < found < limit if gaps else found == offset + 1 < limit):
-            return None
-        offset = found
-        if _stored_error(file, position, size) is None:
+        if reason is None:
             return position, offset
+    return None
 
 
-def _stored_error(file: File, position: int, size: int) -> str | None:
-    """Return what is wrong with the record at `position` of a file of `size` bytes, or `None`."""
-    head = file.pread(HEAD.size, position)
-    if len(head) < HEAD.size:
-        return "its head is cut off"
-    _, length, _ = HEAD.unpack(head)
-    if not LENGTH_MIN <= length <= size - position - LENGTH_FROM:
-        return f"its length says {length}"
-    record = file.pread(LENGTH_FROM + length, position)
-    return record_error(record, 0, len(record))
-
-
-def _agrees(file: File, position: int, size: int, offset: int, gaps: bool) -> bool:
-    """Return whether the good record behind the one at `position`, if there is one, has an offset that follows
-    `offset`.
-
-    No CRC covers an offset: the damage may reach just over it, and make it another one that looks right.
-    """
-    behind = position + LENGTH_FROM + int(HEAD.unpack(file.pread(HEAD.size, position))[1])
-    if _stored_error(file, behind, size) is not None:
-        return True
-    following = int(HEAD.unpack(file.pread(HEAD.size, behind))[0])
-    return following > offset if gaps else following == offset + 1
+def _read_record(file: File, position: int, size: int) -> tuple[int, int, str | None]:
+    """Return offset and end of the record at `position` of a file of `size` bytes, and what is wrong with it."""
+    head = file.pread(RECORD_BYTES_MIN, position)
+    if len(head) < RECORD_BYTES_MIN:
+        return -1, position, "it is cut off"
+    end = position + size_of(head)
+    if not position + RECORD_BYTES_MIN <= end <= size:
+        return offset_of(head), end, "its length does not fit"
+    data = file.pread(end - position, position)
+    return offset_of(head), end, record_error(data, 0, len(data))
 
 
 def _is_torn(file: File, position: int, size: int, expected: int) -> bool:
-    """Return whether the record is whole as far as the file goes: its length and its inner lengths both pass the end.
-
-    One damaged length would contradict the others. Where none does, all that follows is this record's inside.
-    """
-    front = file.pread(HEAD.size + _INNER.size, position)
-    if len(front) < HEAD.size + _INNER.size:
-        return True
-    offset, length, _ = HEAD.unpack_from(front)
-    _, timestamp, key_length = _INNER.unpack_from(front, HEAD.size)
-    stop = LENGTH_FROM + length
-    if offset != expected or stop <= size - position or timestamp <= 0 or key_length < -1:
+    """Return whether the record is good as far as the file goes; then all that follows is this record's inside."""
+    head = file.pread(RECORD_BYTES_MIN, position)
+    if len(head) == RECORD_BYTES_MIN and (offset_of(head) != expected or size_of(head) <= size - position):
         return False
-    data = file.pread(size - position, position)
-    at = HEAD.size + _INNER.size + max(key_length, 0)
-    lengths = [0]
-    if at + 4 <= len(data):
-        payload_length = _I32.unpack_from(data, at)[0]
-        at += 4 + payload_length
-        if payload_length < 0:
-            return False
-        lengths = [0, -1] * (data[at] if at < len(data) else 0)
-        at += 1
-    for least in lengths:
-        if at + 4 > len(data):
-            break
-        part = _I32.unpack_from(data, at)[0]
-        if part < least:
-            return False
-        at += 4 + max(part, 0)
-    return bool(len(data) < at + 4 and at <= stop)
-
-
-def _candidates(data: bytes, expected: int, highest: int, room: int) -> Iterator[tuple[int, int]]:
-    """Yield where a head could begin: an offset from `expected` to `highest` and a length that has `room`."""
-    count = len(data) - HEAD.size + 1
-    if count <= 0:
-        return
-    offsets = np.ndarray((count,), ">i8", data, 0, (1,))
-    lengths = np.ndarray((count,), ">i4", data, 8, (1,))
-    likely = (offsets >= expected) & (offsets < highest)
-    for at in np.flatnonzero(likely).tolist():
-        if LENGTH_MIN <= lengths[at] <= room - at - LENGTH_FROM:
-            yield at, int(offsets[at])
+    return is_cut_off(file.pread(size - position, position))

@@ -41,7 +41,8 @@ class Segment(SegmentReader):
         """How many sealed segments there were when this one was last compacted."""
         self._entries_written = 0
         self._blocks_written = 0
-        self._index_dirty = False
+        self.index_dirty = False
+        """Whether the derived files may not be durable yet."""
         self._rebuilt = False
 
     # -- making and opening ------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class Segment(SegmentReader):
             raise
 
     def open_sealed(self, next_offset: int) -> Scan | None:
-        """Take a segment that ends before `next_offset`; its log is read only if the derived files do not fit it.
+        """Open a segment that ends before `next_offset`; its log is read only if the derived files do not fit it.
 
         Returns what the scan found when one was needed.
         """
@@ -178,17 +179,7 @@ class Segment(SegmentReader):
             self.next_offset = found.next_offset
             self.size_bytes = found.end
         self._entries_written = self._blocks_written = 0
-        try:
-            for suffix in DERIVED_SUFFIXES:
-                file = self._files.open(self.path + suffix, create=True)
-                try:
-                    file.truncate(0)
-                finally:
-                    file.close()
-        except OSError as error:  # a full disk must not keep readers out; the next start tries again
-            log.warning("%s: index not written, it stays in memory: %s", self.path, error)
-            return
-        self.write_index()
+        self.write_index(anew=True)
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -209,40 +200,42 @@ class Segment(SegmentReader):
         self.index.add(batch, position)
         self.size_bytes = position + len(batch.data)
         self.next_offset += batch.count
-        if len(self.index) > self._entries_written or self.index.full_blocks > self._blocks_written:
+        if self.index.last_count <= batch.count or self.index.last_count == BLOCK_RECORDS:  # a block began or ended
             self.write_index()
 
     def _take_back(self, size: int) -> None:
-        """Cut what a failed write left behind, so that the next one does not stand on it."""
+        """Remove what a failed write left behind."""
         try:
             self.file().truncate(size)
         except OSError as error:  # the next write goes to the same position anyway, and recovery cuts a torn tail
             log.warning("%s.log: could not cut a failed write at byte %d: %s", self.path, size, error)
 
-    def write_index(self) -> None:
-        """Write the entries of the derived files that are not there yet; a failure is made good at the next call."""
+    def write_index(self, *, anew: bool = False) -> None:
+        """Write the entries of the derived files that are not there yet, or all; the next call makes a failure good."""
         index = self.index
         entries, blocks = len(index), len(index) if self.sealed else index.full_blocks
-        if entries == self._entries_written and blocks == self._blocks_written:
+        if entries == self._entries_written and blocks == self._blocks_written and not anew:
             return
-        self._index_dirty = True
+        self.index_dirty = True
         parts = index.encode(self._entries_written, entries, self._blocks_written, blocks)
         starts = (self._entries_written * 8, self._entries_written * 8, self._blocks_written * BLOCK_ENTRY.size)
         try:
             for suffix, start, part in zip(DERIVED_SUFFIXES, starts, parts, strict=True):
-                if part:
+                if part or anew:
                     file = self._files.open(self.path + suffix, create=True)
                     try:
+                        if anew:
+                            file.truncate(0)
                         file.pwrite(part, start)
                     finally:
                         file.close()
-        except OSError as error:
+        except OSError as error:  # a full disk must not keep readers out
             log.warning("%s: index not written, it stays in memory: %s", self.path, error)
             return
         self._entries_written, self._blocks_written = entries, blocks
 
     def flush(self) -> None:
-        """Make all that was appended survive a loss of power. Blocks for the disk, 0.1 ms to some.
+        """Flush all that was appended. Blocks for the disk, 0.1 ms to some.
 
         Raises:
             OSError: the system could not; what is on the disk behind the last good flush is unknown.
@@ -250,7 +243,7 @@ class Segment(SegmentReader):
         self.file().flush()
 
     def flush_index(self) -> None:
-        """Make the derived files durable, so that a checkpoint may stand on them.
+        """Flush the derived files, so that a checkpoint may stand on them.
 
         Raises:
             DiskError: they are not.
@@ -268,15 +261,10 @@ class Segment(SegmentReader):
                     file.close()
         except OSError as error:
             raise disk_error(error, f"flush of the index of {self.path}") from error
-        self._index_dirty = False
-
-    @property
-    def index_dirty(self) -> bool:
-        """Whether the derived files may not be durable yet."""
-        return self._index_dirty
+        self.index_dirty = False
 
     def seal(self) -> None:
-        """Take no more records; the entry of the last block is written too."""
+        """Refuse further records, and write the entry of the last block."""
         self.sealed = True
         self.write_index()
 
@@ -291,7 +279,7 @@ class Segment(SegmentReader):
         self.size_bytes = position
 
     def swap(self, source: str) -> None:
-        """Put the file `source` in the place of the log: the same records without some.
+        """Replace the log by the file `source`: the same records without some.
 
         Raises:
             OSError: the disk refused; the segment is the old or the new one.

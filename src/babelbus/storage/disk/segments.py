@@ -27,7 +27,7 @@ OPEN_SEGMENTS_MAX = 16
 
 
 class Segments:
-    """What a partition's folder holds; `begin` the first one when it holds none.
+    """The segments of a partition's folder; `begin` the first segment of an empty folder.
 
     Invariant: `all` are sorted by base offset, the last one is open for appending, and each ends where the next begins.
 
@@ -67,7 +67,7 @@ class Segments:
         self.active = segment
 
     def roll(self) -> None:
-        """Seal the active segment and begin the next one, whose name the next flush makes durable.
+        """Begin the next segment, whose name the next flush makes durable, and seal the active one.
 
         Raises:
             OSError: the disk refused; the old one goes on.
@@ -86,7 +86,7 @@ class Segments:
                 segment.close()
 
     def remember(self, offset: int, segment: Segment, position: int) -> None:
-        """Remember where an offset stands that is likely to be asked for."""
+        """Keep the position of an offset that is likely to be read next."""
         places = self._places
         if len(places) >= PLACES_MAX:
             for old in list(places)[: PLACES_MAX // 2]:
@@ -96,12 +96,7 @@ class Segments:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
-        """Return stored records from the first one at or after `offset` on; see `contract.PartitionLog`.
-
-        Raises:
-            OffsetOutOfRangeError: there is no such offset.
-            CorruptRecordError: the record at `offset` is damaged.
-        """
+        """Return stored records from the first one at or after `offset` on; see `contract.PartitionLog`."""
         with self._lock:
             next_offset = self.active.next_offset
             end = next_offset if end_offset is None else min(end_offset, next_offset)
@@ -151,7 +146,7 @@ class Segments:
                 oldest.close()
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
+        """Return the offset of the first record at or after a time (ms); see `contract.PartitionLog`."""
         with self._lock:
             segments: list[SegmentReader] = [*self.all[:-1], self.active.view()]
         for segment in segments:
@@ -207,7 +202,7 @@ class Segments:
         self._files.flush_folder(self._folder)  # one after the other, so that what a crash leaves has no hole
 
     def swap(self, segment: Segment, source: str) -> None:
-        """Put the file `source`, the same records without some, in a segment's place.
+        """Replace a segment by the file `source`, the same records without some.
 
         Raises:
             OSError: the disk refused; the segment is the old or the new one.
@@ -220,7 +215,7 @@ class Segments:
         self._places = {at: place for at, place in self._places.items() if place[0] is not segment}
 
     def begin_again(self, base_offset: int, now_ms: int) -> None:
-        """Go on with the rescued records (`recovery.RESCUED_SUFFIX`) in the place of everything from an offset on.
+        """Replace everything from an offset on by the rescued records (`recovery.RESCUED_SUFFIX`).
 
         Raises:
             OSError: the disk refused; may be done again.
@@ -243,13 +238,13 @@ class Segments:
         self._open = [segment for segment in self._open if segment in kept]
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         for segment in self.all:
             segment.close()
 
 
 def _end_before(segment: Segment, base_offset: int) -> None:
-    """Let the segment in front of the rescued records end where they begin; may be done again."""
+    """End the segment in front of the rescued records where they begin; may be done again."""
     try:
         if segment.next_offset > base_offset:
             segment.cut(segment.locate(base_offset)[0], base_offset)

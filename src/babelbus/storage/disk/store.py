@@ -88,7 +88,7 @@ class FolderStore:
         self._files.replace_file(f"{self._path(topic)}/{SETTINGS_NAME}", content)
 
     def hide(self, topic: str) -> str:
-        """Take a topic out of `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
+        """Remove a topic from `topics` at once and durably; see `contract.Store`."""
         token = f"{REMOVED_PREFIX}{secrets.token_hex(8)}"
         grave = f"{self._folder}/{token}"
         self._files.make_folder(grave)
@@ -102,7 +102,7 @@ class FolderStore:
         self._files.remove_tree(f"{self._folder}/{token}")
 
     def close(self) -> None:
-        """Give up what the store holds beside the logs: nothing."""
+        """Close nothing: the store holds nothing beside the logs."""
 
     def _path(self, topic: str) -> str:
         return f"{self._folder}/{folder_name(topic)}"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import BindParameter, bindparam, func, select
 
-from babelbus.records.columns import I64, decode_columns, find_positions
+from babelbus.records.columns import I64, find_positions
 from babelbus.records.fields import offset_of, offsets_at
 from babelbus.records.format import record_error
 from babelbus.records.record import Positions, RecordBatch
@@ -83,37 +83,19 @@ def make_row(
     base_offset: int, next_offset: int, data: bytes, timestamps: Positions, latest_timestamp: int
 ) -> dict[str, Any]:
     """Return the columns of one batch but for its partition."""
-    least = greatest = 0
-    if isinstance(timestamps, np.ndarray):
-        if len(timestamps):
-            least, greatest = int(timestamps.min()), int(timestamps.max())
-    elif timestamps:
-        least, greatest = min(timestamps), max(timestamps)
+    times = timestamps.tolist() if isinstance(timestamps, np.ndarray) else timestamps
+    greatest = max(times, default=0)
     return {
         "base_offset": base_offset,
         "next_offset": next_offset,
-        "count": len(timestamps),
-        "least_timestamp": least,
+        "count": len(times),
+        "least_timestamp": min(times, default=0),
         "greatest_timestamp": greatest,
         "latest_timestamp": max(greatest, latest_timestamp),
         "size_bytes": len(data),
         "sum": google_crc32c.value(data),
         "data": data,
     }
-
-
-def shorten(batch: Batch, next_offset: int) -> dict[str, Any]:
-    """Return the row of the records of a batch in front of `next_offset`."""
-    verified = batch.sum_holds
-    starts, offsets, _ = examine(batch, verified=verified)
-    count = int(np.searchsorted(offsets, next_offset))
-    data = batch.data[: starts[count]] if count < len(starts) else batch.data
-    timestamps = decode_columns(batch.data, starts[:count]).timestamps if verified else [batch.greatest_timestamp]
-    row = make_row(batch.base_offset, next_offset, data, timestamps, 0)
-    if not verified:
-        row["count"] = min(batch.count, next_offset - batch.base_offset)
-        row["sum"] = None  # the CRCs of the records keep telling which ones are damaged
-    return row
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from babelbus.clock import SystemClock
 from babelbus.records.columns import decode_columns
-from babelbus.storage.disk import Meter, PartitionReport, Problem, Progress, Report, SegmentReport
+from babelbus.storage.disk import Meter, Problem, Progress, Report
 from babelbus.storage.files import FileSystem
 from babelbus.storage.sql.batches import Batch, examine, fetch
 from babelbus.storage.sql.database import Database
@@ -49,10 +49,10 @@ def check_database(url: str, files: FileSystem, *, progress: Progress | None = N
     Raises:
         DatabaseUrlError: the URL cannot be used.
         SchemaVersionError: the tables are not those of this release.
-        DiskError: the database cannot be reached, or is none.
+        DiskError: the database cannot be reached, or the file is no database.
     """
     database = choose_database(url, files, SystemClock())
-    report = Report([], [])
+    report = Report()
     if not database.is_there():
         return report
     database.look()
@@ -70,7 +70,9 @@ def check_database(url: str, files: FileSystem, *, progress: Progress | None = N
         places, report.problems = _places(database, live=live)
         meter = Meter(progress, int(total))
         for place in places:
-            report.partitions.append(_look_twice(database, place, meter, live=live))
+            report.partitions.append((place.topic, place.number))
+            report.segments += 1
+            _look_twice(database, place, meter, report, live=live)
     finally:
         database.close()
     return report
@@ -107,22 +109,25 @@ def _name(database: Database, topic: str, number: int) -> str:
     return f"{database.name}, topic {topic!r}, partition {number}"
 
 
-def _look_twice(database: Database, place: _Place, meter: Meter, *, live: bool) -> PartitionReport:
-    """Read a partition; beside a server, keep only the problems that a second look finds too."""
-    report = _look(database, place, meter)
-    if live and report.problems:
-        again = _look(database, place, Meter(None, 0))
-        return msgspec.structs.replace(again, problems=[one for one in again.problems if one in report.problems])
-    return report
+def _look_twice(database: Database, place: _Place, meter: Meter, report: Report, *, live: bool) -> None:
+    """Add a partition to a report; beside a server, only the problems that a second look finds too."""
+    problems, count, size_bytes = _look(database, place, meter)
+    if live and problems:
+        again, count, size_bytes = _look(database, place, Meter(None, 0))
+        problems = [problem for problem in again if problem in problems]
+    report.problems += problems
+    report.records += count
+    report.size_bytes += size_bytes
 
 
-def _look(database: Database, place: _Place, meter: Meter) -> PartitionReport:
+def _look(database: Database, place: _Place, meter: Meter) -> tuple[list[Problem], int, int]:
+    """Read a partition; return what is wrong with it, its good records and their bytes."""
     database.ends.load()  # before the database is read: a server writes the end behind its commit
     durable = database.ends.get(place.topic, place.number)
     with database.read() as connection:
         partition = connection.execute(select(partitions).where(partitions.c.id == place.id)).one_or_none()
     if partition is None:
-        return PartitionReport(place.topic, place.number, [], [])
+        return [], 0, 0
     end = max(partition.next_offset, durable)
     problems: list[Problem] = []
 
@@ -142,8 +147,7 @@ def _look(database: Database, place: _Place, meter: Meter) -> PartitionReport:
     if not problems and size_bytes != partition.size_bytes:
         reason = f"it is noted with {partition.size_bytes} bytes, and its batches have {size_bytes}"
         note("range", reason, partition.first_offset, end, NOTED_AGAIN)
-    segment = SegmentReport(place.name, partition.first_offset, end, count, size_bytes, [])
-    return PartitionReport(place.topic, place.number, [segment], problems)
+    return problems, count, size_bytes
 
 
 def _check_batch(batch: Batch, name: str, problems: list[Problem]) -> int:

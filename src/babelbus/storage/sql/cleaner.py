@@ -4,20 +4,15 @@ Each step is one short transaction, so that publishers wait for one step at most
 """
 
 import logging
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from sqlalchemy import func, select
 
-from babelbus.records.columns import Columns, decode_chunk
-from babelbus.records.format import TOMBSTONE
+from babelbus.records.columns import Columns, decode_chunk, iterate_keys
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.sql.batches import ROW_BYTES_MAX, ROWS_MAX, Batch, cut
+from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.tables import batches
-
-if TYPE_CHECKING:
-    from babelbus.storage.sql.log import DatabaseLog
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +25,13 @@ LOOK_BYTES = 2**20
 """Compaction looks again when this much is new, or a topic's `segment_bytes` if that is less."""
 
 
-def clean(partition: "DatabaseLog", settings: LogSettings, now_ms: int) -> int:
-    """Apply retention and compaction; return how many bytes of records became free.
+def clean(partition: DatabaseLog, now_ms: int) -> int:
+    """Run retention and compaction, and tidy up; return how many bytes of records became free. May take long.
 
     Raises:
         DiskError: the database refused; finished steps stay, the next call does the rest.
     """
-    freed = 0
+    freed, settings = 0, partition.settings
     oldest_ms = None if settings.retention_seconds is None else now_ms - int(settings.retention_seconds * 1000)
     while step := _retain(partition, oldest_ms, settings.retention_bytes):
         freed += step
@@ -44,10 +39,14 @@ def clean(partition: "DatabaseLog", settings: LogSettings, now_ms: int) -> int:
         log.info("%s: retention removed %d bytes", partition.name, freed)
     if settings.cleanup == "compact":
         freed += _compact(partition, settings, now_ms)
+    partition.tidy_producers()
+    if not partition.failed:
+        partition.flush()  # so that also records of a lower ack level are known to be there
+        partition.database.settle()
     return freed
 
 
-def _retain(partition: "DatabaseLog", oldest_ms: int | None, bytes_max: int | None) -> int:
+def _retain(partition: DatabaseLog, oldest_ms: int | None, bytes_max: int | None) -> int:
     """Remove some batches from the front: old ones, and those without which `bytes_max` are left."""
     if oldest_ms is None and bytes_max is None:
         return 0
@@ -65,7 +64,7 @@ def _retain(partition: "DatabaseLog", oldest_ms: int | None, bytes_max: int | No
     return partition.trim(first)
 
 
-def _compact(partition: "DatabaseLog", settings: LogSettings, now_ms: int) -> int:
+def _compact(partition: DatabaseLog, settings: LogSettings, now_ms: int) -> int:
     """Remove records that a later record of the same key replaces, and old tombstones.
 
     Memory: about 150 bytes for each key of the partition while it runs.
@@ -90,7 +89,7 @@ def _compact(partition: "DatabaseLog", settings: LogSettings, now_ms: int) -> in
             tombstones_until_ms = 0
             log.warning("%s: the batch at %d is damaged and not compacted", partition.name, batch.base_offset)
         else:
-            last.update((key, offset) for offset, key, _ in _keys(columns) if key is not None)
+            last.update((key, offset) for offset, key, _ in iterate_keys(columns) if key is not None)
     freed, group = 0, _Group(partition, until)
     for batch in partition.fetch(partition.first_offset, until, PAGE_BYTES):
         columns = _decode(partition, batch, until)
@@ -98,7 +97,7 @@ def _compact(partition: "DatabaseLog", settings: LogSettings, now_ms: int) -> in
             continue
         keep = [
             key is None or (last.get(key, offset) == offset and tombstone_ms >= tombstones_until_ms)
-            for offset, key, tombstone_ms in _keys(columns)
+            for offset, key, tombstone_ms in iterate_keys(columns)
         ]
         chosen = np.array(keep, np.bool_)
         bounds = zip(columns.positions[chosen].tolist(), columns.ends[chosen].tolist(), strict=True)
@@ -113,7 +112,7 @@ def _compact(partition: "DatabaseLog", settings: LogSettings, now_ms: int) -> in
 class _Group:
     """Neighbouring batches that become one, so that compacted batches do not stay small."""
 
-    def __init__(self, partition: "DatabaseLog", until: int) -> None:
+    def __init__(self, partition: DatabaseLog, until: int) -> None:
         self._partition = partition
         self._until = until
         self._batches: list[Batch] = []
@@ -130,7 +129,7 @@ class _Group:
         return freed
 
     def write(self) -> int:
-        """Rewrite the batches if a record goes; return the bytes that this frees."""
+        """Write the batches again if a record goes; return the bytes that this frees."""
         replaced, data = self._batches, b"".join(self._kept)
         self._batches, self._kept = [], []
         if len(data) == sum(len(batch.data) for batch in replaced):
@@ -138,23 +137,7 @@ class _Group:
         return self._partition.rewrite(replaced, data, self._until)
 
 
-def _decode(partition: "DatabaseLog", batch: Batch, until: int) -> Columns | None:
+def _decode(partition: DatabaseLog, batch: Batch, until: int) -> Columns | None:
     """Return the records of a batch that can be read, or `None` if a record is damaged."""
     piece = cut(batch, max(batch.base_offset, partition.first_offset), until, 2**31 - 1)
     return None if piece.reason is not None else decode_chunk(piece.data, verified=True)
-
-
-def _keys(columns: Columns) -> Iterator[tuple[int, bytes | None, int]]:
-    """Yield offset, key, and the time of a tombstone; another record has a time that never expires."""
-    data = columns.data
-    rows = zip(
-        columns.offsets.tolist(),
-        columns.key_positions.tolist(),
-        columns.key_lengths.tolist(),
-        columns.attributes.tolist(),
-        columns.timestamps.tolist(),
-        strict=True,
-    )
-    for offset, at, size, attributes, timestamp in rows:
-        key = bytes(data[at : at + size]) if size >= 0 else None
-        yield offset, key, timestamp if attributes & TOMBSTONE else 2**63

@@ -63,22 +63,22 @@ class Database(ABC):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Give up what `_take` took."""
+        """Release what `_take` took."""
 
     @abstractmethod
     def _flush(self) -> None:
-        """Make durable what is committed."""
+        """Flush what is committed."""
 
     @abstractmethod
     def _restore(self) -> None:
-        """Put the connections right after a failure."""
+        """Repair the connections after a failure."""
 
     def is_there(self) -> bool:
         """Return whether anything can be stored there already."""
         return True
 
     def settle(self) -> None:
-        """Make everything durable and tidy up when it is time; the cleaner calls this now and then."""
+        """Flush everything and tidy up when it is time; the cleaner calls this now and then."""
         self.make_durable()
 
     # -- transactions ------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Database(ABC):
         self._closed = False
 
     def look(self) -> None:
-        """Let `read` be used beside the server that owns the database, until `close`."""
+        """Open the database for `read` alone, beside the server that owns it, until `close`."""
         self._closed = False
 
     @contextmanager
@@ -128,7 +128,7 @@ class Database(ABC):
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Lend a connection that sees one state of the database.
+        """Open a connection that sees one state of the database.
 
         Raises:
             DiskError: it cannot be read.
@@ -165,7 +165,7 @@ class Database(ABC):
         self.failures += 1
 
     def repair(self) -> None:
-        """After `failures` has grown: connect again. What is in the database then is all that there is.
+        """Connect again after `failures` has grown. Commits that the database does not show then are lost.
 
         Raises:
             StorageError: it does not work yet; try again later.
@@ -179,7 +179,7 @@ class Database(ABC):
                 log.warning("%s: works again", self.name)
 
     def close(self) -> None:
-        """Give the database back; what was committed is committed, whatever fails here."""
+        """Release the database; what was committed is committed, whatever fails here."""
         with self._flushing, self._writing:
             self._closed = True
             try:

@@ -85,20 +85,19 @@ class Ends:
         except OSError as error:
             log.error("%s: %s; a loss of power may let a damaged WAL pass unnoticed", self.path, error)
 
-    def lower(self, topic: str, number: int, end: int) -> None:
-        """Record durably, before a truncation or removal (`FREE`), that a partition may end at `end`.
+    def remove(self, topic: str, number: int) -> None:
+        """Delete the end of a partition, durably, before its topic is removed.
 
         Raises:
-            DiskError: the disk refused; the truncation must not happen.
+            DiskError: the disk refused; the topic must not be removed.
         """
         key = _key(topic, number)
         with self._lock:
-            if self._slots.get(key, (0, 0))[1] <= end or key not in self._slots:
-                return
-            try:
-                self._write(key, end).flush()
-            except OSError as error:
-                raise disk_error(error, f"write of {self.path}") from error
+            if key in self._slots:
+                try:
+                    self._write(key, FREE).flush()
+                except OSError as error:
+                    raise disk_error(error, f"write of {self.path}") from error
 
     def _write(self, key: bytes, end: int) -> File:
         if self._file is None:

@@ -1,4 +1,4 @@
-"""A partition in SQL: append, read, truncate, trim, rewrite, and loading again after a failure (docs/storage.md).
+"""A partition in SQL: append, read, trim, rewrite, and loading again after a failure (docs/storage.md).
 
 Each write is one transaction that first changes the partition's own row, under the condition that epoch and end are
 those that this writer knows. So a stale writer changes nothing, and batches stay without a hole.
@@ -20,8 +20,7 @@ from babelbus.records.record import RecordBatch, StoredBatch
 from babelbus.storage.contract import BadRange, Chunk, LogSettings, Recovery
 from babelbus.storage.errors import DiskError, OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.producers import Producers
-from babelbus.storage.sql.batches import REACHING, Batch, cut, fetch, make_row, make_rows, shorten
-from babelbus.storage.sql.cleaner import clean
+from babelbus.storage.sql.batches import REACHING, Batch, cut, fetch, make_row, make_rows
 from babelbus.storage.sql.database import Database
 from babelbus.storage.sql.tables import batches, partitions, producers
 
@@ -50,9 +49,10 @@ _AFTER_TIME = (
 
 
 class DatabaseLog:
-    """A partition in a database; see `contract.PartitionLog`. `_lock` is held while the bounds change."""
+    """A partition in a database; see `contract.PartitionLog`. `_lock` is held while the bounds change.
 
-    part_count = 1
+    The committed records end at `end`.
+    """
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class DatabaseLog:
         self.id = partition_id
         self.database = database
         self._topic, self._number, self._epoch = topic, number, epoch
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._lock = threading.RLock()
         self._closed = False
@@ -76,7 +76,7 @@ class DatabaseLog:
         self._durable = database.ends.get(topic, number)
         self.looked_until = 0
         """Offset up to which compaction has looked since the start (for the cleaner)."""
-        self.first_offset = self.next_offset = self.size_bytes = self.compacted_until = self._latest = 0
+        self.first_offset = self.end = self.size_bytes = self.compacted_until = self._latest = 0
         self.producers = Producers()
         self.recovery = Recovery()
         self._load()
@@ -96,17 +96,17 @@ class DatabaseLog:
         with self.database.read() as connection:
             row = connection.execute(select(partitions).where(partitions.c.id == self.id)).one()
             stored, self._latest = self._last(connection)
-        self.first_offset, self.next_offset, self.size_bytes = row.first_offset, row.next_offset, row.size_bytes
+        self.first_offset, self.end, self.size_bytes = row.first_offset, row.next_offset, row.size_bytes
         self.compacted_until = min(row.compacted_until, row.next_offset)
         stored = max(stored, self.first_offset)
-        end = max(self._durable, self.next_offset)
+        end = max(self._durable, self.end)
         if stored < end:
             log.error("%s: the records %d to %d are lost; %s", self.name, stored, end - 1, LOST_ADVICE)
             self.recovery.bad.append((self.name, BadRange(0, 0, stored, end, "the end of the partition is lost")))
-        if self.next_offset < end:
+        if self.end < end:
             with self._write(next_offset=end):
-                self.next_offset = end
-        self._durable = self.next_offset
+                self.end = end
+        self._durable = self.end
 
     def _last(self, connection: Connection) -> tuple[int, int]:
         """Return where the last batch ends, and the greatest timestamp up to there; (0, 0) without batches."""
@@ -116,6 +116,13 @@ class DatabaseLog:
 
     # -- bounds ------------------------------------------------------------------------------------------------------
 
+    part_count = 1
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that the next record gets."""
+        return self.end
+
     @property
     def failed(self) -> bool:
         """Whether a commit or a flush is in doubt and `recover_flush` has not looked yet."""
@@ -123,7 +130,7 @@ class DatabaseLog:
 
     def configure(self, settings: LogSettings) -> None:
         """Replace the settings."""
-        self._settings = settings
+        self.settings = settings
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +142,7 @@ class DatabaseLog:
             StaleWriterError: another writer has opened the partition.
             DiskError: the end is another one, so that the last commit is in doubt.
         """
-        known = {"partition_id": self.id, "known_epoch": self._epoch, "known_end": self.next_offset}
+        known = {"partition_id": self.id, "known_epoch": self._epoch, "known_end": self.end}
         with self.database.write(written_bytes) as connection:
             if self.failed:  # and repaired for another partition meanwhile: the last commits of this one may be lost
                 raise DiskError(f"{self.name}: the connection was lost just now; try again")
@@ -152,10 +159,10 @@ class DatabaseLog:
                 " nothing was written; stop one of the two servers"
             )
         self.database.doubt()
-        raise DiskError(f"{self.name}: it ends at {end} and not at {self.next_offset}: a commit was in doubt")
+        raise DiskError(f"{self.name}: it ends at {end} and not at {self.end}: a commit was in doubt")
 
     def append(self, batch: RecordBatch) -> int:
-        """Insert a batch with the offsets from `next_offset` on, in one transaction; return the first offset.
+        """Append a batch with the offsets from `next_offset` on, in one transaction; return the first offset.
 
         The batch survives a kill of the server; it is durable only after `flush`. It gets the offsets that follow,
         whatever offsets it has.
@@ -167,7 +174,7 @@ class DatabaseLog:
         """
         self._check()  # without the lock, which `recover_flush` holds as long as it tries to connect
         with self._lock:
-            base_offset = self.next_offset
+            base_offset = self.end
             if batch.base_offset != base_offset:
                 batch = rebase(batch, base_offset)
             rows = make_rows(batch, self._latest)
@@ -180,7 +187,7 @@ class DatabaseLog:
                     connection.execute(_INSERT_PRODUCERS, self._producer_row(*marked, base_offset))
             self._producer_rows += marked is not None
             self._latest = rows[-1]["latest_timestamp"]
-            self.next_offset, self.size_bytes = next_offset, size_bytes
+            self.end, self.size_bytes = next_offset, size_bytes
             return base_offset
 
     def _producer_row(self, producer_id: int, first_sequence: int, count: int, base_offset: int) -> dict[str, int]:
@@ -194,7 +201,7 @@ class DatabaseLog:
     # -- durability --------------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Make everything appended so far durable; return the offset up to which it is. Blocks for the disk.
+        """Flush everything appended so far; return the offset up to which it is durable. Blocks for the disk.
 
         One flush serves all partitions of the database: the following calls find that nothing is left to do.
 
@@ -204,18 +211,18 @@ class DatabaseLog:
         if self._closed:
             return self._durable
         self._check()
-        target = self.next_offset
+        target = self.end
         self.database.make_durable()
-        with self._lock:  # a truncation lowers the end first, and must not be overtaken
+        with self._lock:
             self._check()  # a failure that was repaired for another partition meanwhile: the commits may be lost
-            target = min(target, self.next_offset)
+            target = min(target, self.end)
             self._durable = max(self._durable, target)
             self.database.ends.put(self._topic, self._number, target)
         self.database.ends.sync()
         return target
 
-    def recover_flush(self, durable_offset: int = 0) -> None:
-        """After a failed flush or a lost connection: connect again, and load which of the last records are there.
+    def recover_flush(self) -> None:
+        """Connect again after a failed flush or a lost connection, and load which of the last records are there.
 
         A batch whose commit was in doubt is taken back, since its publisher got an error. Records that the database
         has lost, or returns damaged, are removed with all behind them, and `next_offset` goes back to the first.
@@ -225,42 +232,43 @@ class DatabaseLog:
         """
         with self._lock:
             self.database.repair()
-            generation, end = self.database.failures, self.next_offset
-            durable = self._durable = max(durable_offset, self._durable, self.first_offset)
+            generation, end = self.database.failures, self.end
+            durable = self._durable = max(self._durable, self.first_offset)
             self._generation = generation
             try:
                 self._load()
-                taken_back = self.next_offset - end
+                taken_back = self.end - end
                 good = min(self._find_damage(durable), end)
-                if good < self.next_offset:
+                if good < self.end:
                     self._cut(good)
                 self.database.make_durable()
             except BaseException:
-                self._generation, self._durable, self.next_offset = generation - 1, durable, end
+                self._generation, self._durable, self.end = generation - 1, durable, end
                 raise
-            self._durable = self.next_offset
-            self.producers.forget_from(self.next_offset)
+            self._durable = self.end
+            self.producers.forget_from(self.end)
         log.error(
             "%s: repaired after a failure; %d records in doubt were taken back, %d are lost",
-            self.name, max(taken_back, 0), end - self.next_offset,
+            self.name, max(taken_back, 0), end - self.end,
         )  # fmt: skip
 
     def _find_damage(self, offset: int) -> int:
         """Return the offset of the first record from `offset` on that is lost or damaged, or `next_offset`."""
-        while offset < self.next_offset:
+        while offset < self.end:
             try:
                 offset = self.read(offset, 2**31 - 1).next_offset
             except CorruptRecordError as error:
                 log.error("%s", error)
                 return offset
-        return self.next_offset
+        return self.end
 
     def checkpoint(self) -> None:
         """Flush, and remove the rows of producers' batches that are forgotten."""
         self.flush()
-        self._tidy_producers()
+        self.tidy_producers()
 
-    def _tidy_producers(self) -> None:
+    def tidy_producers(self) -> None:
+        """Remove the rows of producers' batches that are forgotten, if there are many."""
         with self._lock:
             if self._closed or self._producer_rows <= PRODUCER_ROWS_MAX:
                 return
@@ -278,13 +286,7 @@ class DatabaseLog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return records in the stored form from the first one at or after `offset` on, as many as fit, all checked.
-
-        Raises:
-            OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
-            CorruptRecordError: the record at `offset` is damaged, or missing.
-            DiskError: the database cannot be read.
-        """
+        """Return checked records in the stored form; see `contract.PartitionLog`."""
         try:
             return self._read(offset, bytes_max, end_offset)
         except CorruptRecordError:
@@ -292,7 +294,7 @@ class DatabaseLog:
                 return self._read(offset, bytes_max, end_offset)
 
     def _read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
-        first, following = self.first_offset, self.next_offset
+        first, following = self.first_offset, self.end
         end = following if end_offset is None else min(end_offset, following)
         if not first <= offset <= following:
             raise OffsetOutOfRangeError(offset, first, following)
@@ -323,10 +325,7 @@ class DatabaseLog:
         return fetch(self.database, self.id, offset, end_offset, page_bytes)
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none.
-
-        A damaged record that may be the first is returned: reading it tells of the damage.
-        """
+        """Return the offset of the first record at or after a time, or of a damaged record that may be it."""
         lowest = (
             select(batches.c.base_offset)
             .where(batches.c.partition_id == self.id, batches.c.latest_timestamp >= timestamp)
@@ -335,7 +334,7 @@ class DatabaseLog:
         )
         with self.database.read() as connection:
             at = max(self.first_offset, connection.execute(lowest).scalar() or 0)
-        while at < self.next_offset:
+        while at < self.end:
             with self.database.read() as connection:
                 bounds = {"partition_id": self.id, "offset": at, "timestamp": timestamp}
                 batch = connection.execute(_AFTER_TIME, bounds).one_or_none()
@@ -355,40 +354,20 @@ class DatabaseLog:
 
     # -- removing ----------------------------------------------------------------------------------------------------
 
-    def truncate(self, next_offset: int) -> None:
-        """Remove the records from `next_offset` on, durably, so that it is the next offset.
-
-        Raises:
-            OffsetOutOfRangeError: it is not between `first_offset` and `next_offset`.
-            DiskError: the database refused; it is unknown whether the records are removed, and asking again is right.
-        """
-        with self._lock:
-            if not self.first_offset <= next_offset <= self.next_offset:
-                raise OffsetOutOfRangeError(next_offset, self.first_offset, self.next_offset)
-            self.database.ends.lower(self._topic, self._number, next_offset)
-            self._durable = min(self._durable, next_offset)
-            self._cut(next_offset)
-            self.producers.forget_from(next_offset)
-            self.database.make_durable()
-
-    def _cut(self, next_offset: int) -> None:
-        """Remove the records from `next_offset` on; the batch that holds it loses its end."""
-        split = next(self.fetch(next_offset, next_offset + 1, 1), None)
-        base_offset = split.base_offset if split is not None else next_offset
-        behind = (batches.c.partition_id == self.id) & (batches.c.base_offset >= base_offset)
+    def _cut(self, offset: int) -> None:
+        """Remove the batch that holds `offset` and all behind it."""
+        with self.database.read() as connection:
+            holding = select(func.min(batches.c.base_offset)).where(REACHING)
+            found = connection.execute(holding, {"partition_id": self.id, "offset": offset}).scalar()
+        end = offset if found is None else min(found, offset)
+        behind = (batches.c.partition_id == self.id) & (batches.c.base_offset >= end)
         _, removed_bytes, _ = self._measure(behind)
-        row = shorten(split, next_offset) if split is not None and base_offset < next_offset else None
-        size_bytes = self.size_bytes - removed_bytes + (row["size_bytes"] if row else 0)
-        with self._write(next_offset=next_offset, size_bytes=size_bytes) as connection:
+        with self._write(next_offset=end, size_bytes=self.size_bytes - removed_bytes) as connection:
             connection.execute(delete(batches).where(behind))
-            _, latest = self._last(connection)
-            if row:
-                latest = row["latest_timestamp"] = max(latest, row["latest_timestamp"])
-                connection.execute(_INSERT, row | {"partition_id": self.id})
-            cut_off = producers.c.base_offset + producers.c.count > next_offset
+            _, self._latest = self._last(connection)
+            cut_off = producers.c.base_offset + producers.c.count > end
             connection.execute(delete(producers).where(producers.c.partition_id == self.id, cut_off))
-        self._latest, self.next_offset, self.size_bytes = latest, next_offset, size_bytes
-        self.compacted_until = min(self.compacted_until, next_offset)
+        self.end, self.size_bytes = end, self.size_bytes - removed_bytes
 
     def _measure(self, chosen: ColumnElement[bool]) -> tuple[int, int, int]:
         """Return the number of batches, their bytes, and their greatest timestamp."""
@@ -406,7 +385,7 @@ class DatabaseLog:
             DiskError: the database refused; nothing was removed.
         """
         with self._lock:
-            if not self.first_offset < first_offset <= self.next_offset:
+            if not self.first_offset < first_offset <= self.end:
                 return 0
             front = (batches.c.partition_id == self.id) & (batches.c.base_offset < first_offset)
             front &= batches.c.next_offset <= first_offset
@@ -440,15 +419,6 @@ class DatabaseLog:
                 connection.execute(_INSERT, row | {"partition_id": self.id})
             self.compacted_until, self.size_bytes = until, self.size_bytes - freed
             return freed
-
-    def clean(self, now_ms: int) -> int:
-        """Apply retention and compaction; return how many bytes of records became free. May take long."""
-        freed = clean(self, self._settings, now_ms)
-        self._tidy_producers()
-        if not (self._closed or self.failed):
-            self.flush()  # so that also records of a lower ack level are known to be there
-            self.database.settle()
-        return freed
 
     def close(self) -> None:
         """Flush and refuse further writes; the store closes the connections.

@@ -6,6 +6,7 @@ offsets are given again, and their publishers get the error.
 
 import threading
 from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import Chunk, Fit, LogSettings
 from babelbus.storage.errors import BackendBusyError, StaleWriterError
 from babelbus.storage.files import FileSystem
+from babelbus.storage.sql.cleaner import clean
 from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.store import DatabaseStore
 
@@ -47,67 +49,35 @@ class Room:
             self.bytes_held -= size
 
 
-class QueuedLog:
+class QueuedLog(DatabaseLog):
     """A partition of a database whose `append` never waits; see `contract.PartitionLog`."""
 
-    def __init__(self, partition: DatabaseLog, room: Room) -> None:
-        self._log = partition
+    def __init__(self, room: Room, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._room = room
-        self._lock = threading.Lock()
+        self._queue_lock = threading.Lock()
         """Guards what the event loop and the writing thread share; never held while the database is asked."""
         self._queue: deque[RecordBatch] = deque()
-        self._next_offset = partition.next_offset
+        self._next_offset = self.end
         self._refusing: StorageError | None = None
         """Why appends are refused, until the writing thread has put things right."""
         self._stale = False
-        self.producers = partition.producers
-        self.recovery = partition.recovery
-
-    @property
-    def first_offset(self) -> int:
-        """Offset of the oldest record that is still there, or `next_offset` when there is none."""
-        return self._log.first_offset
 
     @property
     def next_offset(self) -> int:
         """Offset that the next record gets, behind those that are queued."""
         return self._next_offset
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the stored records."""
-        return self._log.size_bytes
-
-    @property
-    def part_count(self) -> int:
-        """How many ranges hold the records."""
-        return self._log.part_count
-
-    @property
-    def compacted_until(self) -> int:
-        """Offset up to which records may be missing because compaction looked at them."""
-        return self._log.compacted_until
-
-    def configure(self, settings: LogSettings) -> None:
-        """Take other settings from now on."""
-        self._log.configure(settings)
-
     def append(self, batch: RecordBatch) -> int:
-        """Queue a batch behind those that are queued; return its base offset.
-
-        Raises:
-            BackendBusyError: the queues of the database are full.
-            DiskError: the last write failed, and the database has not come back yet.
-            StaleWriterError: the partition was opened again since.
-        """
-        with self._lock:
+        """Append a batch to the queue; see `contract.PartitionLog`."""
+        with self._queue_lock:
             if self._stale:
-                raise StaleWriterError(f"{self._log.name}: another writer has opened the partition since")
+                raise StaleWriterError(f"{self.name}: another writer has opened the partition since")
             if self._refusing is not None:
                 raise self._refusing
             if not self._room.take(len(batch.data)):
                 raise BackendBusyError(
-                    f"{self._log.name}: {self._room.bytes_held} bytes wait for the database, publish again later"
+                    f"{self.name}: {self._room.bytes_held} bytes wait for the database, publish again later"
                 )
             base_offset = self._next_offset
             if batch.base_offset != base_offset:
@@ -118,91 +88,69 @@ class QueuedLog:
 
     def fence_off(self) -> None:
         """Refuse appends from now on: the partition was opened again."""
-        with self._lock:
+        with self._queue_lock:
             self._stale = True
 
     def durable(self, *, sync: bool = True) -> int:
-        """Commit what is queued, and with `sync` make it survive a loss of power; see `contract.PartitionLog`.
-
-        Raises:
-            StorageError: what was queued is not stored.
-        """
+        """Write what is queued, and with `sync` flush it; see `contract.PartitionLog`."""
         try:
-            if self._log.failed:
-                self._log.recover_flush()
+            if self.failed:
+                self.recover_flush()
                 self._accept()
-            self._write()
-            return self._log.flush() if sync else self._log.next_offset
+            self._commit()
+            return self.flush() if sync else self.end
         except StorageError as error:
             self._drop(error)
             if isinstance(error, StaleWriterError):
                 self.fence_off()
-            if self._log.failed:
-                self._log.recover_flush()
+            if self.failed:
+                self.recover_flush()
             self._accept()
             raise
 
-    def _write(self) -> None:
+    def _commit(self) -> None:
         while self._queue:
-            with self._lock:
+            with self._queue_lock:
                 count = _count_together(self._queue)
                 batches = [self._queue[number] for number in range(count)]
-            self._log.append(batches[0] if count == 1 else _join(batches))
-            with self._lock:
+            super().append(batches[0] if count == 1 else _join(batches))
+            with self._queue_lock:
                 for _ in range(count):
                     self._room.give_back(len(self._queue.popleft().data))
 
     def _drop(self, error: StorageError) -> None:
-        with self._lock:
+        with self._queue_lock:
             self._refusing = error
             for batch in self._queue:
                 self._room.give_back(len(batch.data))
             self._queue.clear()
 
     def _accept(self) -> None:
-        with self._lock:
+        with self._queue_lock:
             self._refusing = None
-            self._next_offset = self._log.next_offset
-            self.producers.forget_from(self._next_offset)
+            self._next_offset = self.end
+            self.producers.forget_from(self.end)
 
     def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return stored records that are committed; see `contract.PartitionLog`.
-
-        Raises:
-            OffsetOutOfRangeError: `offset` is below `first_offset`, or not committed.
-            CorruptRecordError: the record at `offset` is damaged, or missing.
-            DiskError: the database cannot be read.
-        """
-        chunk = self._log.read(offset, bytes_max, end_offset)
+        """Return stored records that are committed; see `contract.PartitionLog`."""
+        chunk = super().read(offset, bytes_max, end_offset)
         if not chunk.data and chunk.next_offset == offset and bytes_max < 2**31 - 1:
-            return self._log.read(offset, 2**31 - 1, min(offset + 1, end_offset or offset + 1))
+            return super().read(offset, 2**31 - 1, min(offset + 1, end_offset or offset + 1))
         return chunk
 
-    def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record whose timestamp (ms) is `timestamp` or later; `None`: there is none."""
-        return self._log.find_time(timestamp)
-
     def cut_torn(self, start: int) -> None:
-        """Do nothing: a transaction is there as a whole or not at all."""
-
-    def trim(self, first_offset: int) -> int:
-        """Remove what lies whole below an offset; return how many bytes became free."""
-        return self._log.trim(first_offset)
+        """Return at once: a transaction is there as a whole or not at all."""
 
     def clean(self, now_ms: int) -> int:
-        """Do what retention and compaction ask for; return how many bytes became free."""
-        return self._log.clean(now_ms)
+        """Run retention and compaction; return how many bytes became free."""
+        return clean(self, now_ms)
 
     def close(self) -> None:
-        """Commit what is queued, make it durable, and take no more.
-
-        Raises:
-            StorageError: what was queued is not stored.
-        """
+        """Write and flush what is queued, and close the partition; see `contract.PartitionLog`."""
         try:
             self.durable()
         finally:
-            self._log.close()
+            super().close()
 
 
 class QueuedStore(DatabaseStore):
@@ -211,25 +159,16 @@ class QueuedStore(DatabaseStore):
     fit = Fit(appends_wait=True)
 
     def __init__(self, url: str, files: FileSystem, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
-        """Take the URL of the database, as `DatabaseStore` does.
-
-        Raises:
-            DatabaseUrlError: the URL is wrong, or of another kind of database.
-        """
         super().__init__(url, files, clock)
         self._room = Room(queue_bytes_max)
         self._writers: dict[tuple[str, int], QueuedLog] = {}
 
-    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> QueuedLog:  # type: ignore[override]
-        """Open a partition as its only writer, or make it.
-
-        Raises:
-            DiskFullError, DiskError: the database refused.
-        """
+    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> QueuedLog:
+        """Open a partition as its only writer, or make it; see `contract.Store`."""
         before = self._writers.get((topic, partition))
         if before is not None:
             before.fence_off()
-        opened = QueuedLog(super().open_partition(topic, partition, settings), self._room)
+        opened = QueuedLog(self._room, *self._claim(topic, partition), settings, self._clock)
         self._writers[topic, partition] = opened
         return opened
 

@@ -101,7 +101,7 @@ class SqliteDatabase(Database):
             self._fold(commits, written_bytes)
 
     def settle(self) -> None:
-        """Make everything durable, and fold the WAL into the database if the last time is long ago."""
+        """Flush everything, and fold the WAL into the database if the last time is long ago."""
         super().settle()
         with self._flushing:
             if not self._broken and self._fold_is_due():
@@ -119,7 +119,7 @@ class SqliteDatabase(Database):
             log.warning("%s: its WAL is not folded into the database: %s", self.name, error)
 
     def _restore(self) -> None:
-        """Fold what the system still gives back of the WAL into the database, and begin the WAL anew.
+        """Move what the system still gives back of the WAL into the database, and begin the WAL anew.
 
         The system may drop pages of a failed flush without an error, so the WAL is not used beyond that point. The
         CRCs of the records tell whether what came back is what was written.
@@ -160,7 +160,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _checkpoint(connection: Connection, mode: str) -> bool:
-    """Fold the WAL into the database; return whether another program kept it from finishing."""
+    """Move the WAL into the database; return whether another program kept the move from finishing."""
     driver = connection.connection.dbapi_connection
     assert driver is not None
     cursor = driver.cursor()  # outside of a transaction, in which SQLite does not do it

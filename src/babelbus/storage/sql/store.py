@@ -16,7 +16,6 @@ from babelbus.errors import StorageError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import FileSystem
 from babelbus.storage.sql.database import Database
-from babelbus.storage.sql.ends import FREE
 from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.postgresql import PostgresqlDatabase
 from babelbus.storage.sql.sqlite import SqliteDatabase
@@ -30,7 +29,7 @@ EXAMPLES = "sqlite:////var/lib/babelbus/db.sqlite, postgresql://user@host/databa
 
 
 class DatabaseUrlError(StorageError):
-    """The URL of the database is none, or names a database that Babelbus does not speak to."""
+    """The URL of the database is malformed, or names a database that Babelbus does not speak to."""
 
 
 class DatabaseStore:
@@ -40,10 +39,10 @@ class DatabaseStore:
     """
 
     def __init__(self, url: str, files: FileSystem, clock: Clock) -> None:
-        """Take the URL of the database: `sqlite:///` and a path, or `postgresql://user@host/database`.
+        """Check the URL of the database: `sqlite:///` and a path, or `postgresql://user@host/database`.
 
         Raises:
-            DatabaseUrlError: it is none, or of another kind of database.
+            DatabaseUrlError: the URL is malformed, or of another kind of database.
         """
         self._files = files
         self._clock = clock
@@ -74,10 +73,6 @@ class DatabaseStore:
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
-    def topics(self) -> list[str]:
-        """Return the names of the topics that are stored, sorted."""
-        return sorted(name for (name,) in self._ask(select(topics.c.name).where(topics.c.removed == "")))
-
     def removed(self) -> dict[str, str]:
         """Return the topics whose removal was cut short by a crash: token for `erase` -> name of the topic."""
         return dict(self._ask(select(topics.c.removed, topics.c.name).where(topics.c.removed != "")))
@@ -92,11 +87,11 @@ class DatabaseStore:
         return 0 if found[0] is None else int(found[0]) + 1
 
     def open_partition(self, topic: str, partition: int, settings: LogSettings) -> DatabaseLog:
-        """Open a partition, or make it. A log of it that another writer has opened before is refused from here on.
+        """Open a partition, or make it; see `contract.Store`."""
+        return DatabaseLog(*self._claim(topic, partition), settings, self._clock)
 
-        Raises:
-            DiskFullError, DiskError: the database refused.
-        """
+    def _claim(self, topic: str, partition: int) -> tuple[Database, str, int, int, int]:
+        """Register a writer of a partition by its next epoch; return what `DatabaseLog` begins with."""
         database = self._open()
         with database.write() as connection:
             topic_id = _topic_id(connection, topic)
@@ -106,34 +101,16 @@ class DatabaseStore:
             columns = (partitions.c.id, partitions.c.epoch)
             row = connection.execute(claim.returning(*columns)).one_or_none()
             number, epoch = row or connection.execute(made.returning(*columns)).one()
-        opened = DatabaseLog(database, topic, partition, int(number), int(epoch), settings, self._clock)
         if row is None:
             database.make_durable()
-        return opened
-
-    def load_settings(self, topic: str) -> bytes | None:
-        """Return what `save_settings` was given, or `None`."""
-        found = self._ask(select(topics.c.settings).where(topics.c.name == topic, topics.c.removed == ""))
-        return bytes(found[0][0]) if found and found[0][0] is not None else None
-
-    def save_settings(self, topic: str, content: bytes) -> None:
-        """Keep the settings of a topic, durably; makes the topic.
-
-        Raises:
-            DiskFullError, DiskError: the database refused.
-        """
-        database = self._open()
-        with database.write() as connection:
-            topic_id = _topic_id(connection, topic)
-            connection.execute(update(topics).where(topics.c.id == topic_id).values(settings=content))
-        database.make_durable()
+        return database, topic, partition, int(number), int(epoch)
 
     def hide(self, topic: str) -> str:
-        """Take a topic out of `topics` at once and durably; its logs must be closed. Returns a token for `erase`."""
+        """Remove a topic at once and durably; see `contract.Store`."""
         token = GRAVE_PREFIX + secrets.token_hex(8)
         database = self._open()
         for number in range(self.partition_count(topic)):  # else a new topic of this name would seem to lack records
-            database.ends.lower(topic, number, FREE)
+            database.ends.remove(topic, number)
         with database.write() as connection:
             connection.execute(
                 update(topics).where(topics.c.name == topic, topics.c.removed == "").values(removed=token)
@@ -142,7 +119,7 @@ class DatabaseStore:
         return token
 
     def erase(self, token: str) -> None:
-        """Delete what `hide` took away. May take long, but keeps nobody waiting: it deletes some batches at a time."""
+        """Delete what `hide` took away, some batches at a time, so that nobody waits long."""
         database = self._open()
         of_topic = select(topics.c.id).where(topics.c.removed == token, topics.c.removed != "")
         for (number,) in self._ask(select(partitions.c.id).where(partitions.c.topic_id.in_(of_topic))):
@@ -184,7 +161,7 @@ def choose_database(url: str, files: FileSystem, clock: Clock) -> Database:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise DatabaseUrlError("the URL of the database is none; examples: " + EXAMPLES) from None
+        raise DatabaseUrlError("the URL of the database is malformed; examples: " + EXAMPLES) from None
     kind = parsed.drivername.partition("+")[0]
     if kind == "sqlite":
         if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
