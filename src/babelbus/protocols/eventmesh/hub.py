@@ -1,0 +1,106 @@
+"""The shared part of all EventMesh connections of one server: topics, groups, open questions, connected clients.
+
+A topic of EventMesh is a topic of the bus; a consumer group is the group of that name on it, whatever protocol its
+other members speak (docs/design/design.md, section 1).
+"""
+
+import itertools
+from collections import OrderedDict
+from typing import Protocol
+
+from babelbus.clock import Clock
+from babelbus.config import EventmeshSettings
+from babelbus.core.broker import Broker
+from babelbus.core.groups import END, Group, GroupSettings
+from babelbus.core.request import Key, Question, Reply
+from babelbus.core.topic import ReservedTopicError, Topic
+from babelbus.metrics import Metrics
+
+PROTOCOL = "eventmesh"
+QUESTIONS_MAX = 100_000
+"""So many questions that were pushed to responders are remembered; the oldest is forgotten first."""
+
+
+class Peer(Protocol):
+    """A session, as the hub knows it."""
+
+    heard_at: float
+    """When the last frame came (`Clock.monotonic`)."""
+
+    def say_goodbye(self, reason: str) -> None:
+        """Tell the client that the server ends the session."""
+
+    def expire(self) -> None:
+        """Close the connection: the client has been silent for too long."""
+
+
+class Hub:
+    """The shared part of all EventMesh connections of one server."""
+
+    def __init__(self, broker: Broker, clock: Clock, metrics: Metrics, settings: EventmeshSettings) -> None:
+        self.broker = broker
+        self.clock = clock
+        self.metrics = metrics
+        self.settings = settings
+        self.peers: dict[Peer, None] = {}
+        self.stopping = False
+        self._numbers = itertools.count(1)
+        self._questions: OrderedDict[str, Key] = OrderedDict()
+
+    def next_number(self) -> int:
+        """Return a number that no frame of the server had: the `seq` of a push, or the id of a question."""
+        return next(self._numbers)
+
+    def ensure_topic(self, name: str) -> Topic:
+        """Return a topic; it is made at the first publish or subscription (specification, 0.6).
+
+        Raises:
+            InvalidTopicNameError: no topic can have the name.
+            ReservedTopicError: the topic is the server's own.
+            StorageError: the disk refused.
+        """
+        topic = self.broker.find_topic(name)
+        if topic is None:
+            return self.broker.create_topic(name)
+        if topic.reserved:
+            raise ReservedTopicError(f"topic {name!r} is the server's own")
+        return topic
+
+    def ensure_group(self, topic: str, name: str) -> Group:
+        """Return the group of clients; a new one begins at the end of the topic, and keeps its place while it is empty.
+
+        Raises:
+            InvalidGroupNameError: no group can have the name.
+            StorageError: the disk refused.
+        """
+        settings = GroupSettings(ack="explicit", ack_seconds=self.settings.ack_seconds)
+        return self.broker.groups.ensure(topic, name, settings, start=END)
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def remember(self, question: Question) -> str:
+        """Return the id under which a responder answers a question."""
+        name = f"babelbus-{self.next_number()}"
+        self._questions[name] = question.key
+        if len(self._questions) > QUESTIONS_MAX:
+            self._questions.popitem(last=False)
+        return name
+
+    def respond(self, name: str, reply: Reply) -> bool:
+        """Answer a question; `False`: nobody waits for the reply, or there was one before."""
+        key = self._questions.pop(name, None)
+        return key is not None and self.broker.respond(key, reply)
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Close the connections of silent clients; called about once a second."""
+        oldest = self.clock.monotonic() - self.settings.idle_seconds
+        for peer in [peer for peer in self.peers if peer.heard_at < oldest]:
+            peer.expire()
+
+    def stop(self) -> None:
+        """Say goodbye to every client: the server stops."""
+        self.stopping = True
+        for peer in list(self.peers):
+            peer.say_goodbye("graceful normal quit from eventmesh")

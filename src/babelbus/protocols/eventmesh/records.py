@@ -1,0 +1,284 @@
+"""Messages of EventMesh <-> what the log keeps: payload, key and record headers (docs/design/design.md, section 5).
+
+The payload is the plain body or data, so that other protocols see a natural one. Headers take the names of CloudEvents'
+Kafka binding:
+
+| of the message                           | record header                                                        |
+|------------------------------------------|----------------------------------------------------------------------|
+| flavour                                  | `eventmesh.flavour`; an event without it is a foreign one            |
+| `seq`, or the CloudEvent's `id`          | `ce_id`                                                              |
+| CloudEvent's `source`                    | `ce_source` = who sent it, `#` and the source                        |
+| CloudEvent's `type`, `time`, extensions  | `ce_` + name                                                         |
+| `datacontenttype`                        | `content-type`                                                       |
+| property of an EventMeshMessage          | its own name; `eventmesh_` + name if that has another meaning here   |
+| others of an EventMeshMessage's `headers` | `eventmesh.headers`, as JSON                                        |
+
+Left out are the topic and the publisher's credentials and place (specification, 0.8).
+"""
+
+import base64
+import binascii
+from typing import Any, Final
+
+import msgspec
+
+from babelbus.core.record import Event
+from babelbus.errors import BabelbusError
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE, EventMeshMessage, Flavour
+from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER, SUBJECT_HEADER
+from babelbus.records.record import Headers
+
+PREFIX: Final = "eventmesh"
+FLAVOUR: Final = b"eventmesh.flavour"
+MESSAGE_HEADERS: Final = b"eventmesh.headers"
+LEFT_OUT: Final = frozenset(
+    ("username", "passwd", "password", "token", "pid", "ip", "protocoltype", "protocolversion", "protocoldesc")
+)
+"""Properties that neither the log nor a subscriber gets: secrets and the place of the publisher, and the flavour."""
+CE_OWN: Final = frozenset(("specversion", "id", "source", "subject", "datacontenttype", "data", "data_base64"))
+"""Members of a CloudEvent that have a place of their own in a record."""
+BASE64: Final = "base64"
+ENCODING: Final = "content-encoding"
+SPEC_VERSIONS: Final = ("1.0", "0.3")
+
+_decode_message = msgspec.json.Decoder(EventMeshMessage).decode
+_decode_event = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_value = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class InvalidMessageError(BabelbusError):
+    """A message cannot be published; the answer carries the text."""
+
+
+def text_of(value: object) -> str:
+    """Return a property as text: a string is the text, other values are their JSON."""
+    return value if isinstance(value, str) else _encode(value).decode()
+
+
+def flavour_of(properties: dict[str, Any] | None) -> Flavour:
+    """Return the flavour that the header of a frame names.
+
+    Raises:
+        InvalidMessageError: it names none that TCP carries.
+    """
+    named = (properties or {}).get("protocoltype") or MESSAGE
+    if named == MESSAGE:
+        return MESSAGE
+    if named == CLOUD_EVENT:
+        return CLOUD_EVENT
+    raise InvalidMessageError(f"protocoltype {text_of(named)!r} is neither {MESSAGE} nor {CLOUD_EVENT}")
+
+
+def read_message(body: bytes, seq: str, properties: dict[str, Any] | None, source: str) -> tuple[Event, dict[str, str]]:
+    """Return the event of the body of a frame and the properties of its message; the subject is the topic.
+
+    `source` begins with `eventmesh:` and names who sends.
+
+    Raises:
+        InvalidMessageError: the body is no message of the flavour, or has no topic.
+    """
+    if flavour_of(properties) == MESSAGE:
+        return _read_message(body, seq, properties, source)
+    return _read_cloud_event(body, source)
+
+
+def _read_message(
+    body: bytes, seq: str, frame_properties: dict[str, Any] | None, source: str
+) -> tuple[Event, dict[str, str]]:
+    try:
+        message = _decode_message(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidMessageError(f"the body is no EventMeshMessage: {error}") from None
+    topic = message.topic
+    if not topic:
+        raise InvalidMessageError("the message has no topic")
+    headers: list[tuple[bytes, bytes | None]] = [
+        (FLAVOUR, b"eventmeshmessage"),
+        (ID_HEADER, seq.encode()),
+        (SOURCE_HEADER, source.encode()),
+    ]
+    if message.headers:
+        rest = dict(message.headers)
+        content_type = rest.pop("datacontenttype", None)
+        if content_type is not None:
+            headers.append((CONTENT_TYPE, text_of(content_type).encode()))
+        if rest:
+            headers.append((MESSAGE_HEADERS, _encode(rest)))
+    properties: dict[str, str] = {}
+    for named in (frame_properties, message.properties):
+        if named:
+            for name, value in named.items():
+                if name not in LEFT_OUT and value is not None:
+                    properties[name] = text_of(value)
+    for name, text in properties.items():
+        headers.append((_record_name(name), text.encode()))
+    key = properties.get("keys") or properties.get("tag")
+    payload = b"" if message.body is None else message.body.encode()
+    if properties.get(ENCODING) == BASE64 and message.body is not None:
+        try:
+            payload = base64.b64decode(message.body, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidMessageError("content-encoding is base64, and the body is not") from None
+        headers = [pair for pair in headers if pair[0] != ENCODING.encode()]
+    return Event(topic, payload, key.encode() if key else None, tuple(headers)), properties
+
+
+def _record_name(name: str) -> bytes:
+    taken = name.startswith(("ce_", PREFIX)) or name == "content-type"
+    return (f"{PREFIX}_{name}" if taken else name).encode()
+
+
+def _read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
+    try:
+        members = _decode_event(body)
+        values = {name: _decode_value(raw) for name, raw in members.items() if name != "data"}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidMessageError(f"the body is no CloudEvent: {error}") from None
+    if values.get("specversion") not in SPEC_VERSIONS:
+        raise InvalidMessageError("the CloudEvent has no specversion that is supported: 1.0, 0.3")
+    topic = values.get("subject")
+    if not isinstance(topic, str) or not topic:
+        raise InvalidMessageError("the CloudEvent has no subject, which is the topic")
+    headers: list[tuple[bytes, bytes | None]] = [(FLAVOUR, b"cloudevents")]
+    properties: dict[str, str] = {}
+    named_source = values.get("source")
+    if values.get("id") is not None:
+        headers.append((ID_HEADER, text_of(values["id"]).encode()))
+    full = source if named_source is None else f"{source}#{text_of(named_source)}"
+    headers.append((SOURCE_HEADER, full.encode()))
+    content_type = values.get("datacontenttype")
+    if content_type is not None:
+        headers.append((CONTENT_TYPE, text_of(content_type).encode()))
+    for name, value in values.items():
+        if name not in CE_OWN and name not in LEFT_OUT and value is not None:
+            properties[name] = text_of(value)
+            headers.append((f"ce_{name}".encode(), properties[name].encode()))
+    key = properties.get("keys") or properties.get("tag")
+    return Event(topic, _data(members, content_type), key.encode() if key else None, tuple(headers)), properties
+
+
+def _data(members: dict[str, msgspec.Raw], content_type: object) -> bytes | None:
+    """Return the data of a CloudEvent as the bytes that the content type describes."""
+    encoded = members.get("data_base64")
+    try:
+        if encoded is not None:
+            return base64.b64decode(text_of(_decode_value(encoded)), validate=True)
+        raw = members.get("data")
+        if raw is None:
+            return b""
+        if not _is_json(content_type):
+            value = _decode_value(raw)
+            if isinstance(value, str):
+                return value.encode()
+        return bytes(raw)
+    except (msgspec.DecodeError, binascii.Error, ValueError, RecursionError):
+        raise InvalidMessageError("the data of the CloudEvent cannot be read") from None
+
+
+def _is_json(content_type: object) -> bool:
+    """Return whether data of a content type is JSON (CloudEvents JSON format, 3.1.1); without a type it is."""
+    if content_type is None:
+        return True
+    main = str(content_type).partition(";")[0].strip().lower()
+    return main.endswith(("/json", "+json"))
+
+
+def encode_body(
+    topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], *, strict: bool
+) -> tuple[Flavour, bytes]:
+    """Return flavour and body of a frame for a record, in the flavour of its publisher.
+
+    `more` are properties that the server adds. `strict` is for clients that refuse members of a message beside topic,
+    properties and body (specification, 0.1).
+    """
+    known = dict(headers)
+    if known.get(FLAVOUR) == b"cloudevents":
+        return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more)
+    return MESSAGE, _encode_message(topic, payload, known, more, strict=strict)
+
+
+def _encode_message(
+    topic: str, payload: bytes | None, headers: dict[bytes, bytes | None], more: dict[str, str], *, strict: bool
+) -> bytes:
+    properties: dict[str, str] = {}
+    message_headers: dict[str, Any] = {}
+    for name, value in headers.items():
+        if value is None or name in (FLAVOUR, SUBJECT_HEADER):
+            continue
+        if name == CONTENT_TYPE:
+            message_headers["datacontenttype"] = _text(value)
+        elif name == MESSAGE_HEADERS:
+            message_headers |= _object(value)
+        else:
+            text = _text(name)
+            properties[text.removeprefix(f"{PREFIX}_")] = _text(value)
+    body = _text_body(payload)
+    if body is None:
+        assert payload is not None
+        body = base64.b64encode(payload).decode()
+        properties[ENCODING] = BASE64
+    properties |= more
+    message: dict[str, Any] = {"topic": topic, "properties": properties, "body": body}
+    if message_headers and not strict:
+        message["headers"] = message_headers
+    return _encode(message)
+
+
+def _encode_cloud_event(
+    topic: str, payload: bytes | None, headers: dict[bytes, bytes | None], more: dict[str, str]
+) -> bytes:
+    source = _text(headers.get(SOURCE_HEADER) or b"").partition("#")[2]
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": _text(headers.get(ID_HEADER) or b"") or "0",
+        "source": source or "/",
+        "type": _text(headers.get(b"ce_type") or b"") or CLOUD_EVENT,
+        "subject": topic,
+    }
+    content_type = headers.get(CONTENT_TYPE)
+    if content_type is not None:
+        event["datacontenttype"] = _text(content_type)
+    for name, value in headers.items():
+        if name.startswith(b"ce_") and value is not None:
+            event.setdefault(_text(name[3:]), _text(value))
+    event |= {"protocoltype": CLOUD_EVENT, "protocolversion": "1.0", "protocoldesc": "tcp"}
+    event |= more
+    text = _text_body(payload)
+    if payload and _is_json(event.get("datacontenttype")) and _is_valid_json(payload):
+        event["data"] = msgspec.Raw(payload)
+    elif text is not None and "datacontenttype" in event:
+        event["data"] = text
+    elif payload:
+        event["data_base64"] = base64.b64encode(payload).decode()
+    encoded = _encode(event)
+    # JSON that a publisher wrote over several lines stays so in `Raw`: a newline would end Go's client (3.1).
+    return encoded if b"\n" not in encoded else _encode(_decode_value(encoded))
+
+
+def _text_body(payload: bytes | None) -> str | None:
+    """Return a payload as text, `None` if it is no UTF-8."""
+    try:
+        return "" if payload is None else payload.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = _decode_value(data)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_valid_json(payload: bytes) -> bool:
+    try:
+        _decode_value(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
