@@ -470,6 +470,24 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
     enabled: Annotated[bool, of("whether the server speaks EventMesh")] = True
     host: Annotated[str, of("address of the listener; 0.0.0.0 is every IPv4 address of the machine")] = "127.0.0.1"
     tcp_port: Annotated[int, of("port of the TCP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10000
+    http_port: Annotated[int, of("port of the HTTP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10105
+    webhook_networks: (
+        Annotated[
+            str,
+            of("networks of this machine or private ones that webhooks may be in, with blanks between, as in "
+               "127.0.0.0/8 10.1.0.0/16; public addresses may always be called"),
+        ]
+        | None
+    ) = None  # fmt: skip
+    webhook_consent: Annotated[
+        bool, of("ask a webhook by OPTIONS whether it wants to be called, before it is subscribed")
+    ] = True
+    content_bytes_max: Annotated[int, of("a longer content of a message over HTTP is refused", "bytes", ge=1000)] = (
+        16 * MIB
+    )
+    body_bytes_max: Annotated[
+        int, of("a longer HTTP request is refused before memory is reserved for it", "bytes", ge=1024)
+    ] = 64 * MIB
     window: Annotated[
         int, of("messages that are pushed to one session for one topic without an acknowledgement", "count", ge=1)
     ] = 1000

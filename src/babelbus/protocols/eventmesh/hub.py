@@ -15,10 +15,37 @@ from babelbus.core.groups import END, Group, GroupSettings
 from babelbus.core.request import Key, Question, Reply
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.metrics import Metrics
+from babelbus.records.record import Headers
 
 PROTOCOL = "eventmesh"
+TTL_MS_MAX = 24 * 3600 * 1000
 QUESTIONS_MAX = 100_000
 """So many questions that were pushed to responders are remembered; the oldest is forgotten first."""
+
+
+CORRELATION = "correlation99id"
+REPLY_TO = "reply99to99client"
+CLUSTER = "cluster"
+
+
+def correlation(name: str) -> dict[str, str]:
+    """Return the properties that a responder copies from a question into its reply (3.8)."""
+    return {CORRELATION: name, REPLY_TO: PROTOCOL, CLUSTER: PROTOCOL}
+
+
+def without_correlation(headers: Headers) -> Headers:
+    """Return the headers of a reply without what the server added to the question."""
+    own = (CORRELATION.encode(), REPLY_TO.encode(), CLUSTER.encode())
+    return tuple(pair for pair in headers if pair[0] not in own)
+
+
+def read_ttl(text: str | None, default_ms: float) -> float:
+    """Return a time to live in ms; one that is missing or makes no sense is the default (10)."""
+    try:
+        ttl = float(text or 0)
+    except ValueError:
+        return default_ms
+    return min(ttl, TTL_MS_MAX) if ttl > 0 else default_ms
 
 
 class Peer(Protocol):

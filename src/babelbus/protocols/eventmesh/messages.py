@@ -46,10 +46,11 @@ UNANSWERED: Final = frozenset(
 SUCCESS = 0
 FAILURE = 1
 
-Flavour = Literal["eventmeshmessage", "cloudevents"]
-"""The payload flavours that TCP carries (2.1)."""
+Flavour = Literal["eventmeshmessage", "cloudevents", "http"]
+"""The payload flavours (2.1); TCP carries the first two."""
 MESSAGE: Final[Flavour] = "eventmeshmessage"
 CLOUD_EVENT: Final[Flavour] = "cloudevents"
+HTTP: Final[Flavour] = "http"
 
 
 class Header(msgspec.Struct, gc=False):

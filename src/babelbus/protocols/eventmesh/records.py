@@ -24,7 +24,7 @@ import msgspec
 
 from babelbus.core.record import Event
 from babelbus.errors import BabelbusError
-from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE, EventMeshMessage, Flavour
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, HTTP, MESSAGE, EventMeshMessage, Flavour
 from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER, SUBJECT_HEADER
 from babelbus.records.record import Headers
 
@@ -80,7 +80,7 @@ def read_message(body: bytes, seq: str, properties: dict[str, Any] | None, sourc
     """
     if flavour_of(properties) == MESSAGE:
         return _read_message(body, seq, properties, source)
-    return _read_cloud_event(body, source)
+    return read_cloud_event(body, source)
 
 
 def _read_message(
@@ -90,38 +90,49 @@ def _read_message(
         message = _decode_message(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidMessageError(f"the body is no EventMeshMessage: {error}") from None
-    topic = message.topic
-    if not topic:
+    if not message.topic:
         raise InvalidMessageError("the message has no topic")
+    properties = (frame_properties or {}) | (message.properties or {})
+    return make_event(message.topic, message.body, seq, properties, source, message.headers)
+
+
+def make_event(
+    topic: str,
+    text: str | None,
+    identifier: str,
+    properties: dict[str, Any],
+    source: str,
+    message_headers: dict[str, Any] | None = None,
+    flavour: Flavour = MESSAGE,
+) -> tuple[Event, dict[str, str]]:
+    """Return the event of an EventMeshMessage, and its properties as text without those that nobody else may see.
+
+    Raises:
+        InvalidMessageError: the body is not what its properties say.
+    """
     headers: list[tuple[bytes, bytes | None]] = [
-        (FLAVOUR, b"eventmeshmessage"),
-        (ID_HEADER, seq.encode()),
+        (FLAVOUR, flavour.encode()),
+        (ID_HEADER, identifier.encode()),
         (SOURCE_HEADER, source.encode()),
     ]
-    if message.headers:
-        rest = dict(message.headers)
+    if message_headers:
+        rest = dict(message_headers)
         content_type = rest.pop("datacontenttype", None)
         if content_type is not None:
             headers.append((CONTENT_TYPE, text_of(content_type).encode()))
         if rest:
             headers.append((MESSAGE_HEADERS, _encode(rest)))
-    properties: dict[str, str] = {}
-    for named in (frame_properties, message.properties):
-        if named:
-            for name, value in named.items():
-                if name not in LEFT_OUT and value is not None:
-                    properties[name] = text_of(value)
-    for name, text in properties.items():
-        headers.append((_record_name(name), text.encode()))
-    key = properties.get("keys") or properties.get("tag")
-    payload = b"" if message.body is None else message.body.encode()
-    if properties.get(ENCODING) == BASE64 and message.body is not None:
+    kept = {name: text_of(value) for name, value in properties.items() if name not in LEFT_OUT and value is not None}
+    payload = b"" if text is None else text.encode()
+    if kept.get(ENCODING) == BASE64 and text is not None:
+        del kept[ENCODING]
         try:
-            payload = base64.b64decode(message.body, validate=True)
+            payload = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             raise InvalidMessageError("content-encoding is base64, and the body is not") from None
-        headers = [pair for pair in headers if pair[0] != ENCODING.encode()]
-    return Event(topic, payload, key.encode() if key else None, tuple(headers)), properties
+    headers += [(_record_name(name), value.encode()) for name, value in kept.items()]
+    key = kept.get("keys") or kept.get("tag")
+    return Event(topic, payload, key.encode() if key else None, tuple(headers)), kept
 
 
 def _record_name(name: str) -> bytes:
@@ -129,7 +140,8 @@ def _record_name(name: str) -> bytes:
     return (f"{PREFIX}_{name}" if taken else name).encode()
 
 
-def _read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
+def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
+    """Return the event of a CloudEvent in JSON, and its extensions as text. Raises: as `read_message`."""
     try:
         members = _decode_event(body)
         values = {name: _decode_value(raw) for name, raw in members.items() if name != "data"}
@@ -195,12 +207,30 @@ def encode_body(
     known = dict(headers)
     if known.get(FLAVOUR) == b"cloudevents":
         return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more)
-    return MESSAGE, _encode_message(topic, payload, known, more, strict=strict)
+    properties, message_headers = describe(known)
+    text, encoding = text_body(payload)
+    message: dict[str, Any] = {"topic": topic, "properties": properties | encoding | more, "body": text}
+    if message_headers and not strict:
+        message["headers"] = message_headers
+    return MESSAGE, _encode(message)
 
 
-def _encode_message(
-    topic: str, payload: bytes | None, headers: dict[bytes, bytes | None], more: dict[str, str], *, strict: bool
-) -> bytes:
+def encode_content(
+    topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]
+) -> tuple[Flavour, str, dict[str, str]]:
+    """Return flavour, content and properties of a record for a webhook (5.1)."""
+    known = dict(headers)
+    properties, message_headers = describe(known)
+    if known.get(FLAVOUR) == b"cloudevents":
+        return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more).decode(), properties | more
+    text, encoding = text_body(payload)
+    flavour = HTTP if known.get(FLAVOUR) == b"http" else MESSAGE
+    typed = {name: text_of(value) for name, value in message_headers.items()}
+    return flavour, text, typed | properties | encoding | more
+
+
+def describe(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the properties and the `headers` of the EventMeshMessage that a record is."""
     properties: dict[str, str] = {}
     message_headers: dict[str, Any] = {}
     for name, value in headers.items():
@@ -211,18 +241,17 @@ def _encode_message(
         elif name == MESSAGE_HEADERS:
             message_headers |= _object(value)
         else:
-            text = _text(name)
-            properties[text.removeprefix(f"{PREFIX}_")] = _text(value)
-    body = _text_body(payload)
-    if body is None:
-        assert payload is not None
-        body = base64.b64encode(payload).decode()
-        properties[ENCODING] = BASE64
-    properties |= more
-    message: dict[str, Any] = {"topic": topic, "properties": properties, "body": body}
-    if message_headers and not strict:
-        message["headers"] = message_headers
-    return _encode(message)
+            properties[_text(name).removeprefix(f"{PREFIX}_")] = _text(value)
+    return properties, message_headers
+
+
+def text_body(payload: bytes | None) -> tuple[str, dict[str, str]]:
+    """Return a payload as text, and the property that marks one that is no UTF-8 and so is base64."""
+    text = _text_body(payload)
+    if text is not None:
+        return text, {}
+    assert payload is not None
+    return base64.b64encode(payload).decode(), {ENCODING: BASE64}
 
 
 def _encode_cloud_event(

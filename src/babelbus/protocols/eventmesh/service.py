@@ -1,38 +1,63 @@
-"""EventMesh as a server offers it: a hub behind a TCP listener (docs/protocols/eventmesh.md)."""
+"""EventMesh as a server offers it: a hub behind listeners for TCP and HTTP (docs/protocols/eventmesh.md)."""
 
 from collections.abc import Callable
 
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.calls import Calls, read_networks
+from babelbus.protocols.eventmesh.http import WebSession
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.session import Session
+from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.protocols.service import ServiceContext, StreamService
 
 TICK_SECONDS = 1.0
+ORIGIN = "babelbus"
 
 
 class EventmeshService(StreamService):
-    """EventMesh over TCP."""
+    """EventMesh over TCP and HTTP."""
 
     def __init__(self, context: ServiceContext) -> None:
         settings = self._settings = context.config.eventmesh
         super().__init__(PROTOCOL, context, settings)
         self.hub = Hub(context.broker, context.clock, context.metrics, settings)
+        calls = Calls(context.clock, read_networks(settings.webhook_networks))
+        cluster = {
+            "eventmeshcluster": ORIGIN,
+            "eventmeship": settings.host,
+            "eventmeshenv": "",
+            "eventmeshidc": "",
+            "webhook-request-origin": ORIGIN,
+        }
+        self.webhooks = Webhooks(self.hub, calls, context.files, context.folder, cluster)
+        self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host)
 
     async def start(self) -> None:
-        """Listen.
+        """Listen, and push to the webhooks of the last run.
 
         Raises:
             OSError: an address is taken.
+            StorageError: the note with the webhooks is damaged.
         """
         settings = self._settings
 
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
             return Session(self.hub, outbox, close, peer)
 
+        def make_web(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
+            return WebSession(self.hub, self.webhooks, outbox, self._guard, peer)
+
+        self.webhooks.open()
         await self.listeners.listen("eventmesh-tcp", settings.host, settings.tcp_port, make)
-        self.listeners.tick(TICK_SECONDS, self.hub.tick)
+        await self.listeners.listen("eventmesh-http", settings.host, settings.http_port, make_web)
+        self.listeners.tick(TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self.hub.tick()
+        self.webhooks.tick()
 
     async def drain(self) -> None:
         """Say goodbye to every client, and stop all deliveries."""
         self.hub.stop()
+        self.webhooks.stop()
         await super().drain()

@@ -29,7 +29,7 @@ from babelbus.protocols.eventmesh.frames import (
     MalformedFrameError,
     encode_frame,
 )
-from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
+from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, read_ttl, without_correlation
 from babelbus.protocols.eventmesh.messages import Frame, SubscriptionItem, UserAgent
 from babelbus.protocols.eventmesh.records import FLAVOUR, InvalidMessageError, encode_body, flavour_of, read_message
 from babelbus.records.record import Headers
@@ -40,10 +40,6 @@ HELLO_BYTES_MAX = 65_536
 """The limit of a frame before the client has said who it is."""
 TTL_MS = 3000
 """How long a request waits for its reply unless the request says so (3.8)."""
-TTL_MS_MAX = 24 * 3600 * 1000
-CORRELATION = "correlation99id"
-REPLY_TO = "reply99to99client"
-CLUSTER = "cluster"
 ANSWERED_MAX = 1024
 
 _decode_agent = msgspec.json.Decoder(UserAgent).decode
@@ -332,7 +328,7 @@ class Session(contract.Session):
         except InvalidMessageError as error:
             log.info("%s %s: a request cannot be read: %s", PROTOCOL, self._peer, error)
             return
-        deadline = self._hub.clock.monotonic() + read_ttl(named.get("ttl")) / 1000
+        deadline = self._hub.clock.monotonic() + read_ttl(named.get("ttl"), TTL_MS) / 1000
         request = self._hub.broker.request(event.subject, event.payload, event.headers, deadline, self._principal)
         request.when_done(partial(self._replied, seq, event.subject, flavour_of(properties)))
 
@@ -359,7 +355,7 @@ class Session(contract.Session):
             (name,) = self._questions
         if name is not None:
             self._questions.pop(name, None)
-            self._hub.respond(name, Reply(event.payload, _without_correlation(event.headers)))
+            self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)))
 
     def _ask(self, subscribed: _Subscribed, question: Question) -> None:
         """Push a question to the client."""
@@ -367,8 +363,7 @@ class Session(contract.Session):
         self._questions[name] = None
         if len(self._questions) > ANSWERED_MAX:  # the client answers other questions than it is asked
             del self._questions[next(iter(self._questions))]
-        more = {CORRELATION: name, REPLY_TO: self._source, CLUSTER: PROTOCOL}
-        self._push(m.PUSH_REQUEST, subscribed.item.topic, question.payload, question.headers, more)
+        self._push(m.PUSH_REQUEST, subscribed.item.topic, question.payload, question.headers, correlation(name))
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
@@ -451,20 +446,6 @@ class Session(contract.Session):
             self._end(subscribed, lost=not self._hub.stopping)
         self._subscribed.clear()
         self._held.clear()
-
-
-def read_ttl(text: str | None) -> float:
-    """Return a time to live in ms; one that is missing or makes no sense is the default (10)."""
-    try:
-        ttl = float(text or 0)
-    except ValueError:
-        return TTL_MS
-    return min(ttl, TTL_MS_MAX) if ttl > 0 else TTL_MS
-
-
-def _without_correlation(headers: Headers) -> Headers:
-    own = (CORRELATION.encode(), REPLY_TO.encode(), CLUSTER.encode())
-    return tuple(pair for pair in headers if pair[0] not in own)
 
 
 def _encode_answer(surplus: int, command: str, seq: bytes, error: str) -> bytes:
