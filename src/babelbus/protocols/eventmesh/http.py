@@ -7,7 +7,6 @@ from typing import Any, Final
 import msgspec
 
 from babelbus.core.access import Identity
-from babelbus.core.publish import Publication
 from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import Reply, Request
@@ -298,15 +297,7 @@ class WebSession(HttpSession, contract.Session):
             raise _RefusedError(BODY_SIZE_ERROR, f"event size exceeds the limit: {limit}")
 
     def _publish(self, group: str, events: Sequence[Event]) -> Promise:
-        by_topic: dict[str, list[Event]] = {}
-        for event in events:
-            by_topic.setdefault(event.subject, []).append(event)
-        principal = Identity(f"{PROTOCOL}:{group}", group, None)
-        receipts = []
-        for topic, batch in by_topic.items():
-            self._hub.ensure_topic(topic)
-            receipts.append(self._hub.broker.publish(Publication(principal, PROTOCOL, batch, topic)))
-        return all_of(receipts)
+        return self._hub.publish(Identity(f"{PROTOCOL}:{group}", group, None), events)
 
     # -- the URI API -------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,17 @@ other members speak (docs/design/design.md, section 1).
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Protocol
 
 from babelbus.clock import Clock
 from babelbus.config import EventmeshSettings
+from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.groups import END, Group, GroupSettings
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import Promise, all_of
+from babelbus.core.record import Event
 from babelbus.core.request import Key, Question, Reply
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.metrics import Metrics
@@ -102,6 +107,21 @@ class Hub:
         """
         settings = GroupSettings(ack="explicit", ack_seconds=self.settings.ack_seconds)
         return self.broker.groups.ensure(topic, name, settings, start=END)
+
+    def publish(self, principal: Identity, events: Sequence[Event]) -> Promise:
+        """Publish events; topics that do not exist are made.
+
+        Raises:
+            BabelbusError: no topic can have a name.
+        """
+        by_topic: dict[str, list[Event]] = {}
+        for event in events:
+            by_topic.setdefault(event.subject, []).append(event)
+        for topic in by_topic:
+            self.ensure_topic(topic)
+        return all_of(
+            self.broker.publish(Publication(principal, PROTOCOL, batch, topic)) for topic, batch in by_topic.items()
+        )
 
     # -- questions ---------------------------------------------------------------------------------------------------
 

@@ -149,25 +149,33 @@ def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
         raise InvalidMessageError(f"the body is no CloudEvent: {error}") from None
     if values.get("specversion") not in SPEC_VERSIONS:
         raise InvalidMessageError("the CloudEvent has no specversion that is supported: 1.0, 0.3")
-    topic = values.get("subject")
+    return make_cloud_event(values, _data(members, values.get("datacontenttype")), source)
+
+
+def make_cloud_event(attributes: dict[str, Any], payload: bytes | None, source: str) -> tuple[Event, dict[str, str]]:
+    """Return the event of a CloudEvent by its attributes, and its extensions as text.
+
+    Raises:
+        InvalidMessageError: it has no subject, which is the topic.
+    """
+    topic = attributes.get("subject")
     if not isinstance(topic, str) or not topic:
         raise InvalidMessageError("the CloudEvent has no subject, which is the topic")
     headers: list[tuple[bytes, bytes | None]] = [(FLAVOUR, b"cloudevents")]
-    properties: dict[str, str] = {}
-    named_source = values.get("source")
-    if values.get("id") is not None:
-        headers.append((ID_HEADER, text_of(values["id"]).encode()))
-    full = source if named_source is None else f"{source}#{text_of(named_source)}"
-    headers.append((SOURCE_HEADER, full.encode()))
-    content_type = values.get("datacontenttype")
+    if attributes.get("id") is not None:
+        headers.append((ID_HEADER, text_of(attributes["id"]).encode()))
+    named = attributes.get("source")
+    headers.append((SOURCE_HEADER, (source if named is None else f"{source}#{text_of(named)}").encode()))
+    content_type = attributes.get("datacontenttype")
     if content_type is not None:
         headers.append((CONTENT_TYPE, text_of(content_type).encode()))
-    for name, value in values.items():
+    properties: dict[str, str] = {}
+    for name, value in attributes.items():
         if name not in CE_OWN and name not in LEFT_OUT and value is not None:
             properties[name] = text_of(value)
             headers.append((f"ce_{name}".encode(), properties[name].encode()))
     key = properties.get("keys") or properties.get("tag")
-    return Event(topic, _data(members, content_type), key.encode() if key else None, tuple(headers)), properties
+    return Event(topic, payload, key.encode() if key else None, tuple(headers)), properties
 
 
 def _data(members: dict[str, msgspec.Raw], content_type: object) -> bytes | None:

@@ -15,8 +15,6 @@ from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event
 from babelbus.core.request import Question, Reply, Request
-from babelbus.core.router import Subscription as Live
-from babelbus.core.subject import exactly
 from babelbus.errors import BabelbusError, PeerLeavesError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
@@ -32,6 +30,7 @@ from babelbus.protocols.eventmesh.frames import (
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, read_ttl, without_correlation
 from babelbus.protocols.eventmesh.messages import Frame, SubscriptionItem, UserAgent
 from babelbus.protocols.eventmesh.records import FLAVOUR, InvalidMessageError, encode_body, flavour_of, read_message
+from babelbus.protocols.eventmesh.subscriptions import Subscribed
 from babelbus.records.record import Headers
 
 log = logging.getLogger(__name__)
@@ -46,25 +45,6 @@ _decode_agent = msgspec.json.Decoder(UserAgent).decode
 _decode_subscription = msgspec.json.Decoder(m.Subscription).decode
 _encode = msgspec.json.Encoder().encode
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class _Subscribed:
-    """One topic of a session, and what the session is to the topic while it listens."""
-
-    __slots__ = ("item", "live", "member", "responder")
-
-    def __init__(self, item: SubscriptionItem) -> None:
-        self.item = item
-        self.member: Member | None = None
-        self.live: Live | None = None
-        self.responder: Live | None = None
-
-    @property
-    def push(self) -> str:
-        """The command of a push (3.7)."""
-        if self.item.mode == "BROADCASTING":
-            return m.PUSH_BROADCAST
-        return m.PUSH_REQUEST if self.item.type == "SYNC" else m.PUSH_ASYNC
 
 
 class Session(contract.Session):
@@ -83,7 +63,7 @@ class Session(contract.Session):
         self._source = PROTOCOL
         self._listening = False
         self._leaving = False
-        self._subscribed: dict[str, _Subscribed] = {}
+        self._subscribed: dict[str, Subscribed] = {}
         self._held: dict[str, tuple[Member, Delivery]] = {}
         """Pushes that the client has not acknowledged, by their `seq`."""
         self._questions: dict[str, None] = {}
@@ -223,7 +203,7 @@ class Session(contract.Session):
                     self._hub.ensure_group(wanted.topic, self._agent.group_name)
                 if before is not None:
                     self._end(before)
-                subscribed = self._subscribed[wanted.topic] = _Subscribed(wanted)
+                subscribed = self._subscribed[wanted.topic] = Subscribed(wanted)
                 if self._listening:
                     self._begin(subscribed)
             except BabelbusError as error:
@@ -246,35 +226,21 @@ class Session(contract.Session):
             self._end(subscribed)
         self._subscribed.clear()
 
-    def _begin(self, subscribed: _Subscribed) -> None:
-        """Deliver what comes to a topic from now on."""
-        item, hub = subscribed.item, self._hub
+    def _begin(self, subscribed: Subscribed) -> None:
         assert self._agent is not None
-        if item.mode == "BROADCASTING":
-            subscribed.live = hub.broker.subscribe(exactly(item.topic), partial(self._broadcast, subscribed))
-            return
-        group = hub.ensure_group(item.topic, self._agent.group_name)
-        subscribed.member = group.join(
-            partial(self._deliver, subscribed),
-            window=hub.settings.window,
-            owner=self,
+        subscribed.begin(
+            self._hub,
+            self._agent.group_name,
+            self._deliver,
+            self._broadcast,
+            self._ask,
             held=self._outbox.full,
         )
-        if item.type == "SYNC":
-            answer = partial(self._ask, subscribed)
-            subscribed.responder = hub.broker.responders.add(exactly(item.topic), answer, self._agent.group_name)
 
-    def _end(self, subscribed: _Subscribed, *, lost: bool = False) -> None:
-        broker = self._hub.broker
-        if subscribed.live is not None:
-            broker.unsubscribe(subscribed.live)
-        if subscribed.responder is not None:
-            broker.responders.remove(subscribed.responder)
-        member, subscribed.member = subscribed.member, None
-        if member is not None:
-            for seq in [seq for seq, (holder, _) in self._held.items() if holder is member]:
-                del self._held[seq]
-            member.leave(lost=lost)
+    def _end(self, subscribed: Subscribed, *, lost: bool = False) -> None:
+        member = subscribed.end(self._hub, lost=lost)
+        for seq in [seq for seq, (holder, _) in self._held.items() if holder is member]:
+            del self._held[seq]
 
     # -- publications ------------------------------------------------------------------------------------------------
 
@@ -357,7 +323,7 @@ class Session(contract.Session):
             self._questions.pop(name, None)
             self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)))
 
-    def _ask(self, subscribed: _Subscribed, question: Question) -> None:
+    def _ask(self, subscribed: Subscribed, question: Question) -> None:
         """Push a question to the client."""
         name = self._hub.remember(question)
         self._questions[name] = None
@@ -367,7 +333,7 @@ class Session(contract.Session):
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
-    def _deliver(self, subscribed: _Subscribed, deliveries: Sequence[Delivery]) -> None:
+    def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
         member = subscribed.member
         assert member is not None
         held, topic, name = self._held, subscribed.item.topic, subscribed.push
@@ -383,7 +349,7 @@ class Session(contract.Session):
         if self._outbox.full:
             member.hold()
 
-    def _broadcast(self, subscribed: _Subscribed, events: Sequence[Event]) -> None:
+    def _broadcast(self, subscribed: Subscribed, events: Sequence[Event]) -> None:
         for event in events:
             if self._outbox.full:
                 self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
