@@ -471,6 +471,7 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
     host: Annotated[str, of("address of the listener; 0.0.0.0 is every IPv4 address of the machine")] = "127.0.0.1"
     tcp_port: Annotated[int, of("port of the TCP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10000
     http_port: Annotated[int, of("port of the HTTP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10105
+    grpc_port: Annotated[int, of("port of the gRPC protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10205
     webhook_networks: (
         Annotated[
             str,
@@ -494,6 +495,7 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
     ack_seconds: Annotated[
         float, of("a pushed message without an acknowledgement for so long goes to another session", "seconds", gt=0)
     ] = 60.0
+    streams_max: Annotated[int, of("open calls and streams of one gRPC connection", "count", ge=1)] = 1000
     subscriptions_max: Annotated[int, of("topics that one session may subscribe to", "count", ge=1)] = 10_000
     handshake_seconds: Annotated[
         float, of("a client that has not said who it is for so long is closed", "seconds", gt=0)

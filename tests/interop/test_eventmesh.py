@@ -1,12 +1,17 @@
 """The released Java SDK of EventMesh, unmodified, against our server. Run by `make interop`."""
 
+import contextlib
 import os
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from babelbus.config import EventmeshSettings
+from tests.support.eventmesh import MeshClient
 from tests.support.server import LiveServer, configure
 
 FOLDER = Path(__file__).parent / "eventmesh"
@@ -54,4 +59,52 @@ def test_the_java_sdk_publishes_subscribes_broadcasts_and_asks_over_tcp(classpat
         "ce-publish": "0",
         "ce": "id-[1, 2] /test java-ce [1,2]",
         "end": "0",
+    }
+
+
+@contextlib.contextmanager
+def responder(live: LiveServer, topic: str) -> Iterator[None]:
+    """Somebody who answers one request over TCP."""
+    with MeshClient(live.server.addresses["eventmesh-tcp"]).hello(group="answers") as client:
+        client.listen(topic, kind="SYNC")
+
+        def respond() -> None:
+            _, body = client.push()
+            client.send("RESPONSE_TO_SERVER", {**body, "body": f"{body['body']} over TCP"})
+
+        thread = threading.Thread(target=respond, daemon=True)
+        thread.start()
+        yield
+        thread.join()
+
+
+SETTINGS = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, webhook_networks="127.0.0.0/8")
+
+
+@pytest.mark.interop
+def test_the_java_sdk_publishes_to_webhooks_and_asks_over_http(classpath: str, tmp_path: Path) -> None:
+    with LiveServer(configure(tmp_path, eventmesh=SETTINGS)) as live, responder(live, "asked"):
+        found = run(classpath, "Http.java", live.server.addresses["eventmesh-http"], "asked")
+    assert found == {
+        "push": "java-http first & second 123 456",
+        "ce": "true true",
+        "rr": "a reply that the SDK cannot read",
+        "end": "0",
+    }
+
+
+@pytest.mark.interop
+def test_the_java_sdk_publishes_subscribes_and_asks_over_grpc(classpath: str, tmp_path: Path) -> None:
+    with LiveServer(configure(tmp_path, eventmesh=SETTINGS)) as live, responder(live, "asked"):
+        found = run(classpath, "Grpc.java", *live.server.addresses["eventmesh-grpc"].split(":"), "asked")
+    assert found == {
+        "rr": "who!",
+        "publish": "0",
+        "stream": "java-grpc first",
+        "batch": "0",
+        "batched": "xy",
+        "ce-publish": "0",
+        "ce": 'id /test java-grpc-ce {"a":1}',
+        "rr-tcp": "who over TCP",
+        "unsubscribe": "0",
     }

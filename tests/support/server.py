@@ -54,7 +54,7 @@ def configure(
         jebp=jebp or JebpSettings(port=0),
         worterbuch=worterbuch or WorterbuchSettings(port=0, tcp_port=0),
         zbus=zbus or ZbusSettings(port=0),
-        eventmesh=eventmesh or EventmeshSettings(tcp_port=0, http_port=0),
+        eventmesh=eventmesh or EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0),
         admin=AdminSettings(enabled=admin, port=0),
         server=server or ServerSettings(),
         topics=topics or TopicDefaults(),

@@ -61,7 +61,17 @@ class Tcp {
         System.out.println("RESULT " + name + " " + value);
     }
 
-    public static void main(String[] args) throws Exception {
+    public static void main(String[] args) {
+        try {
+            run(args);
+            System.exit(0);
+        } catch (Throwable error) {
+            error.printStackTrace();
+            System.exit(1);  // the SDK's threads would keep the program
+        }
+    }
+
+    static void run(String[] args) throws Exception {
         host = args[0];
         port = Integer.parseInt(args[1]);
 
@@ -113,6 +123,5 @@ class Tcp {
             + new String(came.getData().toBytes(), StandardCharsets.UTF_8));
         subscriber.unsubscribe();
         say("end", heard.size() + events.size());
-        System.exit(0);
     }
 }

@@ -20,7 +20,7 @@ from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient
 
 IDENTITY = {"env": "t", "idc": "d", "ip": "1.1.1.1", "pid": "7", "sys": "1234", "version": "1.0", "language": "JAVA"}
-SETTINGS = EventmeshSettings(tcp_port=0, http_port=0, webhook_networks="127.0.0.0/8")
+SETTINGS = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, webhook_networks="127.0.0.0/8")
 Answer = tuple[int, bytes, dict[str, str]]
 DONE: Answer = (200, b'{"retCode": 1}', {})
 
@@ -198,7 +198,7 @@ def test_a_webhook_that_allows_another_origin_is_not_subscribed(web: HttpClient)
 
 
 def test_private_addresses_are_called_only_where_a_setting_names_them(tmp_path: Path) -> None:
-    settings = EventmeshSettings(tcp_port=0, http_port=0, webhook_consent=False)
+    settings = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, webhook_consent=False)
     with (
         ExitStack() as stack,
         LiveServer(configure(tmp_path, eventmesh=settings)) as live,

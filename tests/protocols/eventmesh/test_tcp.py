@@ -117,7 +117,7 @@ def test_a_server_that_stops_says_goodbye(tmp_path: Path) -> None:
 
 
 def test_a_client_that_is_silent_is_closed(tmp_path: Path) -> None:
-    settings = EventmeshSettings(tcp_port=0, http_port=0, idle_seconds=0.001)
+    settings = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, idle_seconds=0.001)
     with LiveServer(configure(tmp_path, eventmesh=settings)) as live, dial(live).hello() as client:
         assert client.is_closed()
 
@@ -183,7 +183,7 @@ def test_broadcasting_reaches_every_session_that_listens(live: LiveServer) -> No
 
 
 def test_a_slow_subscriber_holds_no_more_than_its_window(tmp_path: Path) -> None:
-    settings = EventmeshSettings(tcp_port=0, http_port=0, window=3)
+    settings = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, window=3)
     with LiveServer(configure(tmp_path, eventmesh=settings)) as live, dial(live).hello() as client:
         client.listen("slow")
         for number in range(5):

@@ -1,4 +1,4 @@
-"""EventMesh as a server offers it: a hub behind listeners for TCP and HTTP (docs/protocols/eventmesh.md)."""
+"""EventMesh as a server offers it: a hub behind listeners for TCP, HTTP and gRPC (docs/protocols/eventmesh.md)."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.calls import Calls, read_networks
 from babelbus.protocols.eventmesh.http import WebSession
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
+from babelbus.protocols.eventmesh.rpc import RpcServer
 from babelbus.protocols.eventmesh.session import Session
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.protocols.service import ServiceContext, StreamService
@@ -15,7 +16,7 @@ ORIGIN = "babelbus"
 
 
 class EventmeshService(StreamService):
-    """EventMesh over TCP and HTTP."""
+    """EventMesh over TCP, HTTP and gRPC."""
 
     def __init__(self, context: ServiceContext) -> None:
         settings = self._settings = context.config.eventmesh
@@ -30,6 +31,7 @@ class EventmeshService(StreamService):
             "webhook-request-origin": ORIGIN,
         }
         self.webhooks = Webhooks(self.hub, calls, context.files, context.folder, cluster)
+        self._rpc = RpcServer(self.hub, self.webhooks)
         self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host)
 
     async def start(self) -> None:
@@ -50,6 +52,7 @@ class EventmeshService(StreamService):
         self.webhooks.open()
         await self.listeners.listen("eventmesh-tcp", settings.host, settings.tcp_port, make)
         await self.listeners.listen("eventmesh-http", settings.host, settings.http_port, make_web)
+        self.addresses["eventmesh-grpc"] = await self._rpc.start(settings.host, settings.grpc_port)
         self.listeners.tick(TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
@@ -60,4 +63,5 @@ class EventmeshService(StreamService):
         """Say goodbye to every client, and stop all deliveries."""
         self.hub.stop()
         self.webhooks.stop()
+        await self._rpc.stop()
         await super().drain()

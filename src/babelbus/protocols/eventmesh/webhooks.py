@@ -292,6 +292,10 @@ class Webhooks:
         """Return all webhooks."""
         return [entry for webhook in self._webhooks.values() for entry in webhook.entries.values()]
 
+    def urls_of(self, group: str, pid: str) -> list[str]:
+        """Return the webhooks of a client in a group: Go's SDK does not name them when it unsubscribes (7.6)."""
+        return sorted({entry.url for entry in self.entries() if entry.group == group and pid in ("", entry.pid)})
+
     def _add(self, entry: Entry) -> None:
         key = entry.group, entry.topic
         webhook = self._webhooks.get(key)
