@@ -4,9 +4,8 @@ Both have the same services. A dialect reads the requests of its package and mak
 topics and groups.
 """
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -148,6 +147,9 @@ class LegacyDialect(Dialect):
 
     messages = legacy_pb2
 
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+
     def _publication(self, header: Any, group: str, topic: str, message: Any) -> Published:
         source = f"{PROTOCOL}:{group}"
         if not message.content:
@@ -220,7 +222,7 @@ class LegacyDialect(Dialect):
 
     def outcome(self, code: str, text: str) -> Any:
         """Return a Response."""
-        return legacy_pb2.Response(respCode=code, respMsg=text, respTime=str(time.time_ns() // 1_000_000))
+        return legacy_pb2.Response(respCode=code, respMsg=text, respTime=str(self._now_ms()))
 
     def acknowledgement(self, message: Any, code: str, text: str) -> Any:
         """Return a SimpleMessage without topic, seqNum and uniqueId (7.4)."""

@@ -56,6 +56,8 @@ HEARTBEAT_ERROR = 21
 FIELDS_MAX = 256
 BATCH_MAX = 10
 VERSIONS = ("1.0", "2.0")
+ANSWER_BYTES = 512
+"""About the size of an answer that waits."""
 TTL_MS = 14_400_000
 """How long a request waits for its reply unless the request says so (10)."""
 URI_PREFIX: Final = "/eventmesh/"
@@ -157,11 +159,13 @@ class WebSession(HttpSession, contract.Session):
 
     def answer_request(self, request: http.Request, refusal: Refusal | None) -> bool:
         """Handle a request; return `False` to be called again when the outbox has room."""
+        if self._outbox.full:
+            return False
         if refusal is not None:
             self.refuse(refusal)
             return True
         if request.method not in ("GET", "POST"):
-            self._send(request, encode_response(405, [("allow", "GET, POST")], keep_alive=request.keep_alive))
+            self._send(encode_response(405, [("allow", "GET, POST")], keep_alive=request.keep_alive))
             return True
         path = request.path
         try:
@@ -174,14 +178,17 @@ class WebSession(HttpSession, contract.Session):
                     raise _RefusedError(REQUESTCODE_INVALID, f"request code {asked.code!r} is not served", 400)
                 promise, encode = handle(asked)
         except _RefusedError as fault:
-            self._send(request, self._encode_result(request, fault.code, fault.text, status=fault.status))
+            self._send(self._encode_result(request, fault.code, fault.text, status=fault.status))
         except BabelbusError as error:
-            self._send(request, self._encode_result(request, RUNTIME_ERROR, str(error)))
+            self._send(self._encode_result(request, RUNTIME_ERROR, str(error)))
         else:
-            self._outbox.answer_when([promise], encode, 512)
+            if promise.done:
+                self._send(encode())
+            else:
+                self._outbox.answer_when([promise], encode, ANSWER_BYTES)
         return True
 
-    def _send(self, request: http.Request, data: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         self._outbox.answer(lambda: data, len(data))
 
     # -- the coded API -----------------------------------------------------------------------------------------------

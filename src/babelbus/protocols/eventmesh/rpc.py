@@ -169,7 +169,8 @@ class RpcServer:
                 ("grpc.so_reuseport", 0),
             ]
         )
-        server.add_generic_rpc_handlers(tuple(self._handlers(LegacyDialect())) + tuple(self._handlers(EventsDialect())))
+        for dialect in (LegacyDialect(self._hub.clock.now_ms), EventsDialect()):
+            server.add_generic_rpc_handlers(tuple(self._handlers(dialect)))
         try:
             bound = server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:

@@ -1,5 +1,6 @@
 """EventMesh as a server offers it: a hub behind listeners for TCP, HTTP and gRPC (docs/protocols/eventmesh.md)."""
 
+import os
 from collections.abc import Callable
 
 from babelbus.protocols.contract import Outbox
@@ -8,11 +9,14 @@ from babelbus.protocols.eventmesh.http import WebSession
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.rpc import RpcServer
 from babelbus.protocols.eventmesh.session import Session
-from babelbus.protocols.eventmesh.webhooks import Webhooks
+from babelbus.protocols.eventmesh.webhooks import Entry, Webhooks
 from babelbus.protocols.service import ServiceContext, StreamService
+from babelbus.storage.notes import Note
 
 TICK_SECONDS = 1.0
 ORIGIN = "babelbus"
+FILE_NAME = "eventmesh.json"
+ADVICE = "put a copy of the file back, or remove the file: then webhooks must subscribe again"
 
 
 class EventmeshService(StreamService):
@@ -30,7 +34,8 @@ class EventmeshService(StreamService):
             "eventmeshidc": "",
             "webhook-request-origin": ORIGIN,
         }
-        self.webhooks = Webhooks(self.hub, calls, context.files, context.folder, cluster)
+        note = Note(context.files, os.path.join(context.folder, FILE_NAME), list[Entry], advice=ADVICE)
+        self.webhooks = Webhooks(self.hub, calls, note, cluster)
         self._rpc = RpcServer(self.hub, self.webhooks)
         self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host)
 

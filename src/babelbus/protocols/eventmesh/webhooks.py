@@ -25,13 +25,11 @@ from babelbus.protocols.eventmesh.hub import Hub, correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import encode_content
 from babelbus.records.record import Headers
-from babelbus.storage.files import FileSystem
 from babelbus.storage.notes import Note
 from babelbus.wire.http import Response
 
 log = logging.getLogger(__name__)
 
-FILE_NAME = "eventmesh.json"
 PUSH_ASYNC = "105"
 PUSH_SYNC = "106"
 RETRY_SECONDS = 3.0
@@ -208,13 +206,12 @@ def _is_field(name: str, text: str) -> bool:
 class Webhooks:
     """All webhooks of a server. Changes are durable when their promise is done."""
 
-    def __init__(self, hub: Hub, calls: Calls, files: FileSystem, folder: str, cluster: dict[str, str]) -> None:
+    def __init__(self, hub: Hub, calls: Calls, note: Note[list[Entry]], cluster: dict[str, str]) -> None:
         self.hub = hub
         self.cluster = cluster
         """Headers that name the server (4.3, 5.1)."""
         self._calls = calls
-        advice = "put a copy of the file back, or remove the file: then webhooks must subscribe again"
-        self._note = Note(files, f"{folder}/{FILE_NAME}", list[Entry], advice=advice)
+        self._note = note
         self._webhooks: dict[tuple[str, str], _Webhook] = {}
         self._heard: dict[tuple[str, str, str], float] = {}
         """When the client of a webhook sent its last heartbeat, if it ever sent one."""
