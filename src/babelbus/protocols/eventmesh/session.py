@@ -383,6 +383,11 @@ class Session(contract.Session):
         """Whether the client has said who it is."""
         return self._agent is not None
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of a frame that has not come whole."""
+        return self._decoder.held_bytes
+
     def release(self) -> None:
         """Resume deliveries: the outbox may have room again."""
         if not self._outbox.full:
