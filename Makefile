@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 ONLY ?=
 ARGS ?=
 
-.PHONY: help demo demo-data test interop torture serve bench check clean
+.PHONY: help demo demo-data test interop torture serve bench check stubs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo 'make serve    start a server with its data in ./data'
 	@echo "make bench    measure, beside NATS JetStream and Redis Streams in the same run (ONLY=name-prefix)"
 	@echo 'make check    ruff, format, mypy'
+	@echo 'make stubs    make the classes of gRPC messages anew from the .proto files'
 	@echo 'make clean    remove the environment and the caches; data folders stay'
 
 demo: $(VENV)/.ready-spark $(VENV)/.ready-flights $(VENV)/.ready-java
@@ -62,6 +63,11 @@ check: $(VENV)/.ready-dev $(VENV)/.ready-bench
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# The classes of gRPC's messages are kept beside the files that they are made from: only who changes one needs this.
+stubs: $(VENV)/.ready-dev
+	@$(PIP) grpcio-tools
+	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src src/babelbus/protocols/eventmesh/stubs/*.proto
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

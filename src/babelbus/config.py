@@ -464,6 +464,55 @@ class ZbusSettings(msgspec.Struct, frozen=True):
         return "without zbus.auth_file" if self.auth_file is None else None
 
 
+class EventmeshSettings(msgspec.Struct, frozen=True):
+    """The EventMesh listener (docs/protocols/eventmesh.md)."""
+
+    enabled: Annotated[bool, of("whether the server speaks EventMesh")] = True
+    host: Annotated[str, of("address of the listener; 0.0.0.0 is every IPv4 address of the machine")] = "127.0.0.1"
+    tcp_port: Annotated[int, of("port of the TCP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10000
+    http_port: Annotated[int, of("port of the HTTP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10105
+    grpc_port: Annotated[int, of("port of the gRPC protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10205
+    webhook_networks: (
+        Annotated[
+            str,
+            of("networks of this machine or private ones that webhooks may be in, with blanks between, as in "
+               "127.0.0.0/8 10.1.0.0/16; public addresses may always be called"),
+        ]
+        | None
+    ) = None  # fmt: skip
+    webhook_consent: Annotated[
+        bool, of("ask a webhook by OPTIONS whether it wants to be called, before it is subscribed")
+    ] = True
+    content_bytes_max: Annotated[int, of("a longer content of a message over HTTP is refused", "bytes", ge=1000)] = (
+        16 * MIB
+    )
+    body_bytes_max: Annotated[
+        int, of("a longer HTTP request is refused before memory is reserved for it", "bytes", ge=1024)
+    ] = 64 * MIB
+    window: Annotated[
+        int, of("messages that are pushed to one session for one topic without an acknowledgement", "count", ge=1)
+    ] = 1000
+    ack_seconds: Annotated[
+        float, of("a pushed message without an acknowledgement for so long goes to another session", "seconds", gt=0)
+    ] = 60.0
+    streams_max: Annotated[int, of("open calls and streams of one gRPC connection", "count", ge=1)] = 1000
+    subscriptions_max: Annotated[int, of("topics that one session may subscribe to", "count", ge=1)] = 10_000
+    handshake_seconds: Annotated[
+        float, of("a client that has not said who it is for so long is closed", "seconds", gt=0)
+    ] = 10.0
+    idle_seconds: Annotated[
+        float, of("a client that has sent nothing for so long, not even a heartbeat, is closed", "seconds", gt=0)
+    ] = 120.0
+    connections_max: Annotated[
+        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
+    ] = 10_000
+
+    @property
+    def exposure(self) -> str | None:
+        """How strangers get in: nobody proves who it is."""
+        return "without access control"
+
+
 class AdminSettings(msgspec.Struct, frozen=True):
     """The administration endpoint: metrics, health and the API of the command line."""
 
@@ -551,6 +600,7 @@ class Config(msgspec.Struct, frozen=True):
     state: StateSettings = StateSettings()
     worterbuch: WorterbuchSettings = WorterbuchSettings()
     zbus: ZbusSettings = ZbusSettings()
+    eventmesh: EventmeshSettings = EventmeshSettings()
     admin: AdminSettings = AdminSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()

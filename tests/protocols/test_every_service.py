@@ -12,14 +12,27 @@ from typing import Any, ClassVar
 import pytest
 
 from babelbus.clients.sbus import connect as connect_packets
-from babelbus.config import Config, JebpSettings, ServerSettings, TopicDefaults, WorterbuchSettings, ZbusSettings
+from babelbus.config import (
+    Config,
+    EventmeshSettings,
+    JebpSettings,
+    ServerSettings,
+    TopicDefaults,
+    WorterbuchSettings,
+    ZbusSettings,
+)
 from babelbus.core.record import Event
 from babelbus.protocols.connection import Connection
+from babelbus.protocols.eventmesh.frames import FRAME_BYTES_MAX
+from babelbus.protocols.eventmesh.messages import SubscriptionItem
+from babelbus.protocols.eventmesh.service import EventmeshService
 from babelbus.protocols.registry import SERVICES
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.wire.websocket import Close, Decoder, Message, encode_texts
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.bus import SAFETY_NET_SECONDS, publish
+from tests.support.eventmesh import AGENT, HEAD, NEW
+from tests.support.eventmesh import frame as mesh_frame
 from tests.support.http import ResponseDecoder
 from tests.support.jebp import Caller, create, fetch, subscribe
 from tests.support.server import LiveServer, configure
@@ -40,6 +53,8 @@ class Talk(ABC):
     garbage: ClassVar[bytes]
     """Ends the connection of who sends it."""
     closes_when_oversized: ClassVar[bool] = True
+    answers_more: ClassVar[bool] = True
+    """Whether an answer may be larger than its request."""
 
     def __init__(self, live: LiveServer, receive_bytes: int | None = None) -> None:
         self.socket = socket.socket()
@@ -258,6 +273,49 @@ class ZbusWebSocket(WebSocketTalk):
         return {"headers": {"cmd": "query", "id": "1"} if large else {"cmd": "query", "mq": "small", "id": "1"}}
 
 
+class MeshTalk(Talk):
+    """EventMesh over TCP: heartbeats, whose answers repeat the `seq`."""
+
+    service, listener = "eventmesh", "eventmesh-tcp"
+    garbage = b"no frame of EventMesh"
+    answers_more = False
+
+    def __init__(self, live: LiveServer, receive_bytes: int | None = None) -> None:
+        super().__init__(live, receive_bytes)
+        self._buffer = b""
+        self.socket.sendall(mesh_frame(NEW, {"cmd": "HELLO_REQUEST", "seq": "1"}, AGENT))
+        self.hear(1)
+
+    def small(self, count: int) -> bytes:
+        return mesh_frame(NEW, {"cmd": "HEARTBEAT_REQUEST", "seq": "2"}) * count
+
+    def large(self, count: int) -> bytes:
+        return mesh_frame(NEW, {"cmd": "HEARTBEAT_REQUEST", "seq": LARGE.decode()}) * count  # which the answer repeats
+
+    def oversized(self) -> bytes:
+        return HEAD.pack(b"EventMesh0000", 2 * FRAME_BYTES_MAX, 100)
+
+    def feed(self, data: bytes) -> int:
+        self._buffer += data
+        count = 0
+        while len(self._buffer) >= HEAD.size:
+            end = HEAD.size + HEAD.unpack_from(self._buffer)[1] - NEW
+            if len(self._buffer) < end:
+                break
+            self._buffer = self._buffer[end:]
+            count += 1
+        return count
+
+    @property
+    def left(self) -> int:
+        return len(self._buffer)
+
+
+class MeshHttp(HttpTalk):
+    service, listener = "eventmesh", "eventmesh-http"
+    small_path, large_path = "/?code=201", "/eventmesh/subscrition/query"
+
+
 class SbusTalk(Talk):
     """Packets: each `whoami` has an answer, and a large one is a message that comes back to who sent it."""
 
@@ -294,7 +352,7 @@ class SbusTalk(Talk):
 
 
 TALKS: list[type[Talk]] = [
-    *(JebpTalk, LineTalk, WorterbuchHttp, WorterbuchWebSocket, ZbusHttp, ZbusWebSocket, SbusTalk)
+    *(JebpTalk, LineTalk, WorterbuchHttp, WorterbuchWebSocket, ZbusHttp, ZbusWebSocket, MeshTalk, MeshHttp, SbusTalk)
 ]
 STREAMS = [talk for talk in TALKS if talk is not SbusTalk]
 
@@ -309,6 +367,9 @@ def configured(folder: Path) -> Config:
         server=ServerSettings(outbox_bytes_max=OUTBOX_BYTES_MAX, drain_seconds=SAFETY_NET_SECONDS),
         jebp=JebpSettings(port=0, frame_bytes_max=MESSAGE_BYTES_MAX),
         worterbuch=WorterbuchSettings(port=0, tcp_port=0, message_bytes_max=MESSAGE_BYTES_MAX),
+        eventmesh=EventmeshSettings(
+            tcp_port=0, http_port=0, grpc_port=0, body_bytes_max=MESSAGE_BYTES_MAX, webhook_consent=False
+        ),
         zbus=ZbusSettings(port=0, package_bytes_max=MESSAGE_BYTES_MAX, web_root=str(root)),
     )
 
@@ -322,6 +383,10 @@ def fill(live: LiveServer) -> None:
     for key, value in (("large", LARGE.decode()), ("small", "small")):
         broker.state.set(key, json.dumps(value).encode())
     broker.state.commit("test")
+    mesh = live.server.services["eventmesh"]
+    assert isinstance(mesh, EventmeshService)
+    item = SubscriptionItem("small", "BROADCASTING")
+    mesh.webhooks.subscribe("group", [item], f"http://127.0.0.1:1/{LARGE.decode()}")
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +438,7 @@ def test_a_message_over_the_limit_is_refused_before_it_is_held(shared: LiveServe
         other.ask()
 
 
-@pytest.mark.parametrize("talk", STREAMS)
+@pytest.mark.parametrize("talk", [talk for talk in STREAMS if talk.answers_more])
 def test_who_does_not_read_is_bounded_and_gets_every_answer_when_the_server_stops(
     tmp_path: Path, talk: type[Talk]
 ) -> None:

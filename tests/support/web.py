@@ -10,7 +10,7 @@ from typing import Any, Self
 import jwt
 import msgspec
 
-from babelbus.wire.websocket import Decoder, Event, Message, encode_texts
+from babelbus.wire.websocket import Decoder, Event, Message, encode_texts, upgrade
 from babelbus.wire.websocket.upgrade import check_upgrade_response, encode_upgrade_request, make_key
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.http import Response, ResponseDecoder, encode_request
@@ -136,7 +136,8 @@ class WebSocket(Plain):
         super().__init__(live)
         key = make_key()
         self.socket.sendall(encode_upgrade_request("localhost", path, key, subprotocols=subprotocols, deflate=deflate))
-        [response] = self.read(1)
+        [came] = self.read(1)
+        response = upgrade.Response(came.status, came.reason, came.headers)
         self.subprotocol, self.deflate = check_upgrade_response(
             response, key, subprotocols=subprotocols, deflate=deflate
         )

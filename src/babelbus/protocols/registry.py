@@ -2,6 +2,7 @@
 
 import sys
 
+from babelbus.protocols.eventmesh.service import EventmeshService
 from babelbus.protocols.jebp.service import JebpService
 from babelbus.protocols.service import MakeService
 from babelbus.protocols.worterbuch.names import SYS
@@ -14,7 +15,7 @@ if sys.platform == "linux":  # SOCK_SEQPACKET with credentials
     from babelbus.protocols.sbus.service import SbusService
 
     SERVICES["sbus"] = SbusService
-SERVICES |= {"worterbuch": WorterbuchService, "zbus": ZbusService}
+SERVICES |= {"worterbuch": WorterbuchService, "zbus": ZbusService, "eventmesh": EventmeshService}
 
 TRANSIENT_KEYS = SYS
 """First element of the keys of the state that services set and that no log keeps."""

@@ -1,6 +1,7 @@
 """HTTP/1.1 without I/O (RFC 9112): bytes -> requests, responses -> bytes."""
 
 from babelbus.wire.http.chunks import LAST_CHUNK, encode_chunk
+from babelbus.wire.http.client import Response, ResponseDecoder
 from babelbus.wire.http.decoder import RequestDecoder
 from babelbus.wire.http.fields import HEAD_BYTES_MAX, TOKEN, HttpError, encode_fields, read_fields, tokens
 from babelbus.wire.http.request import Request, RequestRun
@@ -21,6 +22,8 @@ __all__ = [
     "Request",
     "RequestDecoder",
     "RequestRun",
+    "Response",
+    "ResponseDecoder",
     "encode_chunk",
     "encode_error",
     "encode_fields",

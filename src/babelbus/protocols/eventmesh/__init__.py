@@ -1,0 +1,1 @@
+"""EventMesh: topics, consumer groups and requests over TCP, for Apache EventMesh SDKs of every version."""

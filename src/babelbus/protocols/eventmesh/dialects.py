@@ -1,0 +1,480 @@
+"""The two packages of EventMesh over gRPC: protobuf messages <-> what they say (specification, 7 and 8).
+
+Both have the same services. A dialect reads the requests of its package and makes the answers, and knows nothing of
+topics and groups.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from babelbus.core.record import Event
+from babelbus.errors import BabelbusError
+from babelbus.protocols.eventmesh.hub import PROTOCOL
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, SubscriptionItem
+from babelbus.protocols.eventmesh.records import (
+    CE_OWN,
+    FLAVOUR,
+    InvalidMessageError,
+    describe,
+    encode_content,
+    make_cloud_event,
+    make_event,
+    read_cloud_event,
+    text_body,
+)
+from babelbus.protocols.eventmesh.stubs import cloudevents_pb2, legacy_pb2
+from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER
+from babelbus.records.record import Headers
+
+SUCCESS: Final = "0"
+HEADER_ERROR: Final = "6"
+BODY_ERROR: Final = "7"
+BATCH_ERROR: Final = "10"
+PUBLISH_ERROR: Final = "14"
+SUBSCRIBE_ERROR: Final = "17"
+UNSUBSCRIBE_ERROR: Final = "18"
+REQUEST_ERROR: Final = "22"
+RESUBSCRIBE: Final = "30"
+TTL_MS: Final = 4000
+IDENTITY: Final = ("env", "idc", "ip", "pid", "sys", "username", "language")
+SEQUENCE: Final = ("seqnum", "uniqueid", "producergroup", "ttl", "tag")
+REPLY_MARK: Final = "submessagetype"
+OWN_ATTRIBUTES: Final = frozenset((*IDENTITY, "passwd", "protocoltype", "protocolversion", "protocoldesc", REPLY_MARK))
+
+_decode_items = msgspec.json.Decoder(list[SubscriptionItem | str]).decode
+_encode = msgspec.json.Encoder().encode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class RefusedError(BabelbusError):
+    """A request that gets a code of 11.2."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What a message publishes or asks; `ttl_ms` counts for a request."""
+
+    group: str
+    event: Event
+    ttl_ms: float
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a client subscribes to or ends, or whose heartbeat it is; `client` is who it is, for its own entries."""
+
+    group: str
+    items: Sequence[SubscriptionItem]
+    urls: Sequence[str]
+    client: str
+    idc: str = ""
+    pid: str = ""
+    is_subscriber: bool = True
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """A reply that came on a stream."""
+
+    event: Event
+    properties: Mapping[str, str]
+
+
+class Dialect(ABC):
+    """One package; `messages` is where its classes are."""
+
+    messages: Any
+
+    @abstractmethod
+    def read_publication(self, message: Any) -> Published:
+        """Read a publication or a request. Raises: `RefusedError`."""
+
+    @abstractmethod
+    def read_batch(self, message: Any) -> list[Published]:
+        """Read a batch. Raises: `RefusedError`."""
+
+    @abstractmethod
+    def read_subscription(self, message: Any) -> Wanted | Answered:
+        """Read a subscription, or a reply on a stream. Raises: `RefusedError`."""
+
+    @abstractmethod
+    def read_heartbeat(self, message: Any) -> Wanted:
+        """Read a heartbeat. Raises: `RefusedError`."""
+
+    @abstractmethod
+    def outcome(self, code: str, text: str) -> Any:
+        """Return the answer to a unary call."""
+
+    @abstractmethod
+    def acknowledgement(self, message: Any, code: str, text: str) -> Any:
+        """Return the answer to a subscription on a stream."""
+
+    @abstractmethod
+    def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> Any:
+        """Return the message of a record or a reply."""
+
+    @abstractmethod
+    def failed_request(self, error: BabelbusError) -> Any:
+        """Return the answer to a request without a reply; `None` if the call itself fails."""
+
+
+def _check_identity(values: Mapping[str, str]) -> None:
+    missing = [name for name in IDENTITY if not values.get(name)]
+    if missing or not values["pid"].isdecimal():
+        raise RefusedError(HEADER_ERROR, f"{missing[0]} is missing" if missing else "pid is no number")
+
+
+def _need(values: Mapping[str, str], *names: str) -> None:
+    for name in names:
+        if not values.get(name):
+            raise RefusedError(BODY_ERROR, f"{name} is missing")
+
+
+def _read_ttl(text: str, *, in_seconds: bool = False) -> float:
+    try:
+        ttl = float(text) * (1000 if in_seconds else 1)
+    except ValueError:
+        return TTL_MS
+    return ttl if 0 < ttl < float("inf") else TTL_MS
+
+
+class LegacyDialect(Dialect):
+    """Package `eventmesh.common.protocol.grpc`: servers up to 1.8, and Go of every version (7)."""
+
+    messages = legacy_pb2
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+
+    def _publication(self, header: Any, group: str, topic: str, message: Any) -> Published:
+        source = f"{PROTOCOL}:{group}"
+        if not message.content:
+            raise RefusedError(BODY_ERROR, "content is missing")
+        named = dict(message.properties) | {
+            name: value
+            for name, value in zip(
+                SEQUENCE, (message.seqNum, message.uniqueId, group, message.ttl, message.tag), strict=True
+            )
+            if value
+        }
+        try:
+            if header.protocolType == CLOUD_EVENT:
+                event, _ = read_cloud_event(message.content.encode(), source)
+            else:
+                event, _ = make_event(topic, message.content, message.uniqueId, named, source)
+        except InvalidMessageError as error:
+            raise RefusedError(BODY_ERROR, str(error)) from None
+        return Published(group, event, _read_ttl(message.ttl, in_seconds=header.language.upper() == "GO"))
+
+    def _check(self, header: Any) -> None:
+        _check_identity({name: getattr(header, name) for name in IDENTITY})
+
+    def read_publication(self, message: Any) -> Published:
+        """Read a SimpleMessage."""
+        self._check(message.header)
+        fields = {name: getattr(message, name) for name in ("uniqueId", "producerGroup", "topic", "content", "ttl")}
+        _need(fields, *fields)
+        return self._publication(message.header, message.producerGroup, message.topic, message)
+
+    def read_batch(self, message: Any) -> list[Published]:
+        """Read a BatchMessage."""
+        self._check(message.header)
+        _need({"topic": message.topic, "producerGroup": message.producerGroup}, "topic", "producerGroup")
+        return [
+            self._publication(message.header, message.producerGroup, message.topic, item)
+            for item in message.messageItem
+        ]
+
+    def read_subscription(self, message: Any) -> Wanted | Answered:
+        """Read a Subscription, which may be a reply."""
+        if message.HasField("reply"):
+            reply = message.reply
+            event, properties = make_event(
+                reply.topic or "reply", reply.content, reply.uniqueId, dict(reply.properties),
+                f"{PROTOCOL}:{reply.producerGroup}",
+            )  # fmt: skip
+            return Answered(event, properties)
+        header = message.header
+        self._check(header)
+        if not message.consumerGroup or not message.subscriptionItems:
+            raise RefusedError(BODY_ERROR, "consumerGroup or subscriptionItems is missing")
+        items = []
+        for item in message.subscriptionItems:
+            if not item.topic or item.mode not in (0, 1) or item.type not in (0, 1):
+                raise RefusedError(BODY_ERROR, "a topic, its mode or its type is missing")
+            mode: Literal["CLUSTERING", "BROADCASTING"] = "BROADCASTING" if item.mode else "CLUSTERING"
+            items.append(SubscriptionItem(item.topic, mode, "SYNC" if item.type else "ASYNC"))
+        urls = (message.url,) if message.url else ()
+        return Wanted(message.consumerGroup, items, urls, _client(header), header.idc, header.pid)
+
+    def read_heartbeat(self, message: Any) -> Wanted:
+        """Read a Heartbeat."""
+        self._check(message.header)
+        items = [SubscriptionItem(item.topic) for item in message.heartbeatItems]
+        urls = [item.url for item in message.heartbeatItems]
+        return Wanted(
+            message.consumerGroup, items, urls, _client(message.header), is_subscriber=message.clientType == 1
+        )
+
+    def outcome(self, code: str, text: str) -> Any:
+        """Return a Response."""
+        return legacy_pb2.Response(respCode=code, respMsg=text, respTime=str(self._now_ms()))
+
+    def acknowledgement(self, message: Any, code: str, text: str) -> Any:
+        """Return a SimpleMessage without topic, seqNum and uniqueId (7.4)."""
+        content = _encode({"respMsg": text, "respCode": code}).decode()
+        return legacy_pb2.SimpleMessage(header=_header("eventmeshmessage"), content=content)
+
+    def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> Any:
+        """Return a SimpleMessage."""
+        flavour, content, properties = encode_content(topic, payload, headers, more)
+        return legacy_pb2.SimpleMessage(
+            header=_header(CLOUD_EVENT if flavour == CLOUD_EVENT else "eventmeshmessage"),
+            producerGroup=properties.get("producergroup", ""),
+            topic=topic,
+            content=content,
+            ttl=properties.get("ttl", str(TTL_MS)),
+            uniqueId=properties.get("uniqueid") or str(number),
+            seqNum=properties.get("seqnum") or str(number),
+            tag=properties.get("tag", ""),
+            properties=properties,
+        )
+
+    def failed_request(self, error: BabelbusError) -> Any:
+        """Return a SimpleMessage in the shape of an acknowledgement (7.5)."""
+        return self.acknowledgement(None, REQUEST_ERROR, str(error))
+
+
+def _client(header: Any) -> str:
+    return f"{header.ip} {header.pid} {header.sys}"
+
+
+def _header(flavour: str) -> Any:
+    return legacy_pb2.RequestHeader(
+        env="", idc="", ip="127.0.0.1", pid="1", sys=PROTOCOL, language="PYTHON", username="", password="",
+        protocolType=flavour, protocolVersion="1.0", protocolDesc="grpc",
+    )  # fmt: skip
+
+
+class EventsDialect(Dialect):
+    """Package `org.apache.eventmesh.cloudevents.v1`: servers from 1.9 on (8)."""
+
+    messages = cloudevents_pb2
+
+    def read_publication(self, message: Any) -> Published:
+        """Read a CloudEvent that is published."""
+        attributes = _attributes(message)
+        _check_identity(attributes)
+        _need(attributes, "uniqueid", "producergroup", "subject", "ttl")
+        kind = message.WhichOneof("data")
+        if kind is None:
+            raise RefusedError(BODY_ERROR, "data is missing")
+        group = attributes["producergroup"]
+        return Published(group, self._event(message, kind, attributes, group), _read_ttl(attributes["ttl"]))
+
+    def read_batch(self, message: Any) -> list[Published]:
+        """Read a CloudEventBatch."""
+        return [self.read_publication(event) for event in message.events]
+
+    def _event(self, message: Any, kind: str | None, attributes: dict[str, str], group: str) -> Event:
+        source = f"{PROTOCOL}:{group}"
+        payload = b"" if kind is None else _data(message, kind)
+        named = {name: value for name, value in attributes.items() if name not in OWN_ATTRIBUTES}
+        try:
+            if attributes.get("protocoltype") == CLOUD_EVENT:
+                own = {"id": message.id, "source": message.source, "type": message.type}
+                return make_cloud_event(named | own, payload, source)[0]
+            topic = named.pop("subject")
+            content_type = named.pop("datacontenttype", None)
+            typed = None if content_type is None else {"datacontenttype": content_type}
+            event, _ = make_event(topic, None, attributes.get("uniqueid", ""), named, source, typed)
+            return Event(event.subject, payload, event.key, event.headers)
+        except InvalidMessageError as error:
+            raise RefusedError(BODY_ERROR, str(error)) from None
+
+    def read_subscription(self, message: Any) -> Wanted | Answered:
+        """Read a subscription event, which may be one of three shapes of a reply (8.7)."""
+        attributes = _attributes(message)
+        text = message.text_data
+        if REPLY_MARK in attributes:
+            named = {name: value for name, value in attributes.items() if name not in OWN_ATTRIBUTES}
+            kind = message.WhichOneof("data")
+            payload = b"" if kind is None else _data(message, kind)
+            return _answered(named, named.pop("subject", "reply"), payload)
+        if text.lstrip().startswith("{"):
+            try:
+                reply = msgspec.json.decode(text, type=dict[str, Any])
+            except _UNREADABLE as error:
+                raise RefusedError(BODY_ERROR, f"the reply cannot be read: {error}") from None
+            properties = reply.get("properties")
+            named = {name: str(value) for name, value in (properties if isinstance(properties, dict) else {}).items()}
+            return _answered(named, str(reply.get("topic") or "reply"), str(reply.get("content") or "").encode())
+        _check_identity(attributes)
+        _need(attributes, "consumergroup")
+        url = attributes.get("url")
+        return Wanted(
+            attributes["consumergroup"], _read_items(text), (url,) if url else (), _client_of(attributes),
+            attributes["idc"], attributes["pid"],
+        )  # fmt: skip
+
+    def read_heartbeat(self, message: Any) -> Wanted:
+        """Read a heartbeat event."""
+        attributes = _attributes(message)
+        _check_identity(attributes)
+        try:
+            found = msgspec.json.decode(message.text_data or "[]", type=list[dict[str, str]])
+        except _UNREADABLE as error:
+            raise RefusedError(BODY_ERROR, f"the heartbeat cannot be read: {error}") from None
+        items = [SubscriptionItem(item.get("topic", "")) for item in found]
+        urls = [item.get("url", "") for item in found]
+        is_subscriber = attributes.get("clienttype") == "2"
+        return Wanted(
+            attributes.get("consumergroup", ""), items, urls, _client_of(attributes), is_subscriber=is_subscriber
+        )
+
+    def outcome(self, code: str, text: str) -> Any:
+        """Return a CloudEvent with both spellings of the result (8.4)."""
+        return _with_status(
+            cloudevents_pb2.CloudEvent(id="1", source="/", spec_version="1.0", type=PROTOCOL), code, text
+        )
+
+    def acknowledgement(self, message: Any, code: str, text: str) -> Any:
+        """Return a copy of the subscription event with the result (8.7)."""
+        copy = cloudevents_pb2.CloudEvent()
+        copy.CopyFrom(message)
+        for name in ("seqnum", "uniqueid", "username", "passwd", "token"):
+            copy.attributes.pop(name, None)
+        return _with_status(copy, code, text)
+
+    def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> Any:
+        """Return a CloudEvent."""
+        known = dict(headers)
+        if known.get(FLAVOUR) == b"cloudevents":
+            attributes, content_type = _cloud_attributes(known)
+            event = cloudevents_pb2.CloudEvent(
+                id=_text(known.get(ID_HEADER)) or str(number),
+                source=_text(known.get(SOURCE_HEADER)).partition("#")[2] or "/",
+                spec_version="1.0",
+                type=attributes.pop("type", "") or CLOUD_EVENT,
+            )
+            _set_data(event, payload or b"", content_type)
+            attributes["protocoltype"] = CLOUD_EVENT
+        else:
+            attributes, typed = describe(known)
+            attributes = {_legal(name): value for name, value in attributes.items()}
+            text, encoding = text_body(payload)
+            attributes |= {"protocoltype": "eventmeshmessage", "datacontenttype": "text/plain"}
+            attributes |= {name: str(value) for name, value in typed.items()}
+            attributes |= {_legal(name): value for name, value in encoding.items()}
+            event = cloudevents_pb2.CloudEvent(
+                id=str(number), source="/", spec_version="1.0", type="eventmeshmessage", text_data=text
+            )
+        attributes |= more
+        attributes |= {"subject": topic, "protocolversion": "1.0", "protocoldesc": "grpc-cloud-event"}
+        for name, default in (("seqnum", str(number)), ("uniqueid", str(number)), ("ttl", str(TTL_MS)),
+                              ("producergroup", PROTOCOL)):  # fmt: skip
+            if not attributes.get(name):
+                attributes[name] = default
+        for name, value in attributes.items():
+            if name:
+                event.attributes[name].ce_string = value
+        return event
+
+    def failed_request(self, error: BabelbusError) -> Any:
+        """Return nothing: the call fails with a status of gRPC (0.3)."""
+        return None
+
+
+def _answered(named: dict[str, str], topic: str, payload: bytes) -> Answered:
+    event, properties = make_event(topic, None, named.get("uniqueid", ""), named, PROTOCOL)
+    return Answered(Event(topic, payload, None, event.headers), properties)
+
+
+def _attributes(message: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in message.attributes.items():
+        kind = value.WhichOneof("attr")
+        if kind is None:
+            continue
+        if kind == "ce_timestamp":
+            found[name] = value.ce_timestamp.ToJsonString()
+        elif kind == "ce_bytes":
+            found[name] = value.ce_bytes.decode("utf-8", "backslashreplace")
+        elif kind == "ce_boolean":
+            found[name] = "true" if value.ce_boolean else "false"
+        else:
+            found[name] = str(getattr(value, kind))
+    return found
+
+
+def _client_of(attributes: Mapping[str, str]) -> str:
+    return f"{attributes['ip']} {attributes['pid']} {attributes['sys']}"
+
+
+def _read_items(text: str) -> list[SubscriptionItem]:
+    try:
+        found = _decode_items(text)
+    except _UNREADABLE as error:
+        raise RefusedError(BODY_ERROR, f"the subscription cannot be read: {error}") from None
+    if not found:
+        raise RefusedError(BODY_ERROR, "the subscription names no topic")
+    return [SubscriptionItem(item) if isinstance(item, str) else item for item in found]
+
+
+def _data(message: Any, kind: str) -> bytes:
+    if kind == "text_data":
+        return bytes(message.text_data.encode())
+    return bytes(message.binary_data if kind == "binary_data" else message.proto_data.SerializeToString())
+
+
+def _set_data(event: Any, payload: bytes, content_type: str) -> None:
+    """Set the data in the field for its content type (8.2)."""
+    main = content_type.partition(";")[0].strip().lower()
+    if main == "application/protobuf":
+        try:
+            event.proto_data.ParseFromString(payload)
+            return
+        except ValueError:
+            event.ClearField("proto_data")
+    elif (
+        main.startswith("text/") or main in ("application/json", "application/xml") or main.endswith(("+json", "+xml"))
+    ):
+        try:
+            event.text_data = payload.decode()
+            return
+        except UnicodeDecodeError:
+            pass
+    event.binary_data = payload
+
+
+def _cloud_attributes(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], str]:
+    """Return the attributes of a CloudEvent beside id and source, and its content type."""
+    content_type = _text(headers.get(CONTENT_TYPE))
+    attributes = {"datacontenttype": content_type} if content_type else {}
+    for name, value in headers.items():
+        if name.startswith(b"ce_") and value is not None:
+            text = _text(name[3:])
+            if text not in CE_OWN:
+                attributes[text] = _text(value)
+    return attributes, content_type
+
+
+def _legal(name: str) -> str:
+    """Return a name that CloudEvents allow: Java throws on others (2.4)."""
+    return "".join(letter for letter in name.lower() if letter.isascii() and letter.isalnum())
+
+
+def _text(data: bytes | None) -> str:
+    return "" if data is None else data.decode("utf-8", "backslashreplace")
+
+
+def _with_status(event: Any, code: str, text: str) -> Any:
+    for names, value in ((("statuscode", "status_code"), code), (("responsemessage", "response_message"), text)):
+        for name in names:
+            event.attributes[name].ce_string = value
+    event.attributes["time"].ce_timestamp.GetCurrentTime()
+    return event

@@ -1,0 +1,189 @@
+"""Frames of EventMesh over TCP: bytes -> frames and back, in both framings (docs/specifications/eventmesh.md, 3.1).
+
+A frame is a magic, two lengths L and H, a JSON header of H bytes and a body. Released SDKs disagree on what L counts
+beside header and body: `OLD` or `NEW` bytes more. The first frame of a connection says which framing its client has,
+and both directions keep it.
+"""
+
+import struct
+from typing import Final
+
+import msgspec
+
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.eventmesh.messages import HELLO, RECOMMEND, Frame, Header
+
+MAGIC: Final = b"EventMesh0000"
+_HEAD: Final = struct.Struct(">13sii")
+HEAD_BYTES: Final = _HEAD.size
+OLD: Final = 8
+NEW: Final = 13
+_SURPLUSES: Final = (OLD, NEW, 21, 0)
+"""What L may count beside header and body: two framings of SDKs, and two of clients written from the document alone."""
+FRAME_BYTES_MAX: Final = 4 * 2**20
+NO_BODY: Final = b"null"
+NEWLINE: Final = 0x0A
+
+_decode_header = msgspec.json.Decoder(Header).decode
+
+
+class MalformedFrameError(RemoteProtocolError):
+    """The bytes are no frame, or one over the limit."""
+
+
+class FrameDecoder:
+    """Bytes of one connection -> frames, a whole chunk at a time.
+
+    Attributes:
+        surplus: what L counts beside header and body on this connection; `None` before the first frame.
+        frame_bytes_max: the limit of L, which may be raised when the client has said who it is.
+    """
+
+    def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.surplus: int | None = None
+        self.frame_bytes_max = frame_bytes_max
+        self._data = b""
+        self._chunks: list[bytes] = []
+        self._chunk_bytes = 0
+        self._wanted = HEAD_BYTES
+        """So many bytes must be there before another look finds anything."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._data) + self._chunk_bytes
+
+    def receive_data(self, data: bytes) -> None:
+        """Add what the transport read, cut anywhere; `frames` parses it."""
+        self._chunks.append(data)
+        self._chunk_bytes += len(data)
+
+    def frames(self) -> list[Frame]:
+        """Return the complete frames that have arrived, in order.
+
+        Raises:
+            MalformedFrameError: the peer broke the protocol; what came before was returned.
+        """
+        found: list[Frame] = []
+        if self.held_bytes < self._wanted:
+            return found
+        data = b"".join((self._data, *self._chunks)) if self._data or len(self._chunks) > 1 else self._chunks[0]
+        self._chunks.clear()
+        self._chunk_bytes = 0
+        start, size = 0, len(data)
+        try:
+            while size - start >= HEAD_BYTES:
+                end = self._find_end(data, start, size)
+                if not end:
+                    break
+                header_end = start + HEAD_BYTES + self._header_bytes
+                body = data[header_end:end]
+                found.append(
+                    Frame(_read_header(data[start + HEAD_BYTES : header_end]), b"" if body == NO_BODY else body)
+                )
+                start = end
+            else:
+                self._wanted = HEAD_BYTES
+        except MalformedFrameError:
+            self._data = b""
+            if not found:
+                raise
+            self._wanted = 0  # the next call meets the fault again, after these frames are handled
+            self._data = data[start:]
+            return found
+        self._data = data[start:]
+        return found
+
+    def _find_end(self, data: bytes, start: int, size: int) -> int:
+        """Return where the frame at `start` ends, 0 if it is not complete; sets `_header_bytes` and `_wanted`."""
+        magic, length, header_bytes = _HEAD.unpack_from(data, start)
+        if magic != MAGIC:
+            raise MalformedFrameError("the magic or the version of a frame is wrong")
+        limit = self.frame_bytes_max
+        if not 0 < header_bytes <= limit or not 0 <= length <= limit + 64:
+            raise MalformedFrameError(
+                f"a frame of {length} bytes with a header of {header_bytes}, the limit is {limit}"
+            )
+        self._header_bytes = header_bytes
+        header_end = start + HEAD_BYTES + header_bytes
+        if self.surplus is None:
+            self._wanted = HEAD_BYTES + header_bytes
+            if header_end > size:
+                return 0
+            self._detect(data, start, header_end, length - header_bytes)
+            if self.surplus is None:
+                self._wanted = size - start + 1
+                return 0
+        assert self.surplus is not None
+        body_bytes = length - header_bytes - self.surplus
+        if body_bytes < 0:
+            raise MalformedFrameError(f"a frame of {length} bytes has no room for its header of {header_bytes}")
+        end = header_end + body_bytes
+        self._wanted = end - start
+        return end if end <= size else 0
+
+    def _detect(self, data: bytes, start: int, header_end: int, rest: int) -> None:
+        """Set the framing of the connection by its first frame, unless more of it must come."""
+        name = _read_header(data[start + HEAD_BYTES : header_end]).name
+        if name in (HELLO, RECOMMEND) and rest > max(_SURPLUSES[:2]) and data[header_end : header_end + 1] != b"n":
+            end = object_end(data, header_end, header_end + rest)
+            if end < 0:
+                return
+            surplus = rest - (end - header_end)
+            if surplus not in _SURPLUSES:
+                raise MalformedFrameError("the length of the first frame fits no framing")
+            self.surplus = surplus
+        else:
+            self.surplus = {13: NEW, 17: NEW, 21: 21, 25: 21}.get(rest, OLD)
+
+
+def _read_header(data: bytes) -> Header:
+    try:
+        return _decode_header(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedFrameError(f"the header of a frame cannot be read: {error}") from None
+
+
+def object_end(data: bytes, start: int, end_max: int) -> int:
+    """Return where the JSON object that begins at `start` ends, -1 if the data ends before.
+
+    Raises:
+        MalformedFrameError: there is no object, or it does not end before `end_max`.
+    """
+    if data[start : start + 1] not in (b"{", b""):
+        raise MalformedFrameError("the body of the first frame is no JSON object")
+    depth = 0
+    is_text = is_escaped = False
+    for position in range(start, min(len(data), end_max)):
+        byte = data[position]
+        if is_text:
+            if is_escaped:
+                is_escaped = False
+            elif byte == 0x5C:
+                is_escaped = True
+            elif byte == 0x22:
+                is_text = False
+        elif byte == 0x22:
+            is_text = True
+        elif byte == 0x7B:
+            depth += 1
+        elif byte == 0x7D:
+            depth -= 1
+            if not depth:
+                return position + 1
+    if len(data) >= end_max:
+        raise MalformedFrameError("the JSON object of the first frame does not end")
+    return -1
+
+
+def encode_frame(surplus: int, header: bytes, body: bytes = b"") -> bytes:
+    """Return the bytes of a frame.
+
+    No byte of the lengths is a newline: Go's client ends its process at one (3.1), so the header is padded with blanks.
+    The header and the body must have none, as compact JSON has none.
+    """
+    while True:
+        head = _HEAD.pack(MAGIC, len(header) + len(body) + surplus, len(header))
+        if NEWLINE not in head:
+            return head + header + body
+        header += b" "

@@ -1,0 +1,437 @@
+"""EventMesh over HTTP: the coded API and the URI API of one connection (docs/specifications/eventmesh.md, 4 to 6)."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from babelbus.core.access import Identity
+from babelbus.core.receipt import DONE, Promise, all_of
+from babelbus.core.record import Event
+from babelbus.core.request import Reply, Request
+from babelbus.errors import BabelbusError
+from babelbus.protocols import contract
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh import messages as m
+from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, read_ttl, without_correlation
+from babelbus.protocols.eventmesh.messages import SubscriptionItem
+from babelbus.protocols.eventmesh.records import (
+    InvalidMessageError,
+    describe,
+    make_event,
+    read_cloud_event,
+    text_body,
+    text_of,
+)
+from babelbus.protocols.eventmesh.webhooks import Webhooks
+from babelbus.wire import http
+from babelbus.wire.browsers import BrowserGuard, Refusal
+from babelbus.wire.http import HttpError, HttpSession, encode_response, parse_form, parse_query, percent_decode
+
+SEND_SYNC = "101"
+BATCH = "102"
+SEND_ASYNC = "104"
+BATCH_V2 = "107"
+HEARTBEAT = "203"
+SUBSCRIBE = "206"
+UNSUBSCRIBE = "207"
+REPLY = "301"
+
+SUCCESS = 0
+REQUESTCODE_INVALID = 2
+SEND_SYNC_ERROR = 3
+WAITING_RR_ERROR = 4
+HEADER_ERROR = 6
+BODY_ERROR = 7
+BODY_SIZE_ERROR = 8
+ASYNC_ERROR = 15
+REPLY_ERROR = 16
+BATCH_ERROR = 17
+RUNTIME_ERROR = 18
+SUBSCRIBE_ERROR = 19
+UNSUBSCRIBE_ERROR = 20
+HEARTBEAT_ERROR = 21
+
+FIELDS_MAX = 256
+BATCH_MAX = 10
+VERSIONS = ("1.0", "2.0")
+ANSWER_BYTES = 512
+"""About the size of an answer that waits."""
+TTL_MS = 14_400_000
+"""How long a request waits for its reply unless the request says so (10)."""
+URI_PREFIX: Final = "/eventmesh/"
+PUBLISH_PATH: Final = "/eventmesh/publish/"
+DEFAULT_TOPIC: Final = "TEST-HTTP-TOPIC"
+PLAIN: Final = "text/plain; charset=UTF-8"
+JSON: Final = "application/json"
+EVENT_FIELDS: Final = ("bizseqno", "uniqueid", "producergroup", "ttl", "tag")
+"""Form fields of a publication that become properties."""
+
+_encode = msgspec.json.Encoder().encode
+_decode_items = msgspec.json.Decoder(list[SubscriptionItem | str]).decode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class _Beat(msgspec.Struct):
+    topic: str
+    url: str
+
+
+class _BatchItem(msgspec.Struct):
+    topic: str
+    msg: str
+    bizSeqNo: str = ""  # noqa: N815 - the name on the wire
+    tag: str = ""
+    ttl: str | int = ""
+
+
+class _UriBody(msgspec.Struct):
+    """The body of a subscription by the URI API."""
+
+    url: str
+    topic: list[SubscriptionItem | str]
+    consumerGroup: str = "em-http-consumer"  # noqa: N815 - the name on the wire
+
+
+_decode_beats = msgspec.json.Decoder(list[_Beat]).decode
+_decode_batch = msgspec.json.Decoder(list[_BatchItem]).decode
+_decode_uri_body = msgspec.json.Decoder(_UriBody).decode
+
+
+class _RefusedError(BabelbusError):
+    """A request that is refused with a code of 11.1."""
+
+    def __init__(self, code: int, text: str, status: int = 200) -> None:
+        super().__init__(text)
+        self.code, self.text, self.status = code, text, status
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """A request of the coded API."""
+
+    request: http.Request
+    code: str
+    fields: dict[str, str]
+
+    def need(self, *names: str) -> str:
+        """Return a field by the first of its names that is there; a header may stand for a field.
+
+        Raises:
+            _RefusedError: the field is missing or empty.
+        """
+        found = self.get(*names)
+        if not found:
+            raise _RefusedError(BODY_ERROR, f"{names[0]} is missing")
+        return found
+
+    def get(self, *names: str) -> str:
+        """Return a field, empty if it is missing. Raises: nothing."""
+        for name in names:
+            found = self.fields.get(name) or self.request.headers.get(name.lower())
+            if found:
+                return found
+        return ""
+
+
+class WebSession(HttpSession, contract.Session):
+    """The requests of one connection."""
+
+    _outbox: Outbox
+
+    def __init__(self, hub: Hub, webhooks: Webhooks, outbox: Outbox, guard: BrowserGuard, peer: str | None) -> None:
+        super().__init__(outbox, guard, body_bytes_max=hub.settings.body_bytes_max)
+        self._hub = hub
+        self._webhooks = webhooks
+        self._ip = (peer or "local").rpartition(":")[0]
+        self._handlers: dict[str, Callable[[_Asked], tuple[Promise, Callable[[], bytes]]]] = {
+            SEND_ASYNC: self._send_async,
+            SEND_SYNC: self._send_sync,
+            BATCH: self._send_batch,
+            BATCH_V2: self._send_async,
+            HEARTBEAT: self._heartbeat,
+            SUBSCRIBE: self._subscribe,
+            UNSUBSCRIBE: self._unsubscribe,
+            REPLY: self._reply,
+        }
+
+    def answer_request(self, request: http.Request, refusal: Refusal | None) -> bool:
+        """Handle a request; return `False` to be called again when the outbox has room."""
+        if self._outbox.full:
+            return False
+        if refusal is not None:
+            self.refuse(refusal)
+            return True
+        if request.method not in ("GET", "POST"):
+            self._send(encode_response(405, [("allow", "GET, POST")], keep_alive=request.keep_alive))
+            return True
+        path = request.path
+        try:
+            if path.startswith(URI_PREFIX):
+                promise, encode = self._uri(request, path)
+            else:
+                asked = _read(request)
+                handle = self._handlers.get(asked.code)
+                if handle is None:
+                    raise _RefusedError(REQUESTCODE_INVALID, f"request code {asked.code!r} is not served", 400)
+                promise, encode = handle(asked)
+        except _RefusedError as fault:
+            self._send(self._encode_result(request, fault.code, fault.text, status=fault.status))
+        except BabelbusError as error:
+            self._send(self._encode_result(request, RUNTIME_ERROR, str(error)))
+        else:
+            if promise.done:
+                self._send(encode())
+            else:
+                self._outbox.answer_when([promise], encode, ANSWER_BYTES)
+        return True
+
+    def _send(self, data: bytes) -> None:
+        self._outbox.answer(lambda: data, len(data))
+
+    # -- the coded API -----------------------------------------------------------------------------------------------
+
+    def _send_async(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
+        failure = ASYNC_ERROR if asked.code == SEND_ASYNC else BATCH_ERROR
+        event, _ = self._event(asked)
+        receipt = self._publish(asked.need("producergroup"), [event])
+        return receipt, lambda: self._encode_outcome(asked.request, receipt, failure)
+
+    def _send_batch(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
+        try:
+            items = _decode_batch(asked.need("contents"))
+        except _UNREADABLE as error:
+            raise _RefusedError(BODY_ERROR, f"contents cannot be read: {error}") from None
+        if not 0 < len(items) <= BATCH_MAX:
+            raise _RefusedError(BODY_ERROR, f"a batch of {len(items)} messages, 1 to {BATCH_MAX} are taken")
+        group = asked.need("producerGroup", "producergroup")
+        events = []
+        for item in items:
+            self._check_size(item.msg)
+            properties = {"bizseqno": item.bizSeqNo, "tag": item.tag, "ttl": item.ttl, "producergroup": group}
+            named = {name: value for name, value in properties.items() if value != ""}
+            events.append(make_event(item.topic, item.msg, item.bizSeqNo, named, f"{PROTOCOL}:{group}")[0])
+        receipt = self._publish(group, events)
+        return receipt, lambda: self._encode_outcome(asked.request, receipt, BATCH_ERROR)
+
+    def _send_sync(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
+        event, properties = self._event(asked)
+        group = asked.need("producergroup")
+        deadline = self._hub.clock.monotonic() + read_ttl(properties.get("ttl"), TTL_MS) / 1000
+        request = self._hub.broker.request(
+            event.subject, event.payload, event.headers, deadline, Identity(f"{PROTOCOL}:{group}", group, None)
+        )
+        return request, partial(self._encode_reply, asked.request, event.subject, request)
+
+    def _encode_reply(self, asked: http.Request, topic: str, request: Request[Reply]) -> bytes:
+        reply = request.reply
+        if reply is None:
+            return self._encode_result(asked, WAITING_RR_ERROR, str(request.error))
+        text, encoding = text_body(reply.payload)
+        properties = describe(dict(reply.headers))[0] | encoding
+        message = {"topic": topic, "body": text, "properties": properties}
+        return self._encode_result(asked, SUCCESS, _encode(message).decode())
+
+    def _reply(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
+        fields = _object(asked.get("extFields", "extfields"))
+        topic = asked.get("origtopic", "topic") or "reply"
+        text = asked.get("content")
+        event, properties = make_event(
+            topic, text, asked.get("uniqueid"), fields, f"{PROTOCOL}:{asked.get('producergroup')}"
+        )
+        name = properties.get(CORRELATION, "")
+        if not self._hub.respond(name, Reply(event.payload, without_correlation(event.headers))):
+            raise _RefusedError(REPLY_ERROR, "nobody waits for this reply")
+        return DONE, lambda: self._encode_result(asked.request, SUCCESS, "success")
+
+    def _subscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
+        items = _read_items(asked.need("topic"))
+        group = asked.need("consumerGroup", "consumergroup")
+        try:
+            saved = self._webhooks.subscribe(group, items, asked.need("url"), asked.get("idc"), asked.get("pid"))
+        except _RefusedError:
+            raise
+        except BabelbusError as error:
+            raise _RefusedError(BODY_ERROR, f"invalid URL or topic: {error}") from None
+        return saved, lambda: self._encode_outcome(asked.request, saved, SUBSCRIBE_ERROR)
+
+    def _unsubscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
+        topics = [item.topic for item in _read_items(asked.need("topic"))]
+        group = asked.need("consumerGroup", "consumergroup")
+        saved = self._webhooks.unsubscribe(group, topics, asked.need("url"), asked.get("pid"))
+        return saved, lambda: self._encode_outcome(asked.request, saved, UNSUBSCRIBE_ERROR)
+
+    def _heartbeat(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
+        if asked.get("clientType", "clienttype") != "SUB":
+            raise _RefusedError(BODY_ERROR, "clientType is SUB")
+        group = asked.need("consumerGroup", "consumergroup")
+        try:
+            beats = _decode_beats(asked.need("heartbeatEntities", "heartbeatentities"))
+        except _UNREADABLE as error:
+            raise _RefusedError(BODY_ERROR, f"heartbeatEntities cannot be read: {error}") from None
+        promises = []
+        for beat in beats:
+            if not self._webhooks.beat(group, beat.topic, beat.url):
+                item = SubscriptionItem(beat.topic)
+                idc, pid = asked.get("idc"), asked.get("pid")
+                promises.append(self._webhooks.subscribe(group, [item], beat.url, idc, pid))
+        done = all_of(promises)
+        return done, lambda: self._encode_outcome(asked.request, done, HEARTBEAT_ERROR)
+
+    def _event(self, asked: _Asked) -> tuple[Event, dict[str, str]]:
+        """Return the event that a publication or a request carries, and its properties."""
+        headers = asked.request.headers
+        group = asked.need("producergroup")
+        content = asked.need("content", "msg")
+        self._check_size(content)
+        try:
+            if headers.get("protocoltype") == m.CLOUD_EVENT:
+                return read_cloud_event(content.encode(), f"{PROTOCOL}:{group}")
+            fields = {name: asked.get(name) for name in EVENT_FIELDS}
+            fields["bizseqno"] = asked.get("bizseqno", "bizSeqNo")
+            fields["uniqueid"] = asked.get("uniqueid", "uniqueId")
+            named = _object(asked.get("extFields", "extfields")) | {name: text for name, text in fields.items() if text}
+            identifier = fields["uniqueid"] or str(self._hub.next_number())
+            return make_event(asked.need("topic"), content, identifier, named, f"{PROTOCOL}:{group}")
+        except InvalidMessageError as error:
+            raise _RefusedError(BODY_ERROR, str(error)) from None
+
+    def _check_size(self, content: str) -> None:
+        limit = self._hub.settings.content_bytes_max
+        if len(content) > limit or len(content.encode()) > limit:
+            raise _RefusedError(BODY_SIZE_ERROR, f"event size exceeds the limit: {limit}")
+
+    def _publish(self, group: str, events: Sequence[Event]) -> Promise:
+        return self._hub.publish(Identity(f"{PROTOCOL}:{group}", group, None), events)
+
+    # -- the URI API -------------------------------------------------------------------------------------------------
+
+    def _uri(self, request: http.Request, path: str) -> tuple[Promise, Callable[[], bytes]]:
+        if path.startswith(PUBLISH_PATH) and path != f"{PUBLISH_PATH}batch":
+            return self._publish_uri(request, path)
+        action = path.removeprefix(URI_PREFIX).rstrip("/")
+        if action in ("subscribe/local", "subscribe/remote"):
+            body = _read_uri_body(request)
+            try:
+                saved = self._webhooks.subscribe(body.consumerGroup, _items(body.topic), body.url)
+            except BabelbusError as error:
+                raise _RefusedError(BODY_ERROR, str(error)) from None
+            return saved, lambda: self._encode_outcome(request, saved, SUBSCRIBE_ERROR)
+        if action in ("unsubscribe/local", "unsubscribe/remote"):
+            body = _read_uri_body(request)
+            topics = [item.topic for item in _items(body.topic)]
+            saved = self._webhooks.unsubscribe(body.consumerGroup, topics, body.url)
+            return saved, lambda: self._encode_outcome(request, saved, UNSUBSCRIBE_ERROR)
+        if action in ("topic/create", "topic/delete"):
+            return self._change_topics(request, action)
+        if action == "subscrition/query":
+            found = _encode(self._webhooks.entries()).decode()
+            return DONE, lambda: self._encode_result(request, SUCCESS, found)
+        raise _RefusedError(REQUESTCODE_INVALID, f"no such path: {path[:100]}", 404)
+
+    def _publish_uri(self, request: http.Request, path: str) -> tuple[Promise, Callable[[], bytes]]:
+        try:
+            topic = percent_decode(path.removeprefix(PUBLISH_PATH)).strip("/") or DEFAULT_TOPIC
+        except HttpError as error:
+            raise _RefusedError(BODY_ERROR, str(error)) from None
+        try:
+            text = request.body.decode()
+        except UnicodeDecodeError:
+            raise _RefusedError(BODY_ERROR, "the body is no UTF-8") from None
+        self._check_size(text)
+        given = request.headers
+        group = given.get("producergroup") or "em-http-producer"
+        number = str(self._hub.next_number())
+        named = {name: given[name] for name in ("bizseqno", "uniqueid", "ttl") if given.get(name)}
+        more = {"type": "http_request", "path": path, "method": request.method, "producergroup": group}
+        content_type = {"datacontenttype": given.get("content-type", JSON)}
+        event, _ = make_event(topic, text, number, more | named, f"{PROTOCOL}:{group}", content_type, m.HTTP)
+        receipt = self._publish(group, [event])
+        return receipt, lambda: self._encode_outcome(request, receipt, ASYNC_ERROR)
+
+    def _change_topics(self, request: http.Request, action: str) -> tuple[Promise, Callable[[], bytes]]:
+        names = text_of(_object(request.body.decode("utf-8", "replace")).get("topic", "")).split(";")
+        for name in names:
+            if not name:
+                raise _RefusedError(BODY_ERROR, "topic is missing")
+            if action == "topic/create":
+                self._hub.ensure_topic(name)
+            else:
+                self._hub.broker.remove_topic(name)
+        return DONE, lambda: self._encode_result(request, SUCCESS, "success")
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def _encode_outcome(self, request: http.Request, promise: Promise, failure: int) -> bytes:
+        if promise.error is None:
+            return self._encode_result(request, SUCCESS, "success")
+        return self._encode_result(request, failure, str(promise.error))
+
+    def _encode_result(self, request: http.Request, code: int, text: str, *, status: int = 200) -> bytes:
+        is_uri = request.path.startswith(URI_PREFIX)
+        result: dict[str, Any] = {"retCode": code, "retMsg": text, "resTime": self._hub.clock.now_ms()}
+        headers = [("content-type", JSON if is_uri else PLAIN), *self._webhooks.cluster.items()]
+        if is_uri:
+            headers.append(("uri", request.path))
+            if code:
+                result["retMessage"] = text
+        else:
+            headers.append(("code", request.headers.get("code", "")))
+        return encode_response(status, headers, _encode(result), keep_alive=request.keep_alive, version=request.version)
+
+
+def _read(request: http.Request) -> _Asked:
+    """Read a request of the coded API.
+
+    Raises:
+        _RefusedError: it cannot be read.
+    """
+    if request.headers.get("version", "1.0") not in VERSIONS:
+        raise _RefusedError(REQUESTCODE_INVALID, "version is neither 1.0 nor 2.0", 400)
+    try:
+        if request.method == "GET":
+            fields = dict(parse_query(request.query))
+            return _Asked(request, fields.get("code", ""), fields)
+        pairs = parse_form(request.body.decode("utf-8", "replace"), FIELDS_MAX)
+    except (HttpError, ValueError) as error:
+        raise _RefusedError(RUNTIME_ERROR, f"the fields cannot be read: {error}", 500) from None
+    return _Asked(request, request.headers.get("code", ""), dict(pairs))
+
+
+def _read_items(text: str) -> list[SubscriptionItem]:
+    """Return the topics of a subscription: a JSON list, or the name of one topic."""
+    if not text.startswith("["):
+        return [SubscriptionItem(text)]
+    try:
+        return _items(_decode_items(text))
+    except _UNREADABLE as error:
+        raise _RefusedError(BODY_ERROR, f"topic cannot be read: {error}") from None
+
+
+def _items(found: Sequence[SubscriptionItem | str]) -> list[SubscriptionItem]:
+    if not found:
+        raise _RefusedError(BODY_ERROR, "topic is missing")
+    return [SubscriptionItem(item) if isinstance(item, str) else item for item in found]
+
+
+def _object(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        return _decode_object(text)
+    except _UNREADABLE as error:
+        raise _RefusedError(BODY_ERROR, f"a field is no JSON object: {error}") from None
+
+
+def _read_uri_body(request: http.Request) -> _UriBody:
+    try:
+        if "form" in request.headers.get("content-type", ""):
+            fields = dict(parse_form(request.body.decode("utf-8", "replace"), FIELDS_MAX))
+            return _UriBody(
+                fields["url"], list(_read_items(fields["topic"])), fields.get("consumerGroup", "em-http-consumer")
+            )
+        return _decode_uri_body(request.body)
+    except (KeyError, ValueError, *_UNREADABLE) as error:
+        raise _RefusedError(BODY_ERROR, f"the body cannot be read: {error}") from None

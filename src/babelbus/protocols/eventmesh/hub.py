@@ -1,0 +1,153 @@
+"""The shared part of all EventMesh connections of one server: topics, groups, open questions, connected clients.
+
+A topic of EventMesh is a topic of the bus; a consumer group is the group of that name on it, whatever protocol its
+other members speak (docs/design/design.md, section 1).
+"""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from babelbus.clock import Clock
+from babelbus.config import EventmeshSettings
+from babelbus.core.access import Identity
+from babelbus.core.broker import Broker
+from babelbus.core.groups import END, Group, GroupSettings
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import Promise, all_of
+from babelbus.core.record import Event
+from babelbus.core.request import Key, Question, Reply
+from babelbus.core.topic import ReservedTopicError, Topic
+from babelbus.metrics import Metrics
+from babelbus.records.record import Headers
+
+PROTOCOL = "eventmesh"
+TTL_MS_MAX = 24 * 3600 * 1000
+QUESTIONS_MAX = 100_000
+"""So many questions that were pushed to responders are remembered; the oldest is forgotten first."""
+
+
+CORRELATION = "correlation99id"
+REPLY_TO = "reply99to99client"
+CLUSTER = "cluster"
+
+
+def correlation(name: str) -> dict[str, str]:
+    """Return the properties that a responder copies from a question into its reply (3.8)."""
+    return {CORRELATION: name, REPLY_TO: PROTOCOL, CLUSTER: PROTOCOL}
+
+
+def without_correlation(headers: Headers) -> Headers:
+    """Return the headers of a reply without what the server added to the question."""
+    own = (CORRELATION.encode(), REPLY_TO.encode(), CLUSTER.encode())
+    return tuple(pair for pair in headers if pair[0] not in own)
+
+
+def read_ttl(text: str | None, default_ms: float) -> float:
+    """Return a time to live in ms; one that is missing or makes no sense is the default (10)."""
+    try:
+        ttl = float(text or 0)
+    except ValueError:
+        return default_ms
+    return min(ttl, TTL_MS_MAX) if ttl > 0 else default_ms
+
+
+class Peer(Protocol):
+    """A session, as the hub knows it."""
+
+    heard_at: float
+    """When the last frame came (`Clock.monotonic`)."""
+
+    def say_goodbye(self, reason: str) -> None:
+        """Tell the client that the server ends the session."""
+
+    def expire(self) -> None:
+        """Close the connection: the client has been silent for too long."""
+
+
+class Hub:
+    """The shared part of all EventMesh connections of one server."""
+
+    def __init__(self, broker: Broker, clock: Clock, metrics: Metrics, settings: EventmeshSettings) -> None:
+        self.broker = broker
+        self.clock = clock
+        self.metrics = metrics
+        self.settings = settings
+        self.peers: dict[Peer, None] = {}
+        self.stopping = False
+        self._numbers = itertools.count(1)
+        self._questions: OrderedDict[str, Key] = OrderedDict()
+
+    def next_number(self) -> int:
+        """Return a number that no frame of the server had: the `seq` of a push, or the id of a question."""
+        return next(self._numbers)
+
+    def ensure_topic(self, name: str) -> Topic:
+        """Return a topic; it is made at the first publish or subscription (specification, 0.6).
+
+        Raises:
+            InvalidTopicNameError: no topic can have the name.
+            ReservedTopicError: the topic is the server's own.
+            StorageError: the disk refused.
+        """
+        topic = self.broker.find_topic(name)
+        if topic is None:
+            return self.broker.create_topic(name)
+        if topic.reserved:
+            raise ReservedTopicError(f"topic {name!r} is the server's own")
+        return topic
+
+    def ensure_group(self, topic: str, name: str) -> Group:
+        """Return the group of clients; a new one begins at the end of the topic, and keeps its place while it is empty.
+
+        Raises:
+            InvalidGroupNameError: no group can have the name.
+            StorageError: the disk refused.
+        """
+        settings = GroupSettings(ack="explicit", ack_seconds=self.settings.ack_seconds)
+        return self.broker.groups.ensure(topic, name, settings, start=END)
+
+    def publish(self, principal: Identity, events: Sequence[Event]) -> Promise:
+        """Publish events; topics that do not exist are made.
+
+        Raises:
+            BabelbusError: no topic can have a name.
+        """
+        by_topic: dict[str, list[Event]] = {}
+        for event in events:
+            by_topic.setdefault(event.subject, []).append(event)
+        for topic in by_topic:
+            self.ensure_topic(topic)
+        return all_of(
+            self.broker.publish(Publication(principal, PROTOCOL, batch, topic)) for topic, batch in by_topic.items()
+        )
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def remember(self, question: Question) -> str:
+        """Return the id under which a responder answers a question."""
+        name = f"babelbus-{self.next_number()}"
+        self._questions[name] = question.key
+        if len(self._questions) > QUESTIONS_MAX:
+            self._questions.popitem(last=False)
+        return name
+
+    def respond(self, name: str, reply: Reply) -> bool:
+        """Answer a question; `False`: nobody waits for the reply, or there was one before."""
+        key = self._questions.pop(name, None)
+        return key is not None and self.broker.respond(key, reply)
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Close the connections of silent clients; called about once a second."""
+        oldest = self.clock.monotonic() - self.settings.idle_seconds
+        for peer in [peer for peer in self.peers if peer.heard_at < oldest]:
+            peer.expire()
+
+    def stop(self) -> None:
+        """Say goodbye to every client: the server stops."""
+        self.stopping = True
+        for peer in list(self.peers):
+            peer.say_goodbye("graceful normal quit from eventmesh")

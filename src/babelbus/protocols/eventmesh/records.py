@@ -1,0 +1,321 @@
+"""Messages of EventMesh <-> what the log keeps: payload, key and record headers (docs/design/design.md, section 5).
+
+The payload is the plain body or data, so that other protocols see a natural one. Headers take the names of CloudEvents'
+Kafka binding:
+
+| of the message                           | record header                                                        |
+|------------------------------------------|----------------------------------------------------------------------|
+| flavour                                  | `eventmesh.flavour`; an event without it is a foreign one            |
+| `seq`, or the CloudEvent's `id`          | `ce_id`                                                              |
+| CloudEvent's `source`                    | `ce_source` = who sent it, `#` and the source                        |
+| CloudEvent's `type`, `time`, extensions  | `ce_` + name                                                         |
+| `datacontenttype`                        | `content-type`                                                       |
+| property of an EventMeshMessage          | its own name; `eventmesh_` + name if that has another meaning here   |
+| others of an EventMeshMessage's `headers` | `eventmesh.headers`, as JSON                                        |
+
+Left out are the topic and the publisher's credentials and place (specification, 0.8).
+"""
+
+import base64
+import binascii
+from typing import Any, Final
+
+import msgspec
+
+from babelbus.core.record import Event
+from babelbus.errors import BabelbusError
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, HTTP, MESSAGE, EventMeshMessage, Flavour
+from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER, SUBJECT_HEADER
+from babelbus.records.record import Headers
+
+PREFIX: Final = "eventmesh"
+FLAVOUR: Final = b"eventmesh.flavour"
+MESSAGE_HEADERS: Final = b"eventmesh.headers"
+LEFT_OUT: Final = frozenset(
+    ("username", "passwd", "password", "token", "pid", "ip", "protocoltype", "protocolversion", "protocoldesc")
+)
+"""Properties that neither the log nor a subscriber gets: secrets and the place of the publisher, and the flavour."""
+CE_OWN: Final = frozenset(("specversion", "id", "source", "subject", "datacontenttype", "data", "data_base64"))
+"""Members of a CloudEvent that have a place of their own in a record."""
+BASE64: Final = "base64"
+ENCODING: Final = "content-encoding"
+SPEC_VERSIONS: Final = ("1.0", "0.3")
+
+_decode_message = msgspec.json.Decoder(EventMeshMessage).decode
+_decode_event = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_value = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class InvalidMessageError(BabelbusError):
+    """A message cannot be published; the answer carries the text."""
+
+
+def text_of(value: object) -> str:
+    """Return a property as text: a string is the text, other values are their JSON."""
+    return value if isinstance(value, str) else _encode(value).decode()
+
+
+def flavour_of(properties: dict[str, Any] | None) -> Flavour:
+    """Return the flavour that the header of a frame names.
+
+    Raises:
+        InvalidMessageError: it names none that TCP carries.
+    """
+    named = (properties or {}).get("protocoltype") or MESSAGE
+    if named == MESSAGE:
+        return MESSAGE
+    if named == CLOUD_EVENT:
+        return CLOUD_EVENT
+    raise InvalidMessageError(f"protocoltype {text_of(named)!r} is neither {MESSAGE} nor {CLOUD_EVENT}")
+
+
+def read_message(body: bytes, seq: str, properties: dict[str, Any] | None, source: str) -> tuple[Event, dict[str, str]]:
+    """Return the event of the body of a frame and the properties of its message; the subject is the topic.
+
+    `source` begins with `eventmesh:` and names who sends.
+
+    Raises:
+        InvalidMessageError: the body is no message of the flavour, or has no topic.
+    """
+    if flavour_of(properties) == MESSAGE:
+        return _read_message(body, seq, properties, source)
+    return read_cloud_event(body, source)
+
+
+def _read_message(
+    body: bytes, seq: str, frame_properties: dict[str, Any] | None, source: str
+) -> tuple[Event, dict[str, str]]:
+    try:
+        message = _decode_message(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidMessageError(f"the body is no EventMeshMessage: {error}") from None
+    if not message.topic:
+        raise InvalidMessageError("the message has no topic")
+    properties = (frame_properties or {}) | (message.properties or {})
+    return make_event(message.topic, message.body, seq, properties, source, message.headers)
+
+
+def make_event(
+    topic: str,
+    text: str | None,
+    identifier: str,
+    properties: dict[str, Any],
+    source: str,
+    message_headers: dict[str, Any] | None = None,
+    flavour: Flavour = MESSAGE,
+) -> tuple[Event, dict[str, str]]:
+    """Return the event of an EventMeshMessage, and its properties as text without those that nobody else may see.
+
+    Raises:
+        InvalidMessageError: the body is not what its properties say.
+    """
+    headers: list[tuple[bytes, bytes | None]] = [
+        (FLAVOUR, flavour.encode()),
+        (ID_HEADER, identifier.encode()),
+        (SOURCE_HEADER, source.encode()),
+    ]
+    if message_headers:
+        rest = dict(message_headers)
+        content_type = rest.pop("datacontenttype", None)
+        if content_type is not None:
+            headers.append((CONTENT_TYPE, text_of(content_type).encode()))
+        if rest:
+            headers.append((MESSAGE_HEADERS, _encode(rest)))
+    kept = {name: text_of(value) for name, value in properties.items() if name not in LEFT_OUT and value is not None}
+    payload = b"" if text is None else text.encode()
+    if kept.get(ENCODING) == BASE64 and text is not None:
+        del kept[ENCODING]
+        try:
+            payload = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidMessageError("content-encoding is base64, and the body is not") from None
+    headers += [(_record_name(name), value.encode()) for name, value in kept.items()]
+    key = kept.get("keys") or kept.get("tag")
+    return Event(topic, payload, key.encode() if key else None, tuple(headers)), kept
+
+
+def _record_name(name: str) -> bytes:
+    taken = name.startswith(("ce_", PREFIX)) or name == "content-type"
+    return (f"{PREFIX}_{name}" if taken else name).encode()
+
+
+def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
+    """Return the event of a CloudEvent in JSON, and its extensions as text. Raises: as `read_message`."""
+    try:
+        members = _decode_event(body)
+        values = {name: _decode_value(raw) for name, raw in members.items() if name != "data"}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidMessageError(f"the body is no CloudEvent: {error}") from None
+    if values.get("specversion") not in SPEC_VERSIONS:
+        raise InvalidMessageError("the CloudEvent has no specversion that is supported: 1.0, 0.3")
+    return make_cloud_event(values, _data(members, values.get("datacontenttype")), source)
+
+
+def make_cloud_event(attributes: dict[str, Any], payload: bytes | None, source: str) -> tuple[Event, dict[str, str]]:
+    """Return the event of a CloudEvent by its attributes, and its extensions as text.
+
+    Raises:
+        InvalidMessageError: it has no subject, which is the topic.
+    """
+    topic = attributes.get("subject")
+    if not isinstance(topic, str) or not topic:
+        raise InvalidMessageError("the CloudEvent has no subject, which is the topic")
+    headers: list[tuple[bytes, bytes | None]] = [(FLAVOUR, b"cloudevents")]
+    if attributes.get("id") is not None:
+        headers.append((ID_HEADER, text_of(attributes["id"]).encode()))
+    named = attributes.get("source")
+    headers.append((SOURCE_HEADER, (source if named is None else f"{source}#{text_of(named)}").encode()))
+    content_type = attributes.get("datacontenttype")
+    if content_type is not None:
+        headers.append((CONTENT_TYPE, text_of(content_type).encode()))
+    properties: dict[str, str] = {}
+    for name, value in attributes.items():
+        if name not in CE_OWN and name not in LEFT_OUT and value is not None:
+            properties[name] = text_of(value)
+            headers.append((f"ce_{name}".encode(), properties[name].encode()))
+    key = properties.get("keys") or properties.get("tag")
+    return Event(topic, payload, key.encode() if key else None, tuple(headers)), properties
+
+
+def _data(members: dict[str, msgspec.Raw], content_type: object) -> bytes | None:
+    """Return the data of a CloudEvent as the bytes that the content type describes."""
+    encoded = members.get("data_base64")
+    try:
+        if encoded is not None:
+            return base64.b64decode(text_of(_decode_value(encoded)), validate=True)
+        raw = members.get("data")
+        if raw is None:
+            return b""
+        if not _is_json(content_type):
+            value = _decode_value(raw)
+            if isinstance(value, str):
+                return value.encode()
+        return bytes(raw)
+    except (msgspec.DecodeError, binascii.Error, ValueError, RecursionError):
+        raise InvalidMessageError("the data of the CloudEvent cannot be read") from None
+
+
+def _is_json(content_type: object) -> bool:
+    """Return whether data of a content type is JSON (CloudEvents JSON format, 3.1.1); without a type it is."""
+    if content_type is None:
+        return True
+    main = str(content_type).partition(";")[0].strip().lower()
+    return main.endswith(("/json", "+json"))
+
+
+def encode_body(
+    topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], *, strict: bool
+) -> tuple[Flavour, bytes]:
+    """Return flavour and body of a frame for a record, in the flavour of its publisher.
+
+    `more` are properties that the server adds. `strict` is for clients that refuse members of a message beside topic,
+    properties and body (specification, 0.1).
+    """
+    known = dict(headers)
+    if known.get(FLAVOUR) == b"cloudevents":
+        return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more)
+    properties, message_headers = describe(known)
+    text, encoding = text_body(payload)
+    message: dict[str, Any] = {"topic": topic, "properties": properties | encoding | more, "body": text}
+    if message_headers and not strict:
+        message["headers"] = message_headers
+    return MESSAGE, _encode(message)
+
+
+def encode_content(
+    topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]
+) -> tuple[Flavour, str, dict[str, str]]:
+    """Return flavour, content and properties of a record for a webhook (5.1)."""
+    known = dict(headers)
+    properties, message_headers = describe(known)
+    if known.get(FLAVOUR) == b"cloudevents":
+        return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more).decode(), properties | more
+    text, encoding = text_body(payload)
+    flavour = HTTP if known.get(FLAVOUR) == b"http" else MESSAGE
+    typed = {name: text_of(value) for name, value in message_headers.items()}
+    return flavour, text, typed | properties | encoding | more
+
+
+def describe(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the properties and the `headers` of the EventMeshMessage that a record is."""
+    properties: dict[str, str] = {}
+    message_headers: dict[str, Any] = {}
+    for name, value in headers.items():
+        if value is None or name in (FLAVOUR, SUBJECT_HEADER):
+            continue
+        if name == CONTENT_TYPE:
+            message_headers["datacontenttype"] = _text(value)
+        elif name == MESSAGE_HEADERS:
+            message_headers |= _object(value)
+        else:
+            properties[_text(name).removeprefix(f"{PREFIX}_")] = _text(value)
+    return properties, message_headers
+
+
+def text_body(payload: bytes | None) -> tuple[str, dict[str, str]]:
+    """Return a payload as text, and the property that marks one that is no UTF-8 and so is base64."""
+    text = _text_body(payload)
+    if text is not None:
+        return text, {}
+    assert payload is not None
+    return base64.b64encode(payload).decode(), {ENCODING: BASE64}
+
+
+def _encode_cloud_event(
+    topic: str, payload: bytes | None, headers: dict[bytes, bytes | None], more: dict[str, str]
+) -> bytes:
+    source = _text(headers.get(SOURCE_HEADER) or b"").partition("#")[2]
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": _text(headers.get(ID_HEADER) or b"") or "0",
+        "source": source or "/",
+        "type": _text(headers.get(b"ce_type") or b"") or CLOUD_EVENT,
+        "subject": topic,
+    }
+    content_type = headers.get(CONTENT_TYPE)
+    if content_type is not None:
+        event["datacontenttype"] = _text(content_type)
+    for name, value in headers.items():
+        if name.startswith(b"ce_") and value is not None:
+            event.setdefault(_text(name[3:]), _text(value))
+    event |= {"protocoltype": CLOUD_EVENT, "protocolversion": "1.0", "protocoldesc": "tcp"}
+    event |= more
+    text = _text_body(payload)
+    if payload and _is_json(event.get("datacontenttype")) and _is_valid_json(payload):
+        event["data"] = msgspec.Raw(payload)
+    elif text is not None and "datacontenttype" in event:
+        event["data"] = text
+    elif payload:
+        event["data_base64"] = base64.b64encode(payload).decode()
+    encoded = _encode(event)
+    # JSON that a publisher wrote over several lines stays so in `Raw`: a newline would end Go's client (3.1).
+    return encoded if b"\n" not in encoded else _encode(_decode_value(encoded))
+
+
+def _text_body(payload: bytes | None) -> str | None:
+    """Return a payload as text, `None` if it is no UTF-8."""
+    try:
+        return "" if payload is None else payload.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = _decode_value(data)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_valid_json(payload: bytes) -> bool:
+    try:
+        _decode_value(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True

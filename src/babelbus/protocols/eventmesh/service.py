@@ -1,0 +1,72 @@
+"""EventMesh as a server offers it: a hub behind listeners for TCP, HTTP and gRPC (docs/protocols/eventmesh.md)."""
+
+import os
+from collections.abc import Callable
+
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.calls import Calls, read_networks
+from babelbus.protocols.eventmesh.http import WebSession
+from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
+from babelbus.protocols.eventmesh.rpc import RpcServer
+from babelbus.protocols.eventmesh.session import Session
+from babelbus.protocols.eventmesh.webhooks import Entry, Webhooks
+from babelbus.protocols.service import ServiceContext, StreamService
+from babelbus.storage.notes import Note
+
+TICK_SECONDS = 1.0
+ORIGIN = "babelbus"
+FILE_NAME = "eventmesh.json"
+ADVICE = "put a copy of the file back, or remove the file: then webhooks must subscribe again"
+
+
+class EventmeshService(StreamService):
+    """EventMesh over TCP, HTTP and gRPC."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        settings = self._settings = context.config.eventmesh
+        super().__init__(PROTOCOL, context, settings)
+        self.hub = Hub(context.broker, context.clock, context.metrics, settings)
+        calls = Calls(context.clock, read_networks(settings.webhook_networks))
+        cluster = {
+            "eventmeshcluster": ORIGIN,
+            "eventmeship": settings.host,
+            "eventmeshenv": "",
+            "eventmeshidc": "",
+            "webhook-request-origin": ORIGIN,
+        }
+        note = Note(context.files, os.path.join(context.folder, FILE_NAME), list[Entry], advice=ADVICE)
+        self.webhooks = Webhooks(self.hub, calls, note, cluster)
+        self._rpc = RpcServer(self.hub, self.webhooks)
+        self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host)
+
+    async def start(self) -> None:
+        """Listen, and push to the webhooks of the last run.
+
+        Raises:
+            OSError: an address is taken.
+            StorageError: the note with the webhooks is damaged.
+        """
+        settings = self._settings
+
+        def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+            return Session(self.hub, outbox, close, peer)
+
+        def make_web(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
+            return WebSession(self.hub, self.webhooks, outbox, self._guard, peer)
+
+        self.webhooks.open()
+        await self.listeners.listen("eventmesh-tcp", settings.host, settings.tcp_port, make)
+        await self.listeners.listen("eventmesh-http", settings.host, settings.http_port, make_web)
+        self.addresses["eventmesh-grpc"] = await self._rpc.start(settings.host, settings.grpc_port)
+        self.listeners.tick(TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self.hub.tick()
+        self.webhooks.tick()
+
+    async def drain(self) -> None:
+        """Say goodbye to every client, and stop all deliveries."""
+        self.hub.stop()
+        self.webhooks.stop()
+        await self._rpc.stop()
+        await super().drain()

@@ -1,0 +1,433 @@
+"""What the frames of one EventMesh TCP connection mean (docs/specifications/eventmesh.md, 3.5 to 3.9).
+
+What a chunk publishes is appended together, once for each topic, and acknowledged with one write.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from babelbus.core.access import Identity
+from babelbus.core.groups import Delivery, Member
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import Receipt
+from babelbus.core.record import Event
+from babelbus.core.request import Question, Reply, Request
+from babelbus.errors import BabelbusError, PeerLeavesError
+from babelbus.protocols import contract
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh import messages as m
+from babelbus.protocols.eventmesh.frames import (
+    FRAME_BYTES_MAX,
+    NEW,
+    OLD,
+    FrameDecoder,
+    MalformedFrameError,
+    encode_frame,
+)
+from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, read_ttl, without_correlation
+from babelbus.protocols.eventmesh.messages import Frame, SubscriptionItem, UserAgent
+from babelbus.protocols.eventmesh.records import FLAVOUR, InvalidMessageError, encode_body, flavour_of, read_message
+from babelbus.protocols.eventmesh.subscriptions import Subscribed
+from babelbus.records.record import Headers
+
+log = logging.getLogger(__name__)
+
+HELLO_BYTES_MAX = 65_536
+"""The limit of a frame before the client has said who it is."""
+TTL_MS = 3000
+"""How long a request waits for its reply unless the request says so (3.8)."""
+ANSWERED_MAX = 1024
+
+_decode_agent = msgspec.json.Decoder(UserAgent).decode
+_decode_subscription = msgspec.json.Decoder(m.Subscription).decode
+_encode = msgspec.json.Encoder().encode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Session(contract.Session):
+    """One connection: who the client is, what it publishes, what it is sent."""
+
+    def __init__(self, hub: Hub, outbox: Outbox, close: Callable[[], None], peer: str | None) -> None:
+        self.heard_at = hub.clock.monotonic()
+        self._hub = hub
+        self._outbox = outbox
+        self._close = close
+        self._peer = peer or "local"
+        self._decoder = FrameDecoder(frame_bytes_max=HELLO_BYTES_MAX)
+        self._frames: list[Frame] = []
+        self._agent: UserAgent | None = None
+        self._principal = Identity(PROTOCOL, PROTOCOL, None)
+        self._source = PROTOCOL
+        self._listening = False
+        self._leaving = False
+        self._subscribed: dict[str, Subscribed] = {}
+        self._held: dict[str, tuple[Member, Delivery]] = {}
+        """Pushes that the client has not acknowledged, by their `seq`."""
+        self._questions: dict[str, None] = {}
+        """Ids of questions that were pushed and not answered, in order."""
+        self._events: dict[str, list[Event]] = {}
+        self._acks: list[tuple[str, bytes, str, str]] = []
+        """Publications of this chunk: command, `seq` as JSON, topic, and the error if they failed already."""
+        self._done: dict[Member, list[Delivery]] = {}
+        hub.peers[self] = None
+
+    # -- frames ------------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Handle one chunk.
+
+        Raises:
+            MalformedFrameError: the client broke the protocol; what came before was done.
+            PeerLeavesError: the session could not begin, and the client was told.
+        """
+        self.heard_at = self._hub.clock.monotonic()
+        self._decoder.receive_data(data)
+        self.resume()
+
+    def resume(self) -> None:
+        """Continue with frames that were put off while the outbox was full, then with frames that came."""
+        try:
+            while self._frames or (found := self._decoder.frames()):
+                frames = self._frames or found
+                self._frames = []
+                for number, frame in enumerate(frames):
+                    if self._outbox.full:
+                        self._frames = frames[number:]
+                        return
+                    self._handle(frame)
+        finally:
+            self._settle()
+
+    def _handle(self, frame: Frame) -> None:
+        header = frame.header
+        name = header.name
+        if name in (m.ASYNC_MESSAGE, m.BROADCAST_MESSAGE) and self._agent is not None:
+            self._publish(name, frame)
+        elif name in m.PUSH_ACKS:
+            self._acknowledged(str(header.seq))
+        elif name in m.UNANSWERED:
+            return
+        elif name == m.RESPONSE:
+            if self._agent is not None:
+                self._respond(frame)
+        elif name in m.ANSWERS:
+            self._settle()
+            self._command(name, frame)
+        else:
+            raise MalformedFrameError(f"unknown command {name!r}")
+
+    def _command(self, name: str, frame: Frame) -> None:
+        seq = _encode(frame.header.seq)
+        if name == m.HELLO:
+            self._hello(seq, frame.body)
+        elif name == m.RECOMMEND:
+            self._answer(name, seq, "registry enable config is false, not support")
+        elif self._agent is None:
+            self._answer(name, seq, f"no session is found for {self._peer}: say {m.HELLO} first")
+        elif name == m.HEARTBEAT:
+            self._answer(name, seq)
+        elif name == m.SUBSCRIBE:
+            self._answer(name, seq, self._subscribe(frame.body))
+        elif name == m.UNSUBSCRIBE:
+            self._unsubscribe()
+            self._answer(name, seq)
+        elif name == m.LISTEN:
+            self._listen(seq)
+        elif name == m.REQUEST:
+            self._request(seq, frame)
+        else:
+            self._unsubscribe()
+            self._answer(name, seq)
+
+    def _answer(self, request: str, seq: bytes, error: str = "") -> None:
+        """Answer a request; an `error` is the text of a failure."""
+        data = _encode_answer(self._surplus, m.ANSWERS[request], seq, error)
+        self._outbox.answer(lambda: data, len(data))
+
+    @property
+    def _surplus(self) -> int:
+        return NEW if self._decoder.surplus is None else self._decoder.surplus
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def _hello(self, seq: bytes, body: bytes) -> None:
+        if self._agent is not None:
+            self._answer(m.HELLO, seq)
+            return
+        fault = ""
+        agent = UserAgent()
+        try:
+            agent = _decode_agent(body)
+        except _UNREADABLE as error:
+            fault = f"the client's description cannot be read: {error}"
+        if not fault and agent.version is None:
+            fault = "client version cannot be null"
+        if not fault and agent.purpose not in ("pub", "sub"):
+            fault = "client purpose config is error"
+        if not fault and not agent.group_name:
+            fault = "client group cannot be null"
+        if not fault and self._hub.stopping:
+            fault = "server is not running"
+        self._answer(m.HELLO, seq, fault)
+        if fault:
+            raise PeerLeavesError(fault)
+        self._agent = agent
+        self._source = f"{PROTOCOL}:{agent.group_name}"
+        self._principal = Identity(self._source, agent.group_name, None)
+        self._decoder.frame_bytes_max = FRAME_BYTES_MAX
+
+    def _subscribe(self, body: bytes) -> str:
+        """Add the topics of a subscription; return why not, or an empty text."""
+        assert self._agent is not None
+        if self._agent.purpose != "sub":
+            return "client purpose config is not sub"
+        try:
+            items = _decode_subscription(body).topicList
+        except _UNREADABLE as error:
+            return f"the subscription cannot be read: {error}"
+        if not items:
+            return "the subscription names no topic"
+        for item in items:
+            wanted = SubscriptionItem(item) if isinstance(item, str) else item
+            before = self._subscribed.get(wanted.topic)
+            if before is not None and before.item == wanted:
+                continue
+            if before is None and len(self._subscribed) >= self._hub.settings.subscriptions_max:
+                return f"{self._hub.settings.subscriptions_max} topics are subscribed to, which is the limit"
+            try:
+                self._hub.ensure_topic(wanted.topic)
+                if wanted.mode == "CLUSTERING":
+                    self._hub.ensure_group(wanted.topic, self._agent.group_name)
+                if before is not None:
+                    self._end(before)
+                subscribed = self._subscribed[wanted.topic] = Subscribed(wanted)
+                if self._listening:
+                    self._begin(subscribed)
+            except BabelbusError as error:
+                return str(error)
+        return ""
+
+    def _listen(self, seq: bytes) -> None:
+        assert self._agent is not None
+        if self._agent.purpose != "sub":
+            self._answer(m.LISTEN, seq, "client purpose config is not sub")
+            return
+        self._answer(m.LISTEN, seq)
+        if not self._listening:
+            self._listening = True
+            for subscribed in self._subscribed.values():
+                self._begin(subscribed)
+
+    def _unsubscribe(self) -> None:
+        for subscribed in self._subscribed.values():
+            self._end(subscribed)
+        self._subscribed.clear()
+
+    def _begin(self, subscribed: Subscribed) -> None:
+        assert self._agent is not None
+        subscribed.begin(
+            self._hub,
+            self._agent.group_name,
+            self._deliver,
+            self._broadcast,
+            self._ask,
+            held=self._outbox.full,
+        )
+
+    def _end(self, subscribed: Subscribed, *, lost: bool = False) -> None:
+        member = subscribed.end(self._hub, lost=lost)
+        for seq in [seq for seq, (holder, _) in self._held.items() if holder is member]:
+            del self._held[seq]
+
+    # -- publications ------------------------------------------------------------------------------------------------
+
+    def _publish(self, name: str, frame: Frame) -> None:
+        header = frame.header
+        error, topic = "", ""
+        try:
+            event, _ = read_message(frame.body, str(header.seq or ""), header.properties, self._source)
+            topic = event.subject
+            if topic not in self._events:
+                self._hub.ensure_topic(topic)
+                self._events[topic] = []
+            self._events[topic].append(event)
+        except BabelbusError as fault:
+            error = str(fault)
+        self._acks.append((m.ANSWERS[name], _encode(header.seq), topic, error))
+
+    def _settle(self) -> None:
+        """Append what was published and gathered, and acknowledge deliveries."""
+        if self._done:
+            done, self._done = self._done, {}
+            for member, deliveries in done.items():
+                if not member.closed:
+                    member.ack(deliveries)
+        if not self._acks:
+            return
+        events, self._events = self._events, {}
+        acks, self._acks = self._acks, []
+        publish, principal = self._hub.broker.publish, self._principal
+        receipts = {
+            topic: publish(Publication(principal, PROTOCOL, batch, topic)) for topic, batch in events.items() if batch
+        }
+        self._outbox.answer_when([*receipts.values()], partial(self._encode_acks, acks, receipts), 128 * len(acks))
+
+    def _encode_acks(self, acks: list[tuple[str, bytes, str, str]], receipts: dict[str, Receipt]) -> bytes:
+        surplus = self._surplus
+        answers = []
+        for name, seq, topic, error in acks:
+            if not error and receipts[topic].error is not None:
+                error = str(receipts[topic].error)
+            answers.append(_encode_answer(surplus, name, seq, error))
+        return b"".join(answers)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _request(self, seq: bytes, frame: Frame) -> None:
+        """Ask a responder; a request that fails is answered by silence: Java takes each answer for the reply (3.8)."""
+        properties = frame.header.properties
+        try:
+            event, named = read_message(frame.body, str(frame.header.seq or ""), properties, self._source)
+        except InvalidMessageError as error:
+            log.info("%s %s: a request cannot be read: %s", PROTOCOL, self._peer, error)
+            return
+        deadline = self._hub.clock.monotonic() + read_ttl(named.get("ttl"), TTL_MS) / 1000
+        request = self._hub.broker.request(event.subject, event.payload, event.headers, deadline, self._principal)
+        request.when_done(partial(self._replied, seq, event.subject, flavour_of(properties)))
+
+    def _replied(self, seq: bytes, topic: str, flavour: m.Flavour, request: Request[Reply]) -> None:
+        reply = request.reply
+        if reply is None:
+            log.debug("%s %s: no reply from %r: %s", PROTOCOL, self._peer, topic, request.error)
+            return
+        headers = ((FLAVOUR, flavour.encode()), *(pair for pair in reply.headers if pair[0] != FLAVOUR))
+        kind, body = encode_body(topic, reply.payload, headers, {}, strict=self._surplus == OLD)
+        self._send(_encode_message(self._surplus, m.RESPONSE_TO_CLIENT, seq, kind, body))
+
+    def _respond(self, frame: Frame) -> None:
+        """Take a reply; one that answers nothing is dropped without a word."""
+        try:
+            event, properties = read_message(
+                frame.body, str(frame.header.seq or ""), frame.header.properties, self._source
+            )
+        except InvalidMessageError as error:
+            log.info("%s %s: a reply cannot be read: %s", PROTOCOL, self._peer, error)
+            return
+        name = properties.get(CORRELATION)
+        if name is None and len(self._questions) == 1:
+            (name,) = self._questions
+        if name is not None:
+            self._questions.pop(name, None)
+            self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)))
+
+    def _ask(self, subscribed: Subscribed, question: Question) -> None:
+        """Push a question to the client."""
+        name = self._hub.remember(question)
+        self._questions[name] = None
+        if len(self._questions) > ANSWERED_MAX:  # the client answers other questions than it is asked
+            del self._questions[next(iter(self._questions))]
+        self._push(m.PUSH_REQUEST, subscribed.item.topic, question.payload, question.headers, correlation(name))
+
+    # -- deliveries --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
+        member = subscribed.member
+        assert member is not None
+        held, topic, name = self._held, subscribed.item.topic, subscribed.push
+        for delivery in deliveries:
+            seq = self._push(name, topic, delivery.payload, delivery.headers, {})
+            held[seq] = (member, Delivery(
+                None,
+                offset=delivery.offset,
+                partition=delivery.partition,
+                attempt=delivery.attempt,
+                lease=delivery.lease,
+            ))  # fmt: skip
+        if self._outbox.full:
+            member.hold()
+
+    def _broadcast(self, subscribed: Subscribed, events: Sequence[Event]) -> None:
+        for event in events:
+            if self._outbox.full:
+                self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
+                continue
+            self._push(m.PUSH_BROADCAST, subscribed.item.topic, event.payload, event.headers, {})
+
+    def _push(self, name: str, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]) -> str:
+        """Send a message; return the `seq` that the client acknowledges."""
+        seq = str(self._hub.next_number())
+        flavour, body = encode_body(topic, payload, headers, more, strict=self._surplus == OLD)
+        self._send(_encode_message(self._surplus, name, _encode(seq), flavour, body))
+        return seq
+
+    def _send(self, data: bytes) -> None:
+        self._outbox.answer(lambda: data, len(data))
+
+    def _acknowledged(self, seq: str) -> None:
+        found = self._held.pop(seq, None)
+        if found is not None:
+            self._done.setdefault(found[0], []).append(found[1])
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether frames are put off."""
+        return bool(self._frames)
+
+    @property
+    def established(self) -> bool:
+        """Whether the client has said who it is."""
+        return self._agent is not None
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of a frame that has not come whole."""
+        return self._decoder.held_bytes
+
+    def release(self) -> None:
+        """Resume deliveries: the outbox may have room again."""
+        if not self._outbox.full:
+            for subscribed in self._subscribed.values():
+                if subscribed.member is not None:
+                    subscribed.member.resume()
+
+    def say_goodbye(self, reason: str) -> None:
+        """Tell the client that the server ends the session; no delivery follows."""
+        if self._agent is None or self._leaving:
+            return
+        self._leaving = True
+        self._unsubscribe()
+        name = m.SERVER_GOODBYE.encode()
+        header = b'{"cmd":"%b","command":"%b","code":0,"desc":%b}' % (name, name, _encode(reason))
+        self._send(encode_frame(self._surplus, header))
+
+    def expire(self) -> None:
+        """Close the connection: the client has been silent for too long."""
+        log.info("%s %s: closing, no frame within %g s", PROTOCOL, self._peer, self._hub.settings.idle_seconds)
+        self._close()
+
+    def close(self) -> None:
+        """Give up what the session holds: the connection is gone."""
+        self._hub.peers.pop(self, None)
+        for subscribed in self._subscribed.values():
+            self._end(subscribed, lost=not self._hub.stopping)
+        self._subscribed.clear()
+        self._held.clear()
+
+
+def _encode_answer(surplus: int, command: str, seq: bytes, error: str) -> bytes:
+    name = command.encode()
+    code, text = (m.FAILURE, _encode(error)) if error else (m.SUCCESS, b'"success"')
+    return encode_frame(
+        surplus, b'{"cmd":"%b","command":"%b","code":%d,"desc":%b,"seq":%b}' % (name, name, code, text, seq)
+    )
+
+
+def _encode_message(surplus: int, command: str, seq: bytes, flavour: m.Flavour, body: bytes) -> bytes:
+    name = command.encode()
+    header = b'{"cmd":"%b","command":"%b","code":0,"seq":%b,"properties":{"protocoltype":"%b"}}'
+    return encode_frame(surplus, header % (name, name, seq, flavour.encode()), body)

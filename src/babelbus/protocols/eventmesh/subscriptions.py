@@ -1,0 +1,69 @@
+"""One topic of a client that listens: the member of its group, its live subscription, its place among responders."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from babelbus.core.groups import Delivery, Member
+from babelbus.core.record import Event
+from babelbus.core.request import Question
+from babelbus.core.router import Subscription as Live
+from babelbus.core.subject import exactly
+from babelbus.protocols.eventmesh import messages as m
+from babelbus.protocols.eventmesh.hub import Hub
+from babelbus.protocols.eventmesh.messages import SubscriptionItem
+
+
+class Subscribed:
+    """A topic that a client has subscribed to, and what the client is to the topic while it listens."""
+
+    __slots__ = ("item", "live", "member", "responder")
+
+    def __init__(self, item: SubscriptionItem) -> None:
+        self.item = item
+        self.member: Member | None = None
+        self.live: Live | None = None
+        self.responder: Live | None = None
+
+    @property
+    def push(self) -> str:
+        """The command of a push (3.7)."""
+        if self.item.mode == "BROADCASTING":
+            return m.PUSH_BROADCAST
+        return m.PUSH_REQUEST if self.item.type == "SYNC" else m.PUSH_ASYNC
+
+    def begin(
+        self,
+        hub: Hub,
+        group: str,
+        deliver: "Callable[[Subscribed, Sequence[Delivery]], None]",
+        broadcast: "Callable[[Subscribed, Sequence[Event]], None]",
+        ask: "Callable[[Subscribed, Question], None]",
+        *,
+        held: bool = False,
+    ) -> None:
+        """Deliver what comes to the topic from now on.
+
+        Raises:
+            BabelbusError: the group cannot be.
+        """
+        topic = self.item.topic
+        if self.item.mode == "BROADCASTING":
+            self.live = hub.broker.subscribe(exactly(topic), partial(broadcast, self))
+            return
+        joined = hub.ensure_group(topic, group)
+        self.member = joined.join(partial(deliver, self), window=hub.settings.window, owner=self, held=held)
+        if self.item.type == "SYNC":
+            self.responder = hub.broker.responders.add(exactly(topic), partial(ask, self), group)
+
+    def end(self, hub: Hub, *, lost: bool = False) -> Member | None:
+        """End deliveries; return the member that has left. `lost` says that the client did not ask for it."""
+        if self.live is not None:
+            hub.broker.unsubscribe(self.live)
+            self.live = None
+        if self.responder is not None:
+            hub.broker.responders.remove(self.responder)
+            self.responder = None
+        member, self.member = self.member, None
+        if member is not None:
+            member.leave(lost=lost)
+        return member

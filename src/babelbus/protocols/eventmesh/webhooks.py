@@ -1,0 +1,385 @@
+"""Consumer groups whose members are URLs: subscriptions, and pushes with retries (specification, 4.7 and 5).
+
+Subscriptions are kept in a note, so that a restart loses none. A message is acknowledged when a webhook has taken it;
+one that no webhook of its group takes becomes a dead letter.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from urllib.parse import urlencode
+
+import msgspec
+
+from babelbus.core.groups import Delivery, Member
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Event
+from babelbus.core.request import Question
+from babelbus.core.router import Subscription as Live
+from babelbus.core.subject import exactly
+from babelbus.errors import BabelbusError, StorageError
+from babelbus.protocols.eventmesh.calls import Call, Calls, Origin
+from babelbus.protocols.eventmesh.hub import Hub, correlation
+from babelbus.protocols.eventmesh.messages import SubscriptionItem
+from babelbus.protocols.eventmesh.records import encode_content
+from babelbus.records.record import Headers
+from babelbus.storage.notes import Note
+from babelbus.wire.http import Response
+
+log = logging.getLogger(__name__)
+
+PUSH_ASYNC = "105"
+PUSH_SYNC = "106"
+RETRY_SECONDS = 3.0
+RETRIES_MAX = 3
+EXPIRE_SECONDS = 90.0
+"""A webhook whose client has sent heartbeats and stopped is forgotten after this."""
+TAKEN = (200, 201, 202, 204)
+NOT_RETRIED = (410, 415)
+RETCODE_RETRY = (2, 5)
+RETCODE_FAIL = 3
+
+_decode_answer = msgspec.json.Decoder(dict[str, object]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One webhook of a consumer group for one topic, as the note keeps it."""
+
+    group: str
+    topic: str
+    url: str
+    mode: str = "CLUSTERING"
+    type: str = "ASYNC"
+    idc: str = ""
+    pid: str = ""
+
+
+class _Webhook:
+    """The webhooks of a group for a topic."""
+
+    def __init__(self, owner: "Webhooks", group: str, topic: str) -> None:
+        self.group = group
+        self.topic = topic
+        self.entries: dict[str, Entry] = {}
+        self.member: Member | None = None
+        self.live: Live | None = None
+        self.responder: Live | None = None
+        self._owner = owner
+        self._next = random.randrange(2**16)  # noqa: S311 - no secret: where the turns begin
+
+    @property
+    def code(self) -> str:
+        """The request code of a push."""
+        return PUSH_SYNC if any(entry.type == "SYNC" for entry in self.entries.values()) else PUSH_ASYNC
+
+    def update(self) -> None:
+        """Join, or leave, what the entries ask for."""
+        hub = self._owner.hub
+        modes = {entry.mode for entry in self.entries.values()}
+        if "CLUSTERING" in modes and self.member is None:
+            group = hub.ensure_group(self.topic, self.group)
+            self.member = group.join(self._deliver, window=hub.settings.window, owner=self)
+        elif "CLUSTERING" not in modes and self.member is not None:
+            self.member.leave()
+            self.member = None
+        if "BROADCASTING" in modes and self.live is None:
+            self.live = hub.broker.subscribe(exactly(self.topic), self._broadcast)
+        elif "BROADCASTING" not in modes and self.live is not None:
+            hub.broker.unsubscribe(self.live)
+            self.live = None
+        if self.code == PUSH_SYNC and self.responder is None:
+            self.responder = hub.broker.responders.add(exactly(self.topic), self._ask, self.group)
+        elif self.code != PUSH_SYNC and self.responder is not None:
+            hub.broker.responders.remove(self.responder)
+            self.responder = None
+
+    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+        member = self.member
+        assert member is not None
+        for delivery in deliveries:
+            body = self._encode(delivery.payload, delivery.headers, {})
+            held = Delivery(
+                None, offset=delivery.offset, partition=delivery.partition, attempt=delivery.attempt,
+                lease=delivery.lease,
+            )  # fmt: skip
+            self._push(body, partial(self._done, member, held))
+
+    def _done(self, member: Member, delivery: Delivery, error: str) -> None:
+        if member.closed:
+            return
+        if error:
+            member.reject([delivery], reason=error)
+        else:
+            self._owner.acknowledge(member, delivery)
+
+    def _broadcast(self, events: Sequence[Event]) -> None:
+        for event in events:
+            body = self._encode(event.payload, event.headers, {})
+            for url, entry in self.entries.items():
+                if entry.mode == "BROADCASTING":
+                    self._push(body, self._log, url)
+
+    def _ask(self, question: Question) -> None:
+        name = self._owner.hub.remember(question)
+        more = correlation(name)
+        self._push(self._encode(question.payload, question.headers, more), self._log)
+
+    def _log(self, error: str) -> None:
+        if error:
+            log.info("a webhook of group %r on topic %r: %s", self.group, self.topic, error)
+
+    def _encode(self, payload: bytes | None, headers: Headers, more: dict[str, str]) -> tuple[dict[str, str], bytes]:
+        """Return headers and form of a push."""
+        flavour, content, properties = encode_content(self.topic, payload, headers, more)
+        number = str(self._owner.hub.next_number())
+        form = urlencode({
+            "content": content,
+            "bizseqno": properties.get("bizseqno") or number.rjust(20, "0"),
+            "uniqueId": properties.get("uniqueid") or number.rjust(20, "0"),
+            "randomNo": number,
+            "topic": self.topic,
+            "extFields": _encode(properties).decode(),
+        }).encode()  # fmt: skip
+        fields = {name: text for name, text in properties.items() if _is_field(name, text)} if flavour == "http" else {}
+        return fields | {"protocoltype": flavour}, form
+
+    def _push(
+        self, push: tuple[dict[str, str], bytes], done: Callable[[str], None], url: str = "", attempt: int = 0
+    ) -> None:
+        """Call one webhook after the other until one takes the message; `done` gets the reason if none does."""
+        urls = [entry.url for entry in self.entries.values() if entry.mode == "CLUSTERING"] or list(self.entries)
+        if not url and not urls:
+            done("no webhook is subscribed any more")
+            return
+        self._next += 1
+        chosen = url or urls[self._next % len(urls)]
+        fields, form = push
+        call = self._owner.call("POST", chosen, [*self._owner.head(self.code), *fields.items()], form)
+
+        def answered(call: Promise) -> None:
+            assert isinstance(call, Call)
+            error, delay = read_answer(call)
+            if not error or delay is None:
+                done(error)
+            elif attempt >= RETRIES_MAX:
+                done(f"{chosen}: {error}, after {RETRIES_MAX} retries")
+            else:
+                self._owner.later(delay, lambda: self._push(push, done, url, attempt + 1))
+
+        call.when_done(answered)
+
+
+def read_answer(call: Call) -> tuple[str, float | None]:
+    """Return why a webhook did not take a message, and after how many seconds to try again; `None` for never."""
+    response = call.response
+    if response is None:
+        return str(call.error), RETRY_SECONDS
+    if response.status in TAKEN:
+        code = _retcode(response)
+        if code in RETCODE_RETRY:
+            return f"the webhook answered retCode {code}", RETRY_SECONDS
+        return ("the webhook answered retCode 3" if code == RETCODE_FAIL else ""), None
+    text = f"the webhook answered {response.status}"
+    if response.status in NOT_RETRIED:
+        return text, None
+    after = response.headers.get("retry-after", "")
+    if response.status == 429 and after.isascii() and after.isdigit():
+        return text, min(float(after), EXPIRE_SECONDS)
+    return text, RETRY_SECONDS
+
+
+def _retcode(response: Response) -> object:
+    """Return the code of an answer, `None` where there is none: Go's examples answer with an empty body (5.2)."""
+    try:
+        return _decode_answer(response.body).get("retCode")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _is_field(name: str, text: str) -> bool:
+    return name.isascii() and name.replace("-", "").isalnum() and text.isascii() and text.isprintable()
+
+
+class Webhooks:
+    """All webhooks of a server. Changes are durable when their promise is done."""
+
+    def __init__(self, hub: Hub, calls: Calls, note: Note[list[Entry]], cluster: dict[str, str]) -> None:
+        self.hub = hub
+        self.cluster = cluster
+        """Headers that name the server (4.3, 5.1)."""
+        self._calls = calls
+        self._note = note
+        self._webhooks: dict[tuple[str, str], _Webhook] = {}
+        self._heard: dict[tuple[str, str, str], float] = {}
+        """When the client of a webhook sent its last heartbeat, if it ever sent one."""
+        self._done: dict[Member, list[Delivery]] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._loop = asyncio.get_running_loop()
+        self._saving: Promise | None = None
+        self._save_again: Promise | None = None
+
+    def open(self) -> None:
+        """Read the subscriptions of the last run, and push from now on.
+
+        Raises:
+            StorageError: the note is damaged, or the disk refused.
+        """
+        for entry in self._note.read() or ():
+            self._add(entry)
+
+    # -- subscriptions -----------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, group: str, items: Sequence[SubscriptionItem], url: str, idc: str = "", pid: str = ""
+    ) -> Promise:
+        """Add a webhook to a group for topics; the promise is done when the webhook agrees and the note is written.
+
+        Raises:
+            BabelbusError: the URL, the group or a topic cannot be.
+        """
+        Origin(url)
+        for item in items:
+            self.hub.ensure_topic(item.topic)
+            self.hub.ensure_group(item.topic, group)
+        entries = [Entry(group, item.topic, url, item.mode, item.type, idc, pid) for item in items]
+        agreed = Promise()
+
+        def write() -> None:
+            for entry in entries:
+                self._add(entry)
+            self._save().when_done(lambda saved: agreed.resolve(saved.error))
+
+        def answered(call: Promise) -> None:
+            assert isinstance(call, Call)
+            response = call.response
+            allowed = "" if response is None else response.headers.get("webhook-allowed-origin", "").strip()
+            if allowed not in ("", "*", self.cluster["webhook-request-origin"]):
+                agreed.resolve(BabelbusError(f"the webhook allows {allowed[:100]!r} alone"))
+            else:
+                write()
+
+        if self.hub.settings.webhook_consent:
+            origin = self.cluster["webhook-request-origin"]
+            self.call("OPTIONS", url, [("webhook-request-origin", origin)]).when_done(answered)
+        else:
+            write()
+        return agreed
+
+    def unsubscribe(self, group: str, topics: Sequence[str], url: str, pid: str = "") -> Promise:
+        """Remove a webhook of a group from topics; those of other clients stay."""
+        for topic in topics:
+            webhook = self._webhooks.get((group, topic))
+            entry = None if webhook is None else webhook.entries.get(url)
+            if webhook is not None and entry is not None and (not pid or not entry.pid or entry.pid == pid):
+                self._remove(webhook, url)
+        return self._save()
+
+    def beat(self, group: str, topic: str, url: str) -> bool:
+        """Note that the client of a webhook lives; `False` for a webhook that is not known."""
+        webhook = self._webhooks.get((group, topic))
+        if webhook is None or url not in webhook.entries:
+            return False
+        self._heard[group, topic, url] = self.hub.clock.monotonic()
+        return True
+
+    def entries(self) -> list[Entry]:
+        """Return all webhooks."""
+        return [entry for webhook in self._webhooks.values() for entry in webhook.entries.values()]
+
+    def urls_of(self, group: str, pid: str) -> list[str]:
+        """Return the webhooks of a client in a group: Go's SDK does not name them when it unsubscribes (7.6)."""
+        return sorted({entry.url for entry in self.entries() if entry.group == group and pid in ("", entry.pid)})
+
+    def _add(self, entry: Entry) -> None:
+        key = entry.group, entry.topic
+        webhook = self._webhooks.get(key)
+        if webhook is None:
+            webhook = self._webhooks[key] = _Webhook(self, entry.group, entry.topic)
+        webhook.entries[entry.url] = entry
+        try:
+            webhook.update()
+        except BabelbusError as error:
+            log.warning("a webhook of group %r on topic %r gets nothing: %s", entry.group, entry.topic, error)
+
+    def _remove(self, webhook: _Webhook, url: str) -> None:
+        del webhook.entries[url]
+        self._heard.pop((webhook.group, webhook.topic, url), None)
+        webhook.update()
+        if not webhook.entries:
+            del self._webhooks[webhook.group, webhook.topic]
+
+    def _save(self) -> Promise:
+        """Write the note in a thread; a write covers every change before it begins."""
+        if self._saving is not None:
+            if self._save_again is None:
+                self._save_again = Promise()
+            return self._save_again
+        saving = self._saving = Promise()
+        entries = self.entries()
+        writing = self._loop.run_in_executor(None, self._note.write, entries)
+
+        def written(writing: "asyncio.Future[None]") -> None:
+            error = writing.exception()
+            again, self._saving, self._save_again = self._save_again, None, None
+            if again is not None:
+                self._save().when_done(lambda saved: again.resolve(saved.error))
+            saving.resolve(error if isinstance(error, BabelbusError | None) else StorageError(str(error)))
+
+        writing.add_done_callback(written)
+        return saving
+
+    # -- pushes ------------------------------------------------------------------------------------------------------
+
+    def head(self, code: str) -> list[tuple[str, str]]:
+        """Return the headers of every push."""
+        return [("content-type", "application/x-www-form-urlencoded; charset=UTF-8"), ("code", code),
+                ("language", "PYTHON"), ("version", "1.0"), *self.cluster.items()]  # fmt: skip
+
+    def call(self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes = b"") -> Call:
+        """Call a webhook."""
+        return self._calls.call(method, url, headers, body)
+
+    def acknowledge(self, member: Member, delivery: Delivery) -> None:
+        """Acknowledge a delivery, together with what else this turn brings."""
+        if not self._done:
+            self._loop.call_soon(self._acknowledge)
+        self._done.setdefault(member, []).append(delivery)
+
+    def _acknowledge(self) -> None:
+        done, self._done = self._done, {}
+        for member, deliveries in done.items():
+            if not member.closed:
+                member.ack(deliveries)
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        """Do something after a time, unless the server stops."""
+
+        def run() -> None:
+            self._timers.discard(timer)
+            do()
+
+        timer = self._loop.call_later(seconds, run)
+        self._timers.add(timer)
+
+    def tick(self) -> None:
+        """Forget webhooks whose clients have stopped to send heartbeats; called about once a second."""
+        self._calls.tick()
+        oldest = self.hub.clock.monotonic() - EXPIRE_SECONDS
+        silent = [key for key, heard in self._heard.items() if heard < oldest]
+        for group, topic, url in silent:
+            log.info("webhook %s of group %r on topic %r has sent no heartbeat, and is forgotten", url, group, topic)
+            self._remove(self._webhooks[group, topic], url)
+        if silent:
+            self._save()
+
+    def stop(self) -> None:
+        """Stop all pushes: what is not acknowledged comes again after the next start."""
+        for timer in self._timers:
+            timer.cancel()
+        for webhook in self._webhooks.values():
+            if webhook.member is not None:
+                webhook.member.leave()
+        self._calls.close()
