@@ -14,11 +14,10 @@ from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
 from babelbus.protocols.zbus.errors import BrowserRefusedError, RequestError, UnsendableMessageError
-from babelbus.protocols.zbus.http_mapping import Response, decode_request, target_of
+from babelbus.protocols.zbus.http_mapping import Response, decode_request, run_kind, target_of
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
 from babelbus.protocols.zbus.hub import Hub
-from babelbus.protocols.zbus.messages import Message, text_reply
-from babelbus.protocols.zbus.runs import RequestReader
+from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, text_reply
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_request
 from babelbus.protocols.zbus.static import METHODS, StaticFiles
@@ -86,16 +85,19 @@ class HttpFraming:
         except LocalProtocolError as error:
             raise UnsendableMessageError("a header has a value that HTTP cannot carry") from error
 
-    def published(self, mq: str, ids: Sequence[bytes], request: Request) -> bytes:
+    def published(self, mq: str, ids: Sequence[str], request: Request) -> list[bytes]:
         """Return the responses to `pub`."""
-        joined = b"".join(ids)
-        plain = joined.isascii() and joined.decode().isprintable()
-        if plain and self.is_plain(request):
+        together = "".join(ids)
+        if self._is_plain(request) and together.isascii() and together.isprintable():
             before, after = _published(mq, request.version)
-            return b"%b%b%b" % (before, (after + before).join(ids), after)
-        return b"".join([self._published(mq, one.decode(), request) for one in ids])
+            return [b"%b%b%b" % (before, request_id.encode(), after) for request_id in ids]
+        return [self._published(mq, request_id, request) for request_id in ids]
 
-    def is_plain(self, request: Request) -> bool:
+    def join(self, answers: list[bytes]) -> bytes:
+        """Return responses for one write."""
+        return b"".join(answers)
+
+    def _is_plain(self, request: Request) -> bool:
         """Return whether the answer has no more headers than usual."""
         if self._cors is not None and "origin" in request.headers:
             return False
@@ -133,7 +135,8 @@ class WebSession(HttpSession):
         self._keys = keys
         self._options = options
         self._framing = HttpFraming(options.cors)
-        self._reader = RequestReader()
+        self._common: tuple[Request, Message | None] | None = None
+        """The common part of the last run, and what its publications have in common; `None` if they are none."""
         self._put_off: Message | None = None
         """What the first of `_waiting` says, if it was looked at and could not be done yet."""
         self._socket: SocketSession | None = None
@@ -164,10 +167,19 @@ class WebSession(HttpSession):
 
     def answer_run(self, run: RequestRun) -> bool:
         """Publish a run of requests at once; return `False` if one of them is no plain publication."""
-        publications = self._reader.read(run)
-        if publications is None:
+        if self._common is None or self._common[0] is not run.request:
+            self._common = run.request, _read_common(run.request)
+        message = self._common[1]
+        bodies, values = run.bodies, run.values
+        if message is None or not all(bodies):  # no body is something else than an empty one
             return False
-        self.session.publish(publications, run.request)
+        kind = run_kind(message.headers.get("content-type"), bodies)
+        if kind is None or (values is not None and not b"".join(values).isascii()):
+            return False
+        if kind != message.body_kind:
+            message = msgspec.structs.replace(message, body_kind=kind)
+        ids = [None] * len(bodies) if values is None else [value.decode() for value in values]
+        self.session.publish(Run(message, ids, bodies), run.request)
         return True
 
     def proves_sender(self, head: Request) -> bool:
@@ -348,3 +360,14 @@ class WebSession(HttpSession):
         self._hub.peers.pop(self.session.id, None)
         self.session.close()
         super().close()
+
+
+def _read_common(request: Request) -> Message | None:
+    """Return what publications have in common that come with such requests, `None` if these are something else."""
+    try:
+        message = decode_request(request)
+    except RequestError:
+        return None
+    headers = message.headers
+    acked = headers.get("ack", "true").lower() == "true"  # without an ack it is a call (6.3)
+    return message if headers.get("cmd") == PUBLISH and acked and request.method != HEAD else None

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from babelbus.protocols.zbus.codec import body_json
-from babelbus.protocols.zbus.content import charset_of, is_utf8, parse_content_type
+from babelbus.protocols.zbus.content import TYPE_LENGTH_MAX, charset_of, is_utf8, parse_content_type
 from babelbus.protocols.zbus.errors import MalformedMessageError, UnsendableMessageError
 from babelbus.protocols.zbus.messages import (
     COOKIES_BETWEEN,
@@ -117,11 +118,18 @@ def run_kind(content_type: str | None, bodies: Sequence[bytes]) -> BodyKind | No
     """Return the kind that bodies of one content type have that are taken as they are, `None`: look at each of them."""
     if content_type is None:
         return "bytes"
-    parsed = parse_content_type(content_type)
-    if parsed.name.startswith(("text/", "application/json")):
-        plain = charset_of(content_type) in ("utf-8", "utf8")
-        return "text" if plain and all(map(is_utf8, bodies)) else None
-    return None if parsed.name in _FORMS else "bytes"
+    kind = _kind_as_sent(content_type[:TYPE_LENGTH_MAX])
+    if kind == "text" and not b"".join(bodies).isascii() and not all(map(is_utf8, bodies)):
+        return None
+    return kind
+
+
+@lru_cache(maxsize=1024)
+def _kind_as_sent(content_type: str) -> BodyKind | None:
+    name = parse_content_type(content_type).name
+    if name.startswith(("text/", "application/json")):
+        return "text" if charset_of(content_type) in ("utf-8", "utf8") else None
+    return None if name in _FORMS else "bytes"
 
 
 def _text(body: bytes, content_type: str) -> bytes:

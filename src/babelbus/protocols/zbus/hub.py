@@ -121,9 +121,7 @@ class Hub:
         self._book = Book(files, folder)
         self._activity: dict[str, _Activity] = {}
         self._heads: dict[str, Heads] = {}
-        ids = IdMaker()
-        self.new_id = ids.make
-        self.fill_ids = ids.fill
+        self.new_id = IdMaker().make
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self._current)
 

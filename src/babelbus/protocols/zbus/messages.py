@@ -5,6 +5,7 @@ is the JSON text that its sender wrote, which is stored and delivered without be
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from enum import IntFlag
 from typing import Final, Literal
 
@@ -34,6 +35,31 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     body_kind: BodyKind = "json"
 
 
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """Publications of one connection, in order, which are the same but for id and body.
+
+    `message` is what they have in common, without id and body. Each has a body; those without an id have `None`.
+    """
+
+    message: Message
+    ids: Sequence[str | None]
+    bodies: list[bytes]
+
+    def messages(self) -> Iterable[Message]:
+        """Return the publications one by one."""
+        common = self.message
+        for request_id, body in zip(self.ids, self.bodies, strict=True):
+            headers = dict(common.headers) if request_id is None else {**common.headers, "id": request_id}
+            yield Message(headers, common.url, common.method, None, body, common.body_kind)
+
+
+Item = Message | Run | MalformedMessageError
+"""What one or more frames say; an error stands in the place of a frame that is no message."""
+
+PUBLISH: Final = "pub"
+RUN_MIN: Final = 4
+"""Fewer publications are no run."""
+
 HEADER_NAMES: Final = (
     *("cmd", "id", "mq", "channel", "mqType", "mqMask", "channelMask", "offset", "checksum", "filter", "tag", "window"),
     *("ack", "source", "target", "apiKey", "signature", "signFields", "clearBind", "remote-addr", "content-type"),
@@ -58,15 +84,30 @@ def canonical_name(name: str) -> str:
     return name if name in _EXACT else _BY_LOWER.get(name.lower(), name)
 
 
-is_canonical: Final = _EXACT.issuperset
-"""Whether headers are the protocol's own ones and spelled as we do, which nearly all are."""
+_KNOWN_MAX: Final = 4096
+_KNOWN_LENGTH_MAX: Final = 64
+_known = set(HEADER_NAMES)
+"""Names that are spelled as we do, as far as they are remembered: clients choose them."""
 
 
 def canonical_headers(headers: dict[str, str]) -> dict[str, str]:
     """Return headers with the protocol's own ones in their spelling; of several that become one, the last stays."""
-    if _BY_LOWER.keys().isdisjoint(map(str.lower, headers.keys() - _EXACT)):
+    if headers.keys() <= _known:
+        return headers
+    if all(map(_is_canonical, headers.keys() - _known)):
         return headers
     return {canonical_name(name): value for name, value in headers.items()}
+
+
+def _is_canonical(name: str) -> bool:
+    """Return whether a name has our spelling or is not ours, and remember the name if so."""
+    if canonical_name(name) != name:
+        return False
+    if len(name) <= _KNOWN_LENGTH_MAX:
+        if len(_known) >= _KNOWN_MAX:
+            _known.clear()
+        _known.add(name)
+    return True
 
 
 def flag(message: Message, name: str, *, default: bool) -> bool:

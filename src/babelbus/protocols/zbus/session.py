@@ -6,7 +6,7 @@ again from its beginning.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic
 
 import msgspec
@@ -20,16 +20,14 @@ from babelbus.errors import BabelbusError, InvalidTopicNameError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
-from babelbus.protocols.zbus.caller import Caller
 from babelbus.protocols.zbus.codec import taken
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
 from babelbus.protocols.zbus.filters import compile_filter
 from babelbus.protocols.zbus.given_up import without
 from babelbus.protocols.zbus.hub import Hub
-from babelbus.protocols.zbus.messages import Message, flag, integer, json_reply, text_reply
+from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, flag, integer, json_reply, text_reply
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
 from babelbus.protocols.zbus.routing import read_bindings
-from babelbus.protocols.zbus.runs import PUBLISH, Run
 from babelbus.protocols.zbus.subscription import Receiver, Subscription
 
 log = logging.getLogger(__name__)
@@ -68,8 +66,7 @@ class Session(Generic[Asked]):
         self._receiver = receiver
         self._monitor = monitor
         stamp = {"source": self.id, "remote-addr": self.address}
-        self._publisher = Publisher(hub, outbox, framing, stamp=stamp, silent=receiver is not None)
-        self._caller = Caller(hub, outbox, framing, self._publisher, source=self.id)
+        self._publisher = Publisher(hub, outbox, framing, stamp)
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._look: Work[str | None] | None = None
         """The search for the id of the message at an offset, for the command that is put off."""
@@ -94,7 +91,7 @@ class Session(Generic[Asked]):
                 request_id = message.headers["id"]  # a query may have another one
             command = message.headers["cmd"].lower()
             if command == PUBLISH:
-                self._publish(message, request_id, asked)
+                self._publish(message, (request_id,), (message.body,), asked)
                 return True
             act = self._COMMANDS.get(command)
             if act is None:
@@ -127,7 +124,11 @@ class Session(Generic[Asked]):
 
     def publish(self, run: Run, asked: Asked) -> None:
         """Publish a run, as `handle` does with each message."""
-        if not self._publisher.publish_run(run, asked):
+        new_id = self._hub.new_id
+        ids = [new_id() if request_id is None else request_id for request_id in run.ids]
+        try:
+            self._publish(run.message, ids, run.bodies, asked)
+        except RequestError:
             for message in run.messages():
                 self.handle(message, asked)
 
@@ -135,22 +136,22 @@ class Session(Generic[Asked]):
         """Publish and answer the messages gathered: behind each chunk, and before the outbox is asked."""
         self._publisher.settle()
 
-    def _publish(self, message: Message, request_id: str, asked: Asked) -> None:
+    def _publish(self, message: Message, ids: Sequence[str], payloads: Sequence[bytes | None], asked: Asked) -> None:
         headers = message.headers
         mq = headers.get("mq")
         if mq is None:
             raise MalformedMessageError(m.missing_mq("pub"))
         acked = "ack" not in headers or flag(message, "ack", default=True)
         if acked or self._receiver is not None:
-            self._publisher.publish(message, mq, request_id, acked, asked)
-        else:
-            self._caller.call(message, mq, request_id, asked)
+            self._publisher.publish(message, mq, ids, payloads, asked, acked=acked)
+        else:  # over plain HTTP a publication without an ack is a call (6.3); it never comes in a run
+            self._publisher.call(message, mq, ids[0], asked)
 
     def take_reply(self, message: Message) -> bool:
         """Send what a service answers; return whether somebody waits for it."""
         if self._receiver is not None:
             return self._receiver.push(message)
-        return self._caller.take_reply(message)
+        return self._publisher.take_reply(message)
 
     # -- urls (section 6) --------------------------------------------------------------------------------------------
 
@@ -328,7 +329,7 @@ class Session(Generic[Asked]):
             except BabelbusError as error:  # the disk refused to remove what was to go with it
                 log.warning("an MQ was to be removed with its last subscriber: %s", error)
         self._subscriptions.clear()
-        self._caller.close()
+        self._publisher.close()
         self._receiver = None  # else session and receiver hold each other, and the bytes of an unfinished message
 
 
