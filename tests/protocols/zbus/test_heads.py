@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from babelbus.core.groups.delivery_rows import Rows, Run
 from babelbus.core.groups.in_flight import Delivery
-from babelbus.protocols.zbus.given_up import without
+from babelbus.protocols.zbus.filters import without
 from babelbus.protocols.zbus.heads import LEARNED_ONCE_MAX, SHAPE_BYTES_MAX, SHAPES_MAX, Heads
 from babelbus.protocols.zbus.messages import Message
 from babelbus.records.columns import decode_columns, find_positions

@@ -13,15 +13,14 @@ from babelbus.errors import LocalProtocolError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
-from babelbus.protocols.zbus.errors import BrowserRefusedError, RequestError, UnsendableMessageError
+from babelbus.protocols.zbus.errors import AuthenticationError, RequestError, UnsendableMessageError
 from babelbus.protocols.zbus.http_mapping import Response, decode_request, run_kind, target_of
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, text_reply
 from babelbus.protocols.zbus.session import PING, Session
 from babelbus.protocols.zbus.signature import Keys, verify_request
-from babelbus.protocols.zbus.static import METHODS, StaticFiles
-from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
+from babelbus.protocols.zbus.web_options import METHODS, NOTHING_ELSE, StaticFiles, WebOptions
 from babelbus.protocols.zbus.websocket import SocketSession
 from babelbus.wire.browsers import Refusal
 from babelbus.wire.cors import OURS, Cors
@@ -39,6 +38,7 @@ HEAD = "HEAD"
 ID = "id"
 READING = frozenset({"query", PING})
 """Commands that change nothing; `take` moves its channel on."""
+UNREADABLE = Response(m.FAILED, (("content-type", m.TEXT_TYPE),), b"the file cannot be read")
 
 
 @lru_cache(maxsize=1024)
@@ -212,7 +212,7 @@ class WebSession(HttpSession):
         target = None if "cmd" in message.headers else target_of(request)
         if refusal is not None and self._changes(message, target):
             self._guard.refused(refusal)
-            self.session.refuse(BrowserRefusedError(refusal.text), request, routing.request_id_of(message, target))
+            self.session.refuse(AuthenticationError(refusal.text), request, routing.request_id_of(message, target))
             return True
         files = self._options.files
         if (
@@ -286,7 +286,7 @@ class WebSession(HttpSession):
         reading = files.begin(request)
 
         def encode() -> bytes:
-            response = reading.response
+            response = UNREADABLE if reading.error is not None else reading.value
             if response is None:
                 return self._framing.reply(self._without_file(message), request)
             given = request.headers.get(ID)
@@ -294,7 +294,7 @@ class WebSession(HttpSession):
                 response = msgspec.structs.replace(response, headers=(*response.headers, (ID, given)))
             return self._framing.encode(response, request)
 
-        self._outbox.answer_when([reading.done], encode, self._outbox.bytes_max)
+        self._outbox.answer_when([reading], encode, self._outbox.bytes_max)
         return True
 
     def _without_file(self, message: Message) -> Message:

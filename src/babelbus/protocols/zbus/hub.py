@@ -22,13 +22,13 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.book import UNKNOWN, Book, Entry
 from babelbus.protocols.zbus.errors import NotFoundError, RequestError
+from babelbus.protocols.zbus.filters import record_filter
 from babelbus.protocols.zbus.heads import Heads
 from babelbus.protocols.zbus.ids import IdMaker, stored_id
 from babelbus.protocols.zbus.messages import Mask, Message
 from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.signature import ReplayGuard
-from babelbus.protocols.zbus.tags import record_filter
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.errors import OffsetOutOfRangeError
@@ -80,16 +80,6 @@ class Subscriber(Protocol):
         """Add the subscription to the group of the channel."""
 
 
-class _Activity:
-    """When something last happened to an MQ, in ms since the epoch; 0 for never."""
-
-    __slots__ = ("published_ms", "subscribed_ms")
-
-    def __init__(self) -> None:
-        self.published_ms = 0
-        self.subscribed_ms: dict[str, int] = {}
-
-
 class Hub:
     """The shared part of all zbus connections of one server."""
 
@@ -119,7 +109,9 @@ class Hub:
         self.stopping = False
         """Set when the server stops: what goes now comes again, and no MQ is removed for it."""
         self._book = Book(files, folder)
-        self._activity: dict[str, _Activity] = {}
+        self._published_ms: dict[str, int] = {}
+        self._subscribed_ms: dict[str, dict[str, int]] = {}
+        """When somebody last subscribed, in ms since the epoch, by MQ and channel."""
         self._heads: dict[str, Heads] = {}
         self.new_id = IdMaker().make
         self.groups.register_filter(FILTER_KIND, record_filter)
@@ -137,7 +129,7 @@ class Hub:
     # -- MQs ---------------------------------------------------------------------------------------------------------
 
     def exists(self, mq: str) -> bool:
-        """Return whether there is an MQ of this name; the server's own topics are none."""
+        """Return whether there is an MQ of this name; a topic of the server's own is no MQ."""
         return self.find_topic(mq) is not None
 
     def find_topic(self, mq: str) -> Topic | None:
@@ -164,7 +156,7 @@ class Hub:
             InvalidTopicNameError: no topic can have this name.
             StorageError: the disk refused.
         """
-        topic = None if not self.broker.has_topic(mq) else self.topic(mq)
+        topic = self.topic(mq) if self.broker.has_topic(mq) else None
         if topic is None:
             engine = mq_type or m.MEMORY
             if engine not in ENGINES:
@@ -215,7 +207,8 @@ class Hub:
         if self.exists(mq):
             self.broker.remove_topic(mq)
         self._book.forget(mq)
-        self._activity.pop(mq, None)
+        self._published_ms.pop(mq, None)
+        self._subscribed_ms.pop(mq, None)
         self._heads.pop(mq, None)
         self.calls.forget(mq)
 
@@ -226,8 +219,7 @@ class Hub:
 
     def published(self, topic: Topic) -> None:
         """Record that messages were published, and give back the memory of those that they replace."""
-        mq = topic.name
-        self._activity_of(mq).published_ms = self.clock.now_ms()
+        self._published_ms[topic.name] = self.clock.now_ms()
         self._trim(topic)
 
     def _trim(self, topic: Topic) -> None:
@@ -254,12 +246,6 @@ class Hub:
         found = self._heads.get(mq)
         if found is None or found.topic_id != topic_id:  # others may have removed and made it again
             found = self._heads[mq] = Heads(mq, topic_id)
-        return found
-
-    def _activity_of(self, mq: str) -> _Activity:
-        found = self._activity.get(mq)
-        if found is None:
-            found = self._activity[mq] = _Activity()
         return found
 
     # -- channels ----------------------------------------------------------------------------------------------------
@@ -324,9 +310,7 @@ class Hub:
         """
         if self.groups.find(mq, channel) is not None:
             self.groups.remove(mq, channel)
-        activity = self._activity.get(mq)
-        if activity is not None:
-            activity.subscribed_ms.pop(channel, None)
+        self._subscribed_ms.get(mq, {}).pop(channel, None)
 
     async def id_at(self, topic: Topic, offset: int) -> str | None:
         """Return the id of the message at an offset, `None` if there is no message there."""
@@ -356,7 +340,7 @@ class Hub:
 
     def touched(self, mq: str, channel: str) -> None:
         """Record when somebody last subscribed."""
-        self._activity_of(mq).subscribed_ms[channel] = self.clock.now_ms()
+        self._subscribed_ms.setdefault(mq, {})[channel] = self.clock.now_ms()
 
     def unsubscribed(self, subscriber: Subscriber) -> None:
         """Handle the end of a subscription; remove the MQ and the channel that were to end with it (5.4)."""
@@ -385,7 +369,7 @@ class Hub:
     def describe(self, topic: Topic) -> dict[str, Any]:
         """Return what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
         mq = topic.name
-        entry, activity = self._entry(topic), self._activity_of(mq)
+        entry = self._entry(topic)
         groups = self.groups.on_topic(mq)
         channels = [self.describe_channel(group) for group in groups]
         size = sum(partition.high_watermark for partition in topic.partitions)
@@ -401,8 +385,8 @@ class Hub:
             "consumerCount": sum(len(group.members) for group in groups),
             "creator": entry.creator,
             "createdAt": entry.created_ms,
-            "lastPubTime": activity.published_ms,
-            "lastSubTime": max(activity.subscribed_ms.values(), default=0),
+            "lastPubTime": self._published_ms.get(mq, 0),
+            "lastSubTime": max(self._subscribed_ms.get(mq, {}).values(), default=0),
             "channels": channels,
             "channelList": channels,
         }
@@ -418,7 +402,7 @@ class Hub:
             "mask": self.channel_mask(group),
             "filter": group.settings.filter,
             "offset": position,
-            "lastSubTime": self._activity_of(mq).subscribed_ms.get(channel, 0),
+            "lastSubTime": self._subscribed_ms.get(mq, {}).get(channel, 0),
             "subscriptions": [
                 {
                     "clientId": one.session_id,

@@ -7,6 +7,7 @@ is the JSON text that its sender wrote, which is stored and delivered without be
 import re
 from collections.abc import Iterable, Sequence
 from enum import IntFlag
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -171,64 +172,25 @@ UNKNOWN_SECRET_KEY: Final = "secretKey not exists"  # noqa: S105  # a text, no s
 SIGNATURE_MISMATCHED: Final = "signature mismatched"
 
 
-def missing_mq(command: str) -> str:
-    """Return the refusal of `create`, `pub`, `remove`, `query` or `bind` without an MQ."""
-    return f"{command} command, missing mq field"
+missing_mq: Final = "{} command, missing mq field".format
+mq_not_found: Final = "MQ({}) Not Found".format
+channel_not_found: Final = "Channel({}) Not Found".format
+command_not_found: Final = "Command({}) Not Found".format
+"""The name is in lower case."""
+url_not_found: Final = "{} Not Found".format
+target_not_found: Final = "Target={} Not Found".format
+type_not_supported: Final = "mqType({}) Not Support".format
 
 
-def mq_not_found(mq: str) -> str:
-    """Return the refusal of an MQ that does not exist."""
-    return f"MQ({mq}) Not Found"
+def _done(command: str, mq: str, channel: str | None = None) -> str:
+    return f"OK, {command} (mq={mq})" if channel is None else f"OK, {command} (mq={mq},channel={channel})"
 
 
-def channel_not_found(channel: str) -> str:
-    """Return the refusal of a channel that does not exist."""
-    return f"Channel({channel}) Not Found"
-
-
-def command_not_found(command: str) -> str:
-    """Return the refusal of an unknown command, whose name is in lower case."""
-    return f"Command({command}) Not Found"
-
-
-def url_not_found(url: str) -> str:
-    """Return the refusal of a url that leads nowhere."""
-    return f"{url} Not Found"
-
-
-def target_not_found(target: str) -> str:
-    """Return the refusal of a `route` with an ack whose target is gone."""
-    return f"Target={target} Not Found"
-
-
-def type_not_supported(mq_type: str) -> str:
-    """Return the refusal of an unknown `mqType`."""
-    return f"mqType({mq_type}) Not Support"
-
-
-def created(mq: str, channel: str | None = None) -> str:
-    """Return the answer to `create`."""
-    return f"OK, CREATE (mq={mq})" if channel is None else f"OK, CREATE (mq={mq},channel={channel})"
-
-
-def published(mq: str) -> str:
-    """Return the answer to `pub`."""
-    return f"OK, PUB (mq={mq})"
-
-
-def subscribed(mq: str, channel: str) -> str:
-    """Return the answer to `sub`."""
-    return f"OK, SUB (mq={mq},channel={channel})"
-
-
-def removed(mq: str, channel: str | None = None) -> str:
-    """Return the answer to `remove`."""
-    return f"OK, REMOVE (mq={mq})" if channel is None else f"OK, REMOVE (mq={mq},channel={channel})"
-
-
-def bound(mq: str) -> str:
-    """Return the answer to `bind`."""
-    return f"OK, BIND URL (mq={mq})"
+created: Final = partial(_done, "CREATE")
+published: Final = partial(_done, "PUB")
+subscribed: Final = partial(_done, "SUB")
+removed: Final = partial(_done, "REMOVE")
+bound: Final = partial(_done, "BIND URL")
 
 
 def text_reply(request_id: str | None, status: int, text: str) -> Message:

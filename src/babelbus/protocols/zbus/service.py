@@ -14,10 +14,8 @@ from babelbus.protocols.contract import Outbox
 from babelbus.protocols.service import ServiceContext, StreamService, make_tls
 from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import PROTOCOL, Hub
-from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.signature import Keys
-from babelbus.protocols.zbus.static import StaticFiles
-from babelbus.protocols.zbus.web_options import WebOptions
+from babelbus.protocols.zbus.web_options import OpenUrls, StaticFiles, WebOptions
 from babelbus.wire.cors import Cors
 from babelbus.wire.http import TOKEN, Files
 

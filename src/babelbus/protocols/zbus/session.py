@@ -22,8 +22,7 @@ from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
 from babelbus.protocols.zbus.codec import taken
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
-from babelbus.protocols.zbus.filters import compile_filter
-from babelbus.protocols.zbus.given_up import without
+from babelbus.protocols.zbus.filters import compile_filter, without
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, flag, integer, json_reply, text_reply
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher

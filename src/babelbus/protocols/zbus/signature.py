@@ -31,117 +31,92 @@ _COMMANDING: Final = frozenset(HEADER_NAMES) - {"id", "source", "remote-addr", "
 """Headers that say what is to be done: unsigned ones could be changed or added by whoever saw the message."""
 
 
-class _Object:
-    """A JSON object: the token of each name, and its value."""
-
-    __slots__ = ("members", "name")
-
-    def __init__(self) -> None:
-        self.members: list[tuple[bytes, _Node]] = []
-        self.name: bytes | None = None
-
-    def add(self, node: "_Node") -> None:
-        if self.name is not None:
-            self.members.append((self.name, node))
-            self.name = None
-        else:
-            assert isinstance(node, bytes)
-            self.name = node
-
-    def pieces(self, *, nulls: bool) -> "Iterator[_Node]":
-        named = {_name_of(token): (token, node) for token, node in self.members}
-        if len(named) < len(self.members):  # decoders keep the last of two: an addition could replace what was signed
-            raise _AmbiguousError
-        lead = b"{"
-        for name in sorted(named):
-            token, node = named[name]
-            if nulls or node != b"null":
-                yield b"%b%b:" % (lead, token)
-                yield node
-                lead = b","
-        yield b"{}" if lead == b"{" else b"}"
+_Node = bytes | list["_Node"]
+"""A token, or a container: `{` with names and values in turn, or `[` with values."""
 
 
-class _Array:
-    """A JSON array."""
-
-    __slots__ = ("items",)
-
-    def __init__(self) -> None:
-        self.items: list[_Node] = []
-
-    def add(self, node: "_Node") -> None:
-        self.items.append(node)
-
-    def pieces(self, *, nulls: bool) -> "Iterator[_Node]":
-        lead = b"["
-        for node in self.items:
-            yield lead
-            yield node
-            lead = b","
-        yield b"[]" if lead == b"[" else b"]"
-
-
-_Node = bytes | _Object | _Array
-
-
-class _AmbiguousError(Exception):
-    """An object has a name twice."""
-
-
-def _name_of(token: bytes) -> str:
+def _name_of(token: _Node) -> str:
+    assert isinstance(token, bytes)
     return _decode_string(token) if 92 in token else token[1:-1].decode()
 
 
 def _parse(text: bytes) -> _Node:
     """Return the tree of a JSON text with every string and number as received. Iterative: depth costs no stack."""
-    top = _Array()
-    open_nodes: list[_Object | _Array] = [top]
+    top: list[_Node] = []
+    open_nodes = [top]
     for token in _tokens(text):
         if token == b"{" or token == b"[":
-            node = _Object() if token == b"{" else _Array()
-            open_nodes[-1].add(node)
+            node: list[_Node] = [token]
+            open_nodes[-1].append(node)
             open_nodes.append(node)
         elif token == b"}" or token == b"]":
             open_nodes.pop()
         else:
-            open_nodes[-1].add(token)
-    return top.items[0]
+            open_nodes[-1].append(token)
+    return top[0]
+
+
+def _members(node: _Node) -> "Iterator[tuple[_Node, _Node]]":
+    """Return names and values of an object."""
+    return zip(node[1::2], node[2::2], strict=True)  # type: ignore[arg-type]  # it is a list
+
+
+def _pieces(node: list[_Node], *, nulls: bool) -> Iterator[_Node]:
+    """Yield what a container is written as: bytes, and containers to be written in their place."""
+    lead = b"[" if node[0] == b"[" else b"{"
+    if lead == b"[":
+        for item in node[1:]:
+            yield lead
+            yield item
+            lead = b","
+        yield b"[]" if lead == b"[" else b"]"
+        return
+    named = {_name_of(token): (token, value) for token, value in _members(node)}
+    if 2 * len(named) + 1 < len(node):  # decoders keep the last of two: an addition could replace what was signed
+        raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
+    for name in sorted(named):
+        token, value = named[name]
+        if nulls or value != b"null":
+            yield b"%b%b:" % (lead, token)
+            yield value
+            lead = b","
+    yield b"{}" if lead == b"{" else b"}"
 
 
 def _write(node: _Node, *, nulls: bool) -> bytes:
-    """Return the canonical text of a tree, without null members if `nulls` is false."""
-    if isinstance(node, bytes):
-        return node
+    """Return the canonical text of a tree, without null members if `nulls` is false.
+
+    Raises:
+        AuthenticationError: an object has a name twice, so that readers may understand different things.
+    """
     written: list[bytes] = []
-    waiting = [node.pieces(nulls=nulls)]
+    waiting = [iter([node])]
     while waiting:
         for piece in waiting[-1]:
             if isinstance(piece, bytes):
                 written.append(piece)
             else:
-                waiting.append(piece.pieces(nulls=nulls))
+                waiting.append(_pieces(piece, nulls=nulls))
                 break
         else:
             waiting.pop()
     return b"".join(written)
 
 
-def _selected(root: _Node, fields: "_Fields | None") -> _Object:
+def _selected(root: _Node, fields: "_Fields | None") -> list[_Node]:
     """Return what is signed of a message: all but the signature, or what the header `signFields` names."""
-    assert isinstance(root, _Object)
-    chosen = _Object()
-    for token, node in root.members:
+    chosen: list[_Node] = [b"{"]
+    for token, node in _members(root):
         name = _name_of(token)
-        if name == "headers" and isinstance(node, _Object):
-            headers = _Object()
-            for header_token, value in node.members:
+        if name == "headers" and node[0] == b"{":
+            headers: list[_Node] = [b"{"]
+            for header_token, value in _members(node):
                 header = canonical_name(_name_of(header_token))
                 if header != "signature" and (fields is None or fields.has_header(header)):
-                    headers.members.append((header_token, value))
-            chosen.members.append((token, headers))
+                    headers += (header_token, value)
+            chosen += (token, headers)
         elif fields is None or name in fields.names:
-            chosen.members.append((token, node))
+            chosen += (token, node)
     return chosen
 
 
@@ -178,13 +153,10 @@ def canonical_text(text: bytes, *, sign_fields: str | None = None, nulls: bool =
     """Return what is signed of a frame (7.1; with `sign_fields` 7.2).
 
     Raises:
-        AuthenticationError: an object has a name twice, so that readers may understand different things.
+        AuthenticationError: an object has a name twice.
     """
     fields = None if sign_fields is None else _Fields(sign_fields)
-    try:
-        return _write(_selected(_parse(text), fields), nulls=nulls)
-    except _AmbiguousError as error:
-        raise AuthenticationError(messages.SIGNATURE_MISMATCHED) from error
+    return _write(_selected(_parse(text), fields), nulls=nulls)
 
 
 def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = False) -> str:
@@ -252,21 +224,17 @@ def request_text(message: Message, sign_fields: str, *, escape: bool = False) ->
     There are no JSON tokens on the wire; `escape` writes what is not ASCII as the Python client does.
     """
     fields = _Fields(sign_fields)
-    headers = _Object()
+    headers: list[_Node] = [b"{"]
     for name, value in message.headers.items():
         if name != "signature" and fields.has_header(name):
-            headers.members.append((_string(name, escape=escape), _string(value, escape=escape)))
-    root = _Object()
-    root.members.append((b'"headers"', headers))
+            headers += (_string(name, escape=escape), _string(value, escape=escape))
+    root: list[_Node] = [b"{", b'"headers"', headers]
     for name, text in (("url", message.url), ("method", message.method)):
         if name in fields.names and text is not None:
-            root.members.append((_string(name, escape=False), _string(text, escape=escape)))
+            root += (_string(name, escape=False), _string(text, escape=escape))
     if "body" in fields.names and message.body is not None:
-        root.members.append((b'"body"', _body(message, escape=escape)))
-    try:
-        return _write(root, nulls=True)
-    except _AmbiguousError as error:
-        raise AuthenticationError(messages.SIGNATURE_MISMATCHED) from error
+        root += (b'"body"', _body(message, escape=escape))
+    return _write(root, nulls=True)
 
 
 def _body(message: Message, *, escape: bool) -> _Node:
