@@ -103,16 +103,17 @@ class Recorder:
                 count += 1
             typed, typed_count = _typed(headers.get("content-type"), payloads[0] is not None, message.body_kind)
             parts.append(typed)
+            rest = b"".join(parts)
             key = headers.get("key", headers.get("tag"))
             front = _pack_front(0, timestamp) + (_NO_KEY if key is None else _sized(key.encode()))
             middle = bytes((count + typed_count,)) + _ID_NAME
-            encoded_ids = [request_id.encode() for request_id in ids]
+            return [
+                b"".join((front, lengths[len(data)], data, middle, lengths[len(encoded_id)], encoded_id, rest))
+                for encoded_id, payload in zip(map(str.encode, ids), payloads, strict=True)
+                for data in (payload or b"",)
+            ]
         except UnicodeEncodeError as error:
             raise MalformedMessageError("a header or the url is no UTF-8") from error
-        return [
-            b"".join((front, lengths[len(data)], data, middle, lengths[len(encoded_id)], encoded_id, *parts))
-            for encoded_id, data in zip(encoded_ids, [payload or b"" for payload in payloads], strict=True)
-        ]
 
 
 @lru_cache(maxsize=1024)
