@@ -13,12 +13,12 @@ from babelbus.errors import LocalProtocolError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
-from babelbus.protocols.zbus.errors import AuthenticationError, RequestError, UnsendableMessageError
+from babelbus.protocols.zbus.errors import AuthenticationError, NotFoundError, RequestError, UnsendableMessageError
 from babelbus.protocols.zbus.http_mapping import Response, decode_request, run_kind, target_of
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, text_reply
-from babelbus.protocols.zbus.session import PING, Session
+from babelbus.protocols.zbus.session import PING, Session, is_free
 from babelbus.protocols.zbus.signature import Keys, verify_request
 from babelbus.protocols.zbus.web_options import METHODS, NOTHING_ELSE, StaticFiles, WebOptions
 from babelbus.protocols.zbus.websocket import SocketSession
@@ -215,12 +215,7 @@ class WebSession(HttpSession):
             self.session.refuse(AuthenticationError(refusal.text), request, routing.request_id_of(message, target))
             return True
         files = self._options.files
-        if (
-            files is not None
-            and target is not None
-            and request.method in METHODS
-            and self._leads_nowhere(message, target)
-        ):
+        if files is not None and target is not None and request.method in METHODS and self._is_file(message, target):
             done = self._begin_file(files, message, request)
         else:
             done = self.session.handle(message, request, target=target)
@@ -229,11 +224,16 @@ class WebSession(HttpSession):
 
     def _changes(self, message: Message, target: str | None) -> bool:
         """Return whether a message does more than read: another command than `query`, or a call of a service."""
+        if is_free(message):
+            return False
         if "cmd" not in message.headers:
-            found = self._route(message, target)
-            if not isinstance(found, routing.Command | routing.Publish):
+            try:
+                command = self._route(message, target)
+            except RequestError:  # the session answers it
                 return False
-            message = found.message
+            if command is None:
+                return False
+            message = command
         return message.headers["cmd"].lower() not in READING
 
     def _admit(self, request: Request) -> Message | None:
@@ -242,14 +242,7 @@ class WebSession(HttpSession):
         request_id = request.headers.get("id")
         try:
             message = decode_request(request)
-            command = message.headers.get("cmd")
-            if command == PING:
-                session.answer(Message({"content-type": m.TEXT_TYPE}, status=m.OK), request)
-                return None
-            if command is None and message.body is None and message.url == pages.FAVICON_URL:
-                session.answer(pages.icon(request_id), request)
-                return None
-            if self._keys and not self._options.open_urls.has(message, target_of(request)):
+            if self._keys and not is_free(message) and not self._options.open_urls.has(message, target_of(request)):
                 request_id = routing.request_id_of(message, target_of(request))
                 verify_request(message, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
@@ -267,16 +260,15 @@ class WebSession(HttpSession):
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    def _leads_nowhere(self, message: Message, target: str) -> bool:
+    def _is_file(self, message: Message, target: str) -> bool:
         """Return whether no service and no command has this url."""
-        return isinstance(self._route(message, target), routing.Nowhere | routing.Welcome)
-
-    def _route(self, message: Message, target: str | None) -> routing.Route | None:
-        """Find what a message without `cmd` asks for, `None` if that is malformed, which the session answers."""
         try:
-            return routing.route(message, self._hub.bindings, self._hub.exists, target)
-        except RequestError:
-            return None
+            return not is_free(message) and self._route(message, target) is None
+        except RequestError as error:
+            return isinstance(error, NotFoundError)
+
+    def _route(self, message: Message, target: str | None) -> Message | None:
+        return routing.route(message, self._hub.bindings, self._hub.exists, target)
 
     def _begin_file(self, files: StaticFiles, message: Message, request: Request) -> bool:
         """Answer with a file when it is read; until then the outbox is full, and nothing else is done here."""

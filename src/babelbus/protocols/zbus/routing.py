@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from babelbus.protocols.zbus import messages
-from babelbus.protocols.zbus.errors import MalformedMessageError
+from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError
 from babelbus.protocols.zbus.messages import HEADERS_MAX, Message, canonical_name
 from babelbus.wire.http import parse_form
 
@@ -86,56 +86,36 @@ class BindTable:
         return mq
 
 
-class Command(msgspec.Struct, frozen=True):
-    """The url is the browser's form of a command: go on with `message`, which has a `cmd`."""
+def route(
+    message: Message, bindings: BindTable, exists: Callable[[str], bool], target: str | None = None
+) -> Message | None:
+    """Return the command that a message without `cmd` means; the first rule of section 6.1 that fits decides.
 
-    message: Message
-
-
-class Publish(msgspec.Struct, frozen=True):
-    """The url belongs to an MQ: go on with `message`, which is a `pub` without ack; its url is as it was."""
-
-    message: Message
-
-
-class Welcome(msgspec.Struct, frozen=True):
-    """The url is `/`, and nobody has bound it."""
-
-
-class Nowhere(msgspec.Struct, frozen=True):
-    """The url leads nowhere: a static file, or else this answer."""
-
-    status: int
-    text: str
-
-
-Route = Command | Publish | Welcome | Nowhere
-
-
-def route(message: Message, bindings: BindTable, exists: Callable[[str], bool], target: str | None = None) -> Route:
-    """Return what is meant by a message without `cmd`; the first rule of section 6.1 that fits decides.
-
-    `exists` knows the names of MQs. `target` is what stood in the HTTP request line: a query is cut at its `&` before
-    it is decoded, and `message.url` is decoded as a whole. Without one the url is taken as it is written (WebSocket).
+    That is the command of a query, or a `pub` without ack to the MQ that the url belongs to, with the url as it was;
+    `None` for the welcome page. `exists` knows the names of MQs. `target` is what stood in the HTTP request line: a
+    query is cut at its `&` before it is decoded, and `message.url` is decoded as a whole. Without one the url is taken
+    as it is written (WebSocket).
 
     Raises:
-        MalformedMessageError: a query has too many parameters.
+        NotFoundError: the url leads nowhere: a static file, or else this answer.
+        MalformedMessageError: there is no url, or a query has too many parameters.
     """
     url = message.url
     if url is None:
-        return Nowhere(messages.BAD_REQUEST, messages.CMD_REQUIRED)
+        raise MalformedMessageError(messages.CMD_REQUIRED)
     command = command_of_query(message, url if target is None else target)
     if command is not None:
-        return Command(command)
+        return command
+    path = url.partition("?")[0]
     mq = bindings.find(url)
     if mq is None:
-        mq = _mq_of_path(url.partition("?")[0], exists)
+        mq = _mq_of_path(path, exists)
     if mq is not None:
         headers = {**message.headers, "cmd": "pub", "mq": mq, "ack": "false"}
-        return Publish(msgspec.structs.replace(message, headers=headers))
-    if url.partition("?")[0] in ("", "/"):
-        return Welcome()
-    return Nowhere(messages.NOT_FOUND, messages.url_not_found(url))
+        return msgspec.structs.replace(message, headers=headers)
+    if path in ("", "/"):
+        return None
+    raise NotFoundError(messages.url_not_found(url))
 
 
 def _mq_of_path(path: str, exists: Callable[[str], bool]) -> str | None:

@@ -79,6 +79,12 @@ class Session(Generic[Asked]):
         """
         headers = message.headers
         request_id = headers.get("id")
+        if is_free(message):
+            if "cmd" not in headers:
+                self._publisher.reply(pages.icon(request_id), asked)
+            elif self._receiver is None:  # over plain HTTP every request has an answer
+                self._publisher.reply(Message({"content-type": m.TEXT_TYPE}, status=m.OK), asked)
+            return True
         if request_id is None:
             request_id = headers["id"] = self._hub.new_id()
         try:
@@ -116,10 +122,6 @@ class Session(Generic[Asked]):
     def refuse(self, error: RequestError, asked: Asked, request_id: str | None = None) -> None:
         """Answer what is no message, or does not prove who sent it."""
         self._publisher.reply(text_reply(request_id, error.status, error.text), asked)
-
-    def answer(self, reply: Message, asked: Asked) -> None:
-        """Answer without more ado."""
-        self._publisher.reply(reply, asked)
 
     def publish(self, run: Run, asked: Asked) -> None:
         """Publish a run, as `handle` does with each message."""
@@ -160,13 +162,11 @@ class Session(Generic[Asked]):
         request_id = message.headers["id"]
         if message.status is not None:  # it would be an answer, and there is no question
             message = msgspec.structs.replace(message, status=None)
-        found = routing.route(message, hub.bindings, hub.exists, target)
-        if isinstance(found, routing.Command | routing.Publish):
-            if self._monitor and isinstance(found, routing.Publish):
+        command = routing.route(message, hub.bindings, hub.exists, target)
+        if command is not None:
+            if self._monitor and routing.command_of_query(message, target or message.url or "") is None:
                 raise NotFoundError(m.url_not_found(message.url or ""))
-            return found.message
-        if isinstance(found, routing.Nowhere):
-            raise RequestError(found.status, found.text)
+            return command
         if not self._monitor:
             return pages.welcome(request_id, __version__)
         if "text/html" in message.headers.get("accept", ""):
@@ -330,6 +330,12 @@ class Session(Generic[Asked]):
         self._subscriptions.clear()
         self._publisher.close()
         self._receiver = None  # else session and receiver hold each other, and the bytes of an unfinished message
+
+
+def is_free(message: Message) -> bool:
+    """Return whether a message is answered at once, whoever sent it: a `ping` in small letters, or the icon."""
+    command = message.headers.get("cmd")
+    return command == PING or (command is None and message.body is None and message.url == pages.FAVICON_URL)
 
 
 def _mq_of(message: Message, command: str) -> str:

@@ -35,8 +35,7 @@ _Node = bytes | list["_Node"]
 """A token, or a container: `{` with names and values in turn, or `[` with values."""
 
 
-def _name_of(token: _Node) -> str:
-    assert isinstance(token, bytes)
+def _name_of(token: bytes) -> str:
     return _decode_string(token) if 92 in token else token[1:-1].decode()
 
 
@@ -56,9 +55,9 @@ def _parse(text: bytes) -> _Node:
     return top[0]
 
 
-def _members(node: _Node) -> "Iterator[tuple[_Node, _Node]]":
-    """Return names and values of an object."""
-    return zip(node[1::2], node[2::2], strict=True)  # type: ignore[arg-type]  # it is a list
+def _members(node: _Node) -> Iterator[tuple[bytes, _Node]]:
+    """Return the tokens of names, and the values, of an object."""
+    return zip(node[1::2], node[2::2], strict=True)  # type: ignore[arg-type]  # it is a list, and names are tokens
 
 
 def _pieces(node: list[_Node], *, nulls: bool) -> Iterator[_Node]:

@@ -8,12 +8,12 @@ import msgspec
 
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
-from babelbus.protocols.zbus import pages, routing
+from babelbus.protocols.zbus import routing
 from babelbus.protocols.zbus.codec import decode_message, decode_messages, encode_message
 from babelbus.protocols.zbus.errors import RequestError
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Item, Message, Run
-from babelbus.protocols.zbus.session import PING, Session
+from babelbus.protocols.zbus.session import Session, is_free
 from babelbus.protocols.zbus.signature import Keys, verify_frame
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.wire.websocket import (
@@ -111,10 +111,10 @@ class SocketSession(WebSocketSession):
     def _handle(self, item: bytes | Item) -> bool:
         """Handle one item; return `False` to be called again when the outbox has room."""
         if type(item) is Message:
-            return self._do(item)
+            return self.session.handle(item, None)
         if type(item) is bytes:
             message = self._put_off or self._admit(item)
-            done = message is None or self._do(message)
+            done = message is None or self.session.handle(message, None)
             self._put_off = None if done else message  # a second look would take it for a replay
             return done
         if type(item) is Run:
@@ -124,24 +124,13 @@ class SocketSession(WebSocketSession):
             self.session.refuse(item, None)
         return True
 
-    def _do(self, message: Message) -> bool:
-        headers = message.headers
-        command = headers.get("cmd")
-        if command == PING:
-            return True
-        if command is None and message.body is None and message.url == pages.FAVICON_URL:
-            self.session.answer(pages.icon(headers.get("id")), None)
-            return True
-        return self.session.handle(message, None)
-
     def _admit(self, text: bytes) -> Message | None:
         """Return the message of a frame that proves who sent it, or needs not; `None` if it is refused."""
         request_id = None
         try:
             message = decode_message(text)
-            command, request_id = message.headers.get("cmd"), message.headers.get("id")
-            free = command is None and message.body is None and message.url == pages.FAVICON_URL
-            if command != PING and not free and not self._open_urls.has(message):
+            request_id = message.headers.get("id")
+            if not is_free(message) and not self._open_urls.has(message):
                 request_id = routing.request_id_of(message, message.url)
                 verify_frame(message, text, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
