@@ -21,7 +21,7 @@ FILE_NAME = "zbus.json"
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What is known of one MQ."""
+    """The entry of one MQ."""
 
     mask: int = 0
     creator: str = ""
@@ -54,7 +54,7 @@ class Book:
         self._entries = {mq: entry for mq, entry in held if entry is not None}
 
     def get(self, mq: str) -> Entry:
-        """Return what is known of an MQ."""
+        """Return the entry of an MQ."""
         return self._entries.get(mq, UNKNOWN)
 
     def entries(self) -> list[tuple[str, Entry]]:

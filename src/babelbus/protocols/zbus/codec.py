@@ -5,8 +5,7 @@ exception (messages.py); most of them cost a slice, not a decoding.
 """
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -209,15 +208,15 @@ def encode_message(message: Message) -> bytes:
     """Return the frame that says `message`. Header values are JSON strings: with a number the JS client stalls
     (2.1).
     """
-    body, kind = message.body, message.body_kind
-    headers = message.headers
-    if body is None:
-        return _encode(_Reply(headers, msgspec.UNSET, message.url, message.method, message.status))
-    if kind == "json":
-        return _encode(_Reply(headers, msgspec.Raw(body), message.url, message.method, message.status))
-    if kind == "bytes":
-        headers = base64_headers(headers)
-    return _encode(_Reply(headers, _string(body, kind), message.url, message.method, message.status))
+    headers, body = message.headers, message.body
+    encoded: msgspec.Raw | str | msgspec.UnsetType = msgspec.UNSET
+    if body is not None and message.body_kind == "json":
+        encoded = msgspec.Raw(body)
+    elif body is not None:
+        encoded = _string(body, message.body_kind)
+        if message.body_kind == "bytes":
+            headers = base64_headers(headers)
+    return _encode(_Reply(headers, encoded, message.url, message.method, message.status))
 
 
 def base64_headers(headers: dict[str, str]) -> dict[str, str]:
@@ -269,22 +268,10 @@ def encode_deliveries(heads: Sequence[bytes], tail: bytes, window: int | None) -
 
     `None` when it is unlimited. It goes down with each delivery, and each says what was left then.
     """
-    ends: Iterable[bytes]
     if window is None:
-        ends = repeat(b"}}")
-    elif 0 <= window <= WINDOWS_KEPT - len(heads):
-        ends = reversed(_WINDOWS[window : window + len(heads)])
-    else:
-        ends = [_window(left) for left in range(window + len(heads) - 1, window - 1, -1)]
-    return list(map(tail.join, zip(heads, ends, strict=window is not None)))
-
-
-def _window(left: int) -> bytes:
-    return b',"window":"%d"}}' % left
-
-
-WINDOWS_KEPT: Final = 1024
-_WINDOWS: Final = [_window(left) for left in range(WINDOWS_KEPT)]
+        return [b"%b%b}}" % (head, tail) for head in heads]
+    last = window + len(heads) - 1
+    return [b'%b%b,"window":"%d"}}' % (head, tail, last - number) for number, head in enumerate(heads)]
 
 
 def taken(heads: list[bytes]) -> bytes:

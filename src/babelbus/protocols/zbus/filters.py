@@ -81,7 +81,7 @@ def record_filter(text: str) -> RecordFilter:
     """Return the filter of a channel for records, by their tag.
 
     Raises:
-        InvalidSettingError: it is none.
+        InvalidSettingError: the filter is too long.
     """
     try:
         return TagFilter(compile_filter(text))

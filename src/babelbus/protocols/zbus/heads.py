@@ -1,6 +1,6 @@
 """Stored messages -> what their deliveries have in common (`codec.delivery_head`), a chunk at a time.
 
-Behind the id, the stored headers of messages from one connection are the same, byte for byte, as a rule: that is their
+Behind the id, the stored headers of messages from one connection are nearly always the same, byte for byte: their
 *shape*. It is looked up, with what it becomes in JSON, and body, id and offset are filled in. Unusual messages are
 written the long way, which gives the same.
 """
@@ -30,7 +30,7 @@ _MARK: Final = 7355608
 """Stands for a body, an id and an offset in a shape."""
 _TEXT_MARK: Final = b"\x01%d\x01" % _MARK
 _VALUES: Final = frozenset(b"[{-0123456789tf")
-"""What a JSON value begins with that is no string and not null."""
+"""First bytes of the JSON values that are neither strings nor null."""
 _encode = msgspec.json.Encoder().encode
 _validate = msgspec.json.Decoder(msgspec.Raw).decode
 

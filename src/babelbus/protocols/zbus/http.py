@@ -138,7 +138,7 @@ class WebSession(HttpSession):
         self._common: tuple[Request, Message | None] | None = None
         """The common part of the last run, and what its publications have in common; `None` if they are none."""
         self._put_off: Message | None = None
-        """What the first of `_waiting` says, if it was looked at and could not be done yet."""
+        """The message of the first of `_waiting`, if it was verified and could not be handled yet."""
         self._socket: SocketSession | None = None
         self._active = True
         self._idle_since: float | None = None

@@ -1,4 +1,4 @@
-"""What all zbus connections of one server share: MQs and channels, who is connected, bindings, calls that wait.
+"""The state that all zbus connections of one server share: MQs and channels, peers, bindings, calls that wait.
 
 An MQ is a topic of the same name, a channel the consumer group of that name on it (docs/specifications/zbus.md, 1 and
 5).
@@ -46,7 +46,7 @@ RING = {
 }  # fmt: skip
 """How an MQ of type `memory` is kept: its newest 1000 messages (section 5.1)."""
 SLACK_BYTES = 64 * 2**20
-"""What may be kept beyond those for channels whose consumers take more."""
+"""Most that is kept beyond those for channels whose consumers take more."""
 
 
 class Peer(Protocol):
@@ -101,7 +101,7 @@ class Hub:
         self.metrics = metrics
         self.bindings = BindTable()
         self.calls: Requests[Message] = Requests(clock, loop, metrics)
-        """What callers over plain HTTP wait for: the answer of a service behind an MQ (6.3)."""
+        """Calls over plain HTTP, which wait for the answer of a service behind an MQ (6.3)."""
         self.calls.keep_expired = settings.rpc_keep_expired
         self._guard = ReplayGuard(settings.replay_window_seconds or 0.0, REPLAYS_MAX)
         self.peers: dict[str, Peer] = {}
@@ -118,10 +118,10 @@ class Hub:
         self._book.open(self._current)
 
     def admit(self, message: Message) -> None:
-        """Check that a message whose signature holds is not one that was seen before; those with an id alone (7.1).
+        """Reject a replayed signed message; only messages with an id are tracked (7.1).
 
         Raises:
-            AuthenticationError: it is.
+            AuthenticationError: the message is a replay.
         """
         if self.settings.replay_window_seconds and "id" in message.headers:
             self._guard.admit(message.headers["signature"], self.clock.monotonic())
@@ -141,7 +141,7 @@ class Hub:
         """Return the topic that an MQ is.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such MQ.
         """
         topic = self.find_topic(mq)
         if topic is None:
@@ -149,7 +149,7 @@ class Hub:
         return topic
 
     def ensure_mq(self, mq: str, mq_type: str | None, mask: int | None, creator: str) -> Topic:
-        """Return an MQ; make it if there is none (4.1). Its type never changes, its mask does.
+        """Return an MQ; create it if it does not exist (4.1). Its type never changes, its mask does.
 
         Raises:
             RequestError: there is no such type.

@@ -1,7 +1,7 @@
-"""What can be said in zbus (docs/specifications/zbus.md, 2.1, 3, 4 and 5.4): the message, its header names, the texts.
+"""The messages of zbus (docs/specifications/zbus.md, 2.1, 3, 4 and 5.4): their parts, header names and texts.
 
-A body has exactly one form. What came as bytes stays bytes; a JSON string is its text as UTF-8; every other JSON value
-is the JSON text that its sender wrote, which is stored and delivered without being decoded.
+A body has exactly one form. A body that came as bytes stays bytes; a JSON string is its text as UTF-8; every other JSON
+value is the JSON text that its sender wrote, which is stored and delivered without being decoded.
 """
 
 import re
@@ -24,8 +24,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """One message. `headers` are read only: a message that was received may be stored, delivered and answered.
 
     Protocol headers have the spelling of `HEADER_NAMES`, whatever case they were sent in; others are as sent.
-    `body` is `None` when there is none; what its bytes are says `body_kind`: `json` the text of a JSON value that is no
-    string and not null, `text` UTF-8, `bytes` anything.
+    `body` is `None` without a body. `body_kind` describes its bytes: `json` the text of a JSON value that is neither
+    string nor null, `text` UTF-8, `bytes` anything.
     """
 
     headers: dict[str, str]
@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 
 Item = Message | Run | MalformedMessageError
-"""What one or more frames say; an error stands in the place of a frame that is no message."""
+"""The content of one or more frames; an error stands in the place of a frame that is no message."""
 
 PUBLISH: Final = "pub"
 RUN_MIN: Final = 4
@@ -70,19 +70,19 @@ HEADER_NAMES: Final = (
 SET_COOKIE: Final = "set-cookie"
 """The one header that may not be joined with commas when it comes as a list, as R3's services send it (6.4)."""
 COOKIES_BETWEEN: Final = "\n"
-"""What stands between several cookies in the one value: HTTP says them with a header each."""
+"""Separates several cookies in the one value: HTTP has a header for each."""
 
 SECRETS: Final = frozenset({"apiKey", "signature", "signFields"})
 """Headers that are never stored or delivered (section 4.2, DECISION)."""
 
-_BY_LOWER: Final = {name.lower(): name for name in HEADER_NAMES}
+BY_LOWER: Final = {name.lower(): name for name in HEADER_NAMES}
 _EXACT: Final = frozenset(HEADER_NAMES)
 _INTEGER: Final = re.compile("[+-]?[0-9]{1,19}")
 
 
 def canonical_name(name: str) -> str:
     """Return a header name in the spelling of `HEADER_NAMES` if it is one of them in any case, else as it is."""
-    return name if name in _EXACT else _BY_LOWER.get(name.lower(), name)
+    return name if name in _EXACT else BY_LOWER.get(name.lower(), name)
 
 
 _KNOWN_MAX: Final = 4096

@@ -1,6 +1,6 @@
 """Publications and calls of one connection, and its answers in the order of its messages.
 
-Specification: docs/specifications/zbus.md, 3, 4 and 6.3. What a chunk publishes is appended together, once for each MQ.
+Specification: docs/specifications/zbus.md, 3, 4 and 6.3. The publications of a chunk are appended once for each MQ.
 The answers of a chunk go out with one write, when all that it published is stored, and in front of every delivery that
 they caused.
 """
@@ -23,7 +23,7 @@ from babelbus.protocols.zbus.stored import Recorder
 from babelbus.records.format import encode_bodies
 
 Asked = TypeVar("Asked")
-"""What an answer must know of its request."""
+"""The part of a request that its answer needs."""
 AskedOf = TypeVar("AskedOf", contravariant=True)
 REPLIES_BYTES = 2**18
 """So much of answers is collected before they go to the outbox, which knows what it may hold."""

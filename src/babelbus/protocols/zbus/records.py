@@ -65,7 +65,7 @@ def from_record(payload: bytes | None, key: bytes | None, headers: Headers, mq: 
     """Return the message of a record, whoever published it: a zbus message as it was sent, a foreign event as one.
 
     `mq` becomes the header of that name. A foreign payload is JSON if its content type says so and it is valid, else
-    text if it is UTF-8, else bytes. A value that is no UTF-8 has escapes (`\\xff`) where it is none.
+    text if it is UTF-8, else bytes. A value that is no UTF-8 has escapes (`\\xff`).
     """
     try:
         return _from_record(payload, key, headers, mq, bytes.decode)
@@ -135,7 +135,7 @@ def _from_record(
 def _own_body(payload: bytes | None, kind: str | None) -> tuple[bytes | None, BodyKind]:
     """Return the body that a record says it has. It is looked at again: who may write records may write any.
 
-    A text that is none would end the connection of its consumer, and JSON that is none could say anything there.
+    A text that is no UTF-8 would end the connection of its consumer, and invalid JSON could say anything there.
     """
     if payload is None or kind not in KINDS:
         return None, "json"

@@ -12,12 +12,10 @@ from babelbus.wire.http import parse_form
 
 NAME_LENGTH_MAX: Final = 249
 """No MQ has a longer name: longer prefixes of a path are not looked up."""
-CACHE_MAX: Final = 4096
-CACHED_LENGTH_MAX: Final = 256
 
 
 class UrlEntry(msgspec.Struct, frozen=True):
-    """What `bind` registers: urls that begin with `url` go to `mq`."""
+    """An entry of `bind`: urls that begin with `url` go to `mq`."""
 
     url: str
     mq: str
@@ -50,7 +48,6 @@ class BindTable:
         self._entries_max = entries_max
         self._by_url: dict[str, str] = {}
         self._lengths: list[int] = []
-        self._cache: dict[str, str | None] = {}
 
     def __len__(self) -> int:
         return len(self._by_url)
@@ -67,23 +64,11 @@ class BindTable:
             raise MalformedMessageError(f"{len(table)} urls bound, limit {self._entries_max}")
         self._by_url = table
         self._lengths = sorted({len(url) for url in table}, reverse=True)
-        self._cache.clear()
 
     def find(self, url: str) -> str | None:
         """Return the MQ of the longest prefix. A plain string prefix: `/plus` catches `/plusX` too (6.1, DECISION)."""
-        if not self._by_url:
-            return None
-        try:
-            return self._cache[url]
-        except KeyError:
-            pass
         prefixes = (url[:length] for length in self._lengths if length <= len(url))
-        mq = next((self._by_url[prefix] for prefix in prefixes if prefix in self._by_url), None)
-        if len(self._cache) >= CACHE_MAX:  # urls are chosen by clients
-            self._cache.clear()
-        if len(url) <= CACHED_LENGTH_MAX:
-            self._cache[url] = mq
-        return mq
+        return next((self._by_url[prefix] for prefix in prefixes if prefix in self._by_url), None)
 
 
 def route(
@@ -144,7 +129,7 @@ def request_id_of(message: Message, target: str | None) -> str | None:
 
 
 def command_of_query(message: Message, target: str) -> Message | None:
-    """Return the command that `/?cmd=...` says, `None` if the target is none (6.2).
+    """Return the command that `/?cmd=...` says, `None` if the target is no command (6.2).
 
     Each parameter is a header and `body` the body; without one the body stays. The url keeps its path alone: the rest
     is said by the headers, and may hold a key.

@@ -57,7 +57,7 @@ class ZbusService(StreamService):
         await super().drain()
 
     async def start(self) -> None:
-        """Listen.
+        """Open the listeners.
 
         Raises:
             OSError: an address is taken.
@@ -78,10 +78,10 @@ class ZbusService(StreamService):
 
 
 def read_keys(path: str | None) -> Keys:
-    """Read a file of keys: a line is an apiKey, blanks and its secretKey; empty lines and those with `#` are none.
+    """Read a file of keys: a line is an apiKey, blanks and its secretKey; empty lines and comments (`#`) are skipped.
 
     Raises:
-        ConfigError: it cannot be read, a line is wrong, or it has no key; the secret is not shown.
+        ConfigError: the file cannot be read, a line is wrong, or there is no key; the secret is not shown.
     """
     if path is None:
         return {}
@@ -107,7 +107,7 @@ def read_web_options(settings: ZbusSettings, origins: frozenset[str] = frozenset
     """Read what is offered to browsers; `origins` are those of pages that may use every door.
 
     Raises:
-        ConfigError: a setting is none, or names a folder that is not there.
+        ConfigError: a setting is invalid, or names a folder that does not exist.
     """
     files = None
     if settings.web_root is not None:

@@ -311,7 +311,7 @@ class Session(Generic[Asked]):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def hold(self, held: bool) -> None:
-        """Pause deliveries, or resume them."""
+        """Stop deliveries, or resume them."""
         for subscription in self._subscriptions.values():
             member = subscription.member
             if member is not None:

@@ -1,4 +1,4 @@
-"""Who sent a message: HMAC-SHA256 over its canonical JSON (docs/specifications/zbus.md, section 7).
+"""The proof of who sent a message: HMAC-SHA256 over its canonical JSON (docs/specifications/zbus.md, section 7).
 
 The clients' serialisers differ in escapes, floats and nulls, so nothing is serialised again: the tokens of the wire
 text stay as they were received, members are sorted by their decoded names, white space goes. Every function that takes
@@ -19,7 +19,7 @@ from babelbus.protocols.zbus.errors import AuthenticationError, MalformedMessage
 from babelbus.protocols.zbus.messages import HEADER_NAMES, Message, canonical_name
 
 Keys = Mapping[str, str]
-"""apiKey -> secretKey of one listener; an empty secret is none."""
+"""apiKey -> secretKey of one listener; an empty secret proves nothing."""
 
 _tokens = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]|[^ \t\r\n"{}\[\],:]++', re.DOTALL).findall
 _decode_string = msgspec.json.Decoder(str).decode
@@ -120,7 +120,7 @@ def _selected(root: _Node, fields: "_Fields | None") -> list[_Node]:
 
 
 class _Fields:
-    """What the header `signFields` lists."""
+    """The list of the header `signFields`."""
 
     def __init__(self, text: str) -> None:
         listed = {field.strip() for field in text.split(",")}
@@ -164,7 +164,7 @@ def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = F
     `partial` accepts lists of signed fields that leave what matters unsigned (7.2).
 
     Raises:
-        AuthenticationError: it is not proved; answer its status and text, which are section 7's.
+        AuthenticationError: the proof fails; answer its status and text, which are section 7's.
     """
     api_key, signature, secret = _credentials(message, keys)
     sign_fields = message.headers.get("signFields")
@@ -178,7 +178,7 @@ def verify_request(message: Message, keys: Keys, *, partial: bool = False) -> st
     """Check who sent an HTTP request, and return the apiKey. Only the scheme with `signFields` can work there (7.1).
 
     Raises:
-        AuthenticationError: it is not proved.
+        AuthenticationError: the proof fails.
     """
     api_key, signature, secret = _credentials(message, keys)
     sign_fields = message.headers.get("signFields")
@@ -209,7 +209,7 @@ def _check_fields(message: Message, sign_fields: str | None, *, partial: bool) -
 
 
 def _check(secret: str, signature: str, canonical: Callable[[bool], bytes]) -> None:
-    """Compare with what the canonical text asks for, and if need be with that of the second try."""
+    """Check a signature against the canonical text, and against the text of the second try if the first differs."""
     given = signature.lower().encode()
     for again in (False, True):
         if hmac.compare_digest(digest(secret, canonical(again)).encode(), given):
@@ -270,17 +270,12 @@ class ReplayGuard:
         self._window_seconds = window_seconds
         self._entries_max = entries_max
         self._seen: dict[bytes, float] = {}
-        self.evicted = 0
-        """How many were forgotten before their time because there were too many: what should be a metric."""
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
     def admit(self, signature: str, now_seconds: float) -> None:
         """Record the signature of a message that was verified, at a time of the monotonic clock.
 
         Raises:
-            AuthenticationError: it was here already.
+            AuthenticationError: the signature was recorded already.
         """
         seen = self._seen
         while seen:
@@ -296,5 +291,4 @@ class ReplayGuard:
             raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
         if len(seen) >= self._entries_max:
             del seen[next(iter(seen))]
-            self.evicted += 1
         seen[key] = now_seconds

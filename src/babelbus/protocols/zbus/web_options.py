@@ -29,7 +29,7 @@ class StaticFiles:
         self._caching = f"max-age={cache_seconds}" if cache_seconds else "no-cache"
 
     def read(self, request: Request) -> Response | None:
-        """Return the response with the file that a request asks for, `None` if there is none. Waits for the disk."""
+        """Return the response with the file that a request asks for, `None` if there is no file. Waits for the disk."""
         try:
             path = percent_decode(request.path)
         except HttpError:

@@ -78,9 +78,9 @@ class SocketSession(WebSocketSession):
         self._keys = keys
         self._open_urls = options.open_urls
         self._waiting: deque[bytes | Item] = deque()
-        """What came and is not done: texts where each has to prove who sent it, else what they say."""
+        """Frames that came and are not done: texts where each has to prove who sent it, else messages."""
         self._put_off: Message | None = None
-        """What the first text of `_waiting` says, if it was looked at and could not be done yet."""
+        """The message of the first text of `_waiting`, if it was verified and could not be handled yet."""
         self.held = False
         self.sent = False
         """Whether something was sent since the last tick."""
