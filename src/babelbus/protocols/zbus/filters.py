@@ -9,6 +9,7 @@ too; any other part is itself. A message without a tag passes no filter.
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from babelbus.core.groups import Delivery, RecordFilter, Rows, RowsFilter, Run
 from babelbus.core.record import Headers, Record
@@ -16,6 +17,8 @@ from babelbus.core.settings import InvalidSettingError
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.records.envelope import ID_HEADER, SOURCE_HEADER
 from babelbus.records.headers import read_headers
+
+T = TypeVar("T")
 
 FILTER_LENGTH_MAX = 4096
 
@@ -98,14 +101,19 @@ def _tag_of(headers: Headers) -> str | None:
 
 
 def _tags_of(rows: Rows) -> list[str | None]:
-    """Return the tag of each message of a chunk; headers behind the id are read once for all that share them."""
-    found = rows.leading(ID_HEADER)
-    rests = found.rests()
-    known = {rest: _tag_of(read_headers(rest)) for rest in set(rests)}
-    tags = dict(zip(found.numbers, map(known.__getitem__, rests), strict=True))
-    if len(tags) == rows.count:
-        return list(tags.values())
-    return [tags[number] if number in tags else _tag_of(rows.record(number).headers) for number in range(rows.count)]
+    return _read_all(rows, _tag_of)
+
+
+def _read_all(rows: Rows, read: Callable[[Headers], T]) -> list[T]:
+    """Return what `read` returns for the headers of each message; headers behind the id are decoded once if equal."""
+    leading = rows.leading(ID_HEADER)
+    rests = leading.rests()
+    decoded = {rest: read_headers(rest) for rest in set(rests)}
+    values = {
+        number: read(((ID_HEADER, value), *decoded[rest]))
+        for number, value, rest in zip(leading.numbers, leading.values(), rests, strict=True)
+    }
+    return [values[number] if number in values else read(rows.record(number).headers) for number in range(rows.count)]
 
 
 # -- calls that nobody waits for any more ------------------------------------------------------------------------------
@@ -123,17 +131,7 @@ def without(messages: Sequence[Delivery], given_up: Collection[SourceAndId]) -> 
 
 
 def _callers(rows: Rows) -> list[SourceAndId]:
-    """Return source and id of each message of a chunk; headers behind the id are read once for all that share them."""
-    found = rows.leading(ID_HEADER)
-    rests = found.rests()
-    known = {rest: read_headers(rest) for rest in set(rests)}
-    callers = {
-        number: _caller(((ID_HEADER, value), *known[rest]))
-        for number, value, rest in zip(found.numbers, found.values(), rests, strict=True)
-    }
-    return [
-        callers[number] if number in callers else _caller(rows.record(number).headers) for number in range(rows.count)
-    ]
+    return _read_all(rows, _caller)
 
 
 def _caller(headers: Headers) -> SourceAndId:

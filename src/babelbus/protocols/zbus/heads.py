@@ -5,6 +5,7 @@ Behind the id, the stored headers of messages from one connection are nearly alw
 written the long way, which gives the same.
 """
 
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -14,7 +15,6 @@ import msgspec
 from babelbus.core.groups import Delivery, Rows, Run, pick
 from babelbus.core.record import Record
 from babelbus.protocols.zbus.codec import delivery_head
-from babelbus.protocols.zbus.ids import stored_id
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record
 from babelbus.records.envelope import ID_HEADER, SOURCE_HEADER
 from babelbus.records.headers import read_headers
@@ -26,6 +26,8 @@ LEARNED_ONCE_MAX: Final = 8
 """So many shapes of a chunk are learned although one record has them: with more, they do not seem to come again."""
 
 _OWN: Final = ORIGIN_PREFIX.encode()
+_STORED_IDS: Final = uuid.UUID("6d0a5bd5-6f8c-4b0e-9d3c-0c2b5e1f7a42")
+"""The name space of `stored_id`."""
 _MARK: Final = 7355608
 """Stands for a body, an id and an offset in a shape."""
 _TEXT_MARK: Final = b"\x01%d\x01" % _MARK
@@ -149,3 +151,12 @@ def _is_value(body: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def stored_id(topic: str, topic_id: str, partition: int, offset: int) -> str:
+    """Return the id of a stored message that its publisher, of another protocol, has given none (section 4.3).
+
+    A UUID of version 5, from where the message is: every channel and every replay sees the same. `topic_id` is another
+    one when the topic was removed and made again, and for a topic in memory when the server has started.
+    """
+    return str(uuid.uuid5(_STORED_IDS, f"{topic}/{topic_id}/{partition}/{offset}"))

@@ -46,6 +46,9 @@ KINDS: Final[dict[BodyKind, tuple[bytes, bytes]]] = {
 RETYPED: Final = {"json": (BODY, b"json+"), "text": (BODY, b"text+")}
 """The kinds with a `+`: the record's content type is ours, the message had none or the one in `zbus_content-type`."""
 
+SENT_TYPE: Final = b"zbus_content-type"
+_ABOUT: Final = frozenset({CONTENT_TYPE, BODY, SENT_TYPE, b"zbus.url", b"zbus.method", b"zbus.status"})
+
 UNTYPED: Final[dict[BodyKind, tuple[tuple[bytes, bytes], ...]]] = {
     "json": (JSON, RETYPED["json"]),
     "text": (TEXT, RETYPED["text"]),
@@ -76,12 +79,9 @@ def from_record(payload: bytes | None, key: bytes | None, headers: Headers, mq: 
 def _from_record(
     payload: bytes | None, key: bytes | None, headers: Headers, mq: str | None, decode: Callable[[bytes], str]
 ) -> Message:
+    names: dict[str, str] = {} if mq is None else {"mq": mq}
+    about: dict[bytes, str] = {}
     own = False
-    names: dict[str, str] = {}
-    url = method = status = marker = retyped = None
-    content_type: str | None = None
-    if mq is not None:
-        names["mq"] = mq
     for record_name, data in headers:
         if data is None:
             continue
@@ -89,32 +89,22 @@ def _from_record(
         if record_name == ID_HEADER:
             names["id"] = value
         elif record_name == SOURCE_HEADER:
-            if value.startswith(ORIGIN_PREFIX):
-                own = True
-                _, found, source = value.partition("#")
-                if found:
-                    names["source"] = source
-            else:
-                names["source"] = value
-        elif record_name == CONTENT_TYPE:
-            content_type = value
+            is_own = value.startswith(ORIGIN_PREFIX)
+            own = own or is_own
+            _, separator, source = value.partition("#")
+            if not is_own or separator:
+                names["source"] = source if is_own else value
+        elif record_name in _ABOUT:
+            about[record_name] = value
         elif record_name.startswith(b"zbus"):
-            if record_name == BODY:
-                marker = value
-            elif record_name == b"zbus.url":
-                url = value
-            elif record_name == b"zbus.method":
-                method = value
-            elif record_name == b"zbus.status":
-                status = _status(value)
-            elif record_name == b"zbus_content-type":
-                retyped = value
-            elif record_name.startswith(b"zbus_"):
+            if record_name.startswith(b"zbus_"):
                 names[decode(record_name[5:])] = value
         else:
             name = _message_name(record_name)
             if name is not None:
                 names[name] = value
+    url, method, content_type = about.get(b"zbus.url"), about.get(b"zbus.method"), about.get(CONTENT_TYPE)
+    status, marker = _status(about.get(b"zbus.status", "")), about.get(BODY)
     if not own:
         if key is not None and "key" not in names:
             names["key"] = decode(key)
@@ -123,7 +113,7 @@ def _from_record(
         body, kind = foreign_body(payload, content_type)
         return Message(names, url, method, status, body, kind)
     if marker is not None and marker.endswith("+"):
-        content_type, marker = retyped, marker[:-1]
+        content_type, marker = about.get(SENT_TYPE), marker[:-1]
     if content_type is not None:
         names["content-type"] = content_type
     if marker is None and content_type is not None:

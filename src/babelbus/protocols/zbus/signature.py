@@ -166,12 +166,11 @@ def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = F
     Raises:
         AuthenticationError: the proof fails; answer its status and text, which are section 7's.
     """
-    api_key, signature, secret = _credentials(message, keys)
-    sign_fields = message.headers.get("signFields")
-    _check_fields(message, sign_fields, partial=partial)
+    fields = message.headers.get("signFields")
     # The .NET client sends nulls that it did not sign.
-    _check(secret, signature, lambda again: canonical_text(text, sign_fields=sign_fields, nulls=not again))
-    return api_key
+    return _verify(
+        message, keys, lambda again: canonical_text(text, sign_fields=fields, nulls=not again), partial, whole=True
+    )
 
 
 def verify_request(message: Message, keys: Keys, *, partial: bool = False) -> str:
@@ -180,17 +179,15 @@ def verify_request(message: Message, keys: Keys, *, partial: bool = False) -> st
     Raises:
         AuthenticationError: the proof fails.
     """
-    api_key, signature, secret = _credentials(message, keys)
-    sign_fields = message.headers.get("signFields")
-    if sign_fields is None:
-        raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
-    _check_fields(message, sign_fields, partial=partial)
-    _check(secret, signature, lambda again: request_text(message, sign_fields, escape=again))
-    return api_key
+    fields = message.headers.get("signFields", "")
+    return _verify(message, keys, lambda again: request_text(message, fields, escape=again), partial, whole=False)
 
 
-def _credentials(message: Message, keys: Keys) -> tuple[str, str, str]:
-    """Return apiKey, signature and secret, in the order of section 7."""
+def _verify(message: Message, keys: Keys, canonical: Callable[[bool], bytes], partial: bool, *, whole: bool) -> str:
+    """Check the parts of the proof in the order of section 7: both forms of the canonical text are tried.
+
+    `whole` allows a signature of the whole message, without a list of fields.
+    """
     api_key, signature = message.headers.get("apiKey"), message.headers.get("signature")
     if api_key is None:
         raise AuthenticationError(messages.MISSING_API_KEY)
@@ -198,22 +195,14 @@ def _credentials(message: Message, keys: Keys) -> tuple[str, str, str]:
         raise AuthenticationError(messages.MISSING_SIGNATURE)
     if api_key not in keys:
         raise AuthenticationError(messages.UNKNOWN_API_KEY)
-    if not keys[api_key]:
+    secret, fields = keys[api_key], message.headers.get("signFields")
+    if not secret:
         raise AuthenticationError(messages.UNKNOWN_SECRET_KEY)
-    return api_key, signature, keys[api_key]
-
-
-def _check_fields(message: Message, sign_fields: str | None, *, partial: bool) -> None:
-    if sign_fields is not None and not partial and not _Fields(sign_fields).cover(message):
-        raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
-
-
-def _check(secret: str, signature: str, canonical: Callable[[bool], bytes]) -> None:
-    """Check a signature against the canonical text, and against the text of the second try if the first differs."""
-    given = signature.lower().encode()
-    for again in (False, True):
-        if hmac.compare_digest(digest(secret, canonical(again)).encode(), given):
-            return
+    signature_bytes = signature.lower().encode()
+    if whole if fields is None else partial or _Fields(fields).cover(message):
+        for again in (False, True):
+            if hmac.compare_digest(digest(secret, canonical(again)).encode(), signature_bytes):
+                return api_key
     raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
 
 

@@ -11,7 +11,17 @@ from typing import Final
 from babelbus.protocols.zbus.content import body_kind_of
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import BodyKind, Message
-from babelbus.protocols.zbus.records import JSON, KINDS, LEFT_OUT, NO_BODY, ORIGIN_PREFIX, RETYPED, UNTYPED, record_name
+from babelbus.protocols.zbus.records import (
+    JSON,
+    KINDS,
+    LEFT_OUT,
+    NO_BODY,
+    ORIGIN_PREFIX,
+    RETYPED,
+    SENT_TYPE,
+    UNTYPED,
+    record_name,
+)
 from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER
 from babelbus.records.format import LENGTHS, RESERVED_HEADER_PREFIX
 
@@ -133,7 +143,7 @@ def _pairs_of_type(content_type: str, has_body: bool, kind: BodyKind) -> list[Pa
         return [(CONTENT_TYPE, sent), NO_BODY]
     described, natural = body_kind_of(content_type)
     if kind == "json" and described != "json":  # a form, or a value with the type of a page
-        return [JSON, (b"zbus_content-type", sent), RETYPED["json"]]
+        return [JSON, (SENT_TYPE, sent), RETYPED["json"]]
     if kind == "text" and natural != content_type:  # the payload is UTF-8, whatever it came as
-        return [(CONTENT_TYPE, natural.encode()), (b"zbus_content-type", sent), RETYPED["text"]]
+        return [(CONTENT_TYPE, natural.encode()), (SENT_TYPE, sent), RETYPED["text"]]
     return [(CONTENT_TYPE, sent)] if kind == described else [(CONTENT_TYPE, sent), KINDS[kind]]
