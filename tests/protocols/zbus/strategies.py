@@ -47,7 +47,7 @@ def to_record(message: Message, **stamp: str) -> tuple[bytes | None, bytes | Non
     """Payload, key and headers of the record of a message that was sent with the id `i` if it has none."""
     stamp.setdefault("source", message.headers.get("source", "S"))
     ids = [message.headers.get("id", "i")]
-    bodies = Recorder(stamp).encode(message, ids, [message.body], 5)
+    bodies = Recorder(stamp).encode(message, ids, [message.body or b""], 5)
     [record] = iterate(decode_chunk(bytes(encode_bodies(bodies, [5], 0).data)))
     return record.payload, record.key, record.headers
 

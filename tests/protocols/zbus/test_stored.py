@@ -31,7 +31,9 @@ sent = messages().map(with_id)
 
 def stored(sent: Sequence[Message]) -> list[Record]:
     recorder = Recorder(STAMP)
-    bodies = [body for message in sent for body in recorder.encode(message, [message.headers["id"]], [message.body], 5)]
+    bodies = [
+        body for message in sent for body in recorder.encode(message, [message.headers["id"]], [message.body or b""], 5)
+    ]
     return list(iterate(decode_chunk(bytes(encode_bodies(bodies, [5] * len(bodies), 0).data))))
 
 
@@ -92,7 +94,7 @@ def test_a_body_that_is_not_what_its_record_says_cannot_say_anything_else(kind: 
 def test_a_connection_that_never_says_the_same_twice_makes_nobody_remember_it_all() -> None:
     recorder, heads = Recorder(STAMP), Heads("Q")
     for number in range(3000):
-        bodies = recorder.encode(Message({f"x{number}": "y"}, body_kind="text"), ["i"], [b"t"], 1)
+        bodies = recorder.encode(Message({f"x{number}": "y"}, body=b"", body_kind="text"), ["i"], [b"t"], 1)
         batch = encode_bodies(bodies, [1], 0)
         assert parsed(heads.of(list(iterate(decode_chunk(bytes(batch.data)))))[0])["headers"][f"x{number}"] == "y"
     assert len(recorder._names) <= 256

@@ -115,7 +115,7 @@ def _run_of(frames: Sequence[_Frame], ids: list[str | None]) -> Run | None:
         return None
     if None in bodies or len(set(kinds)) > 1:
         return None
-    return Run(Message(headers, body_kind=kinds[0]), ids, list(bodies))
+    return Run(Message(headers, body=b"", body_kind=kinds[0]), ids, list(bodies))
 
 
 def _message_of(frame: _Frame, text: bytes, request_id: str | None = None) -> Message:

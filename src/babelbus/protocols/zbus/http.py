@@ -362,4 +362,6 @@ def _read_common(request: Request) -> Message | None:
         return None
     headers = message.headers
     acked = headers.get("ack", "true").lower() == "true"  # without an ack it is a call (6.3)
-    return message if headers.get("cmd") == PUBLISH and acked and request.method != HEAD else None
+    if headers.get("cmd") != PUBLISH or not acked or request.method == HEAD:
+        return None
+    return msgspec.structs.replace(message, body=b"")

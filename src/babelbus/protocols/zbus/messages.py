@@ -39,7 +39,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 class Run(msgspec.Struct, frozen=True, gc=False):
     """Publications of one connection, in order, which are the same but for id and body.
 
-    `message` is what they have in common, without id and body. Each has a body; those without an id have `None`.
+    `message` is what they have in common, without id, with an empty body: each has a body of its own. Those without an
+    id have `None`.
     """
 
     message: Message

@@ -98,7 +98,7 @@ class Publisher(Generic[Asked]):
         message: Message,
         mq: str,
         ids: Sequence[str],
-        payloads: Sequence[bytes | None],
+        payloads: Sequence[bytes],
         asked: Asked,
         *,
         acked: bool,
@@ -111,10 +111,11 @@ class Publisher(Generic[Asked]):
             NotFoundError: there is no such MQ.
             MalformedMessageError: a header is no UTF-8.
         """
-        batch = self._batches.get(mq) or _Batch(self._hub.topic(mq))
+        batch = self._batches.get(mq)
+        if batch is None:
+            batch = self._batches[mq] = _Batch(self._hub.topic(mq))
         batch.bodies += self._recorder.encode(message, ids, payloads, batch.timestamp)
-        batch.size_bytes += sum([len(payload) for payload in payloads if payload])
-        self._batches[mq] = batch
+        batch.size_bytes += sum(map(len, payloads))
         answers = self._framing.published(mq, ids, asked) if acked else []
         self._replies.append((batch, answers, ids, asked))
         self._replies_bytes += sum(map(len, answers))
@@ -156,8 +157,9 @@ class Publisher(Generic[Asked]):
     def _append(self) -> None:
         batches, self._batches = self._batches, {}
         for batch in batches.values():
-            batch.receipt = self._publish(batch)
-            self._receipts.append(batch.receipt)
+            if batch.bodies:  # else each of its messages was refused
+                batch.receipt = self._publish(batch)
+                self._receipts.append(batch.receipt)
 
     def _publish(self, batch: _Batch) -> Receipt:
         topic, bodies = batch.topic, batch.bodies
@@ -201,7 +203,7 @@ class Publisher(Generic[Asked]):
         """
         hub = self._hub
         batch = _Batch(hub.topic(mq))
-        batch.bodies = self._recorder.encode(message, (request_id,), (message.body,), batch.timestamp)
+        batch.bodies = self._recorder.encode(message, (request_id,), (message.body or b"",), batch.timestamp)
         batch.size_bytes = len(message.body or b"")
         self.settle()
         deadline = hub.clock.monotonic() + hub.settings.rpc_timeout_seconds

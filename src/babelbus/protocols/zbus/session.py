@@ -96,7 +96,7 @@ class Session(Generic[Asked]):
                 request_id = message.headers["id"]  # a query may have another one
             command = message.headers["cmd"].lower()
             if command == PUBLISH:
-                self._publish(message, (request_id,), (message.body,), asked)
+                self._publish(message, (request_id,), (message.body or b"",), asked)
                 return True
             act = self._COMMANDS.get(command)
             if act is None:
@@ -137,7 +137,7 @@ class Session(Generic[Asked]):
         """Publish and answer the messages gathered: behind each chunk, and before the outbox is asked."""
         self._publisher.settle()
 
-    def _publish(self, message: Message, ids: Sequence[str], payloads: Sequence[bytes | None], asked: Asked) -> None:
+    def _publish(self, message: Message, ids: Sequence[str], payloads: Sequence[bytes], asked: Asked) -> None:
         headers = message.headers
         mq = headers.get("mq")
         if mq is None:

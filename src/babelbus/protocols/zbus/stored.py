@@ -82,12 +82,10 @@ class Recorder:
         self._stamp = _encode_pairs(pairs)
         self._count = 1 + len(pairs)
 
-    def encode(
-        self, message: Message, ids: Sequence[str], payloads: Sequence[bytes | None], timestamp: int
-    ) -> list[bytes]:
+    def encode(self, message: Message, ids: Sequence[str], payloads: Sequence[bytes], timestamp: int) -> list[bytes]:
         """Return the bodies of the records of messages that differ from `message` in id and body alone.
 
-        All of them have a body, or none has.
+        All of them have a body if `message` has a body, else none has.
 
         Raises:
             MalformedMessageError: a header is not UTF-8.
@@ -111,7 +109,7 @@ class Recorder:
             if message.status is not None:
                 parts += (_STATUS_NAME, _sized(b"%d" % message.status))
                 count += 1
-            typed, typed_count = _typed(headers.get("content-type"), payloads[0] is not None, message.body_kind)
+            typed, typed_count = _typed(headers.get("content-type"), message.body is not None, message.body_kind)
             parts.append(typed)
             rest = b"".join(parts)
             key = headers.get("key", headers.get("tag"))
@@ -119,8 +117,7 @@ class Recorder:
             middle = bytes((count + typed_count,)) + _ID_NAME
             return [
                 b"".join((front, lengths[len(data)], data, middle, lengths[len(encoded_id)], encoded_id, rest))
-                for encoded_id, payload in zip(map(str.encode, ids), payloads, strict=True)
-                for data in (payload or b"",)
+                for encoded_id, data in zip(map(str.encode, ids), payloads, strict=True)
             ]
         except UnicodeEncodeError as error:
             raise MalformedMessageError("a header or the url is no UTF-8") from error
