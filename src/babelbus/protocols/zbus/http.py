@@ -178,6 +178,7 @@ class WebSession(HttpSession):
             return False
         if kind != message.body_kind:
             message = msgspec.structs.replace(message, body_kind=kind)
+            self._common = run.request, message
         ids = [None] * len(bodies) if values is None else [value.decode() for value in values]
         self.session.publish(Run(message, ids, bodies), run.request)
         return True

@@ -81,6 +81,8 @@ class Recorder:
         pairs += [(record_name(name), value.encode()) for name, value in stamp.items() if name != "source"]
         self._stamp = _encode_pairs(pairs)
         self._count = 1 + len(pairs)
+        self._message: Message | None = None
+        self._parts = (b"", b"", b"")
 
     def encode(self, message: Message, ids: Sequence[str], payloads: Sequence[bytes], timestamp: int) -> list[bytes]:
         """Return the bodies of the records of messages that differ from `message` in id and body alone.
@@ -90,37 +92,45 @@ class Recorder:
         Raises:
             MalformedMessageError: a header is not UTF-8.
         """
-        headers, lengths, names = message.headers, LENGTHS, self._names
-        parts = [self._stamp]
-        count = self._count
+        lengths = LENGTHS
         try:
-            for name, value in headers.items():
-                stored_name = names[name]
-                if stored_name:
-                    encoded = value.encode()
-                    parts += (stored_name, lengths[len(encoded)], encoded)
-                    count += 1
-            if message.url is not None:
-                parts += (_URL_NAME, _sized(message.url.encode()))
-                count += 1
-            if message.method is not None:
-                parts += (_METHOD_NAME, _sized(message.method.encode()))
-                count += 1
-            if message.status is not None:
-                parts += (_STATUS_NAME, _sized(b"%d" % message.status))
-                count += 1
-            typed, typed_count = _typed(headers.get("content-type"), message.body is not None, message.body_kind)
-            parts.append(typed)
-            rest = b"".join(parts)
-            key = headers.get("key", headers.get("tag"))
-            front = _pack_front(0, timestamp) + (_NO_KEY if key is None else _sized(key.encode()))
-            middle = bytes((count + typed_count,)) + _ID_NAME
+            if message is not self._message:  # the runs of a connection have one common message
+                self._parts = self._encode_parts(message)
+                self._message = None if message.body else message  # a body is not kept
+            key, middle, rest = self._parts
+            front = _pack_front(0, timestamp) + key
             return [
                 b"".join((front, lengths[len(data)], data, middle, lengths[len(encoded_id)], encoded_id, rest))
                 for encoded_id, data in zip(map(str.encode, ids), payloads, strict=True)
             ]
         except UnicodeEncodeError as error:
             raise MalformedMessageError("a header or the url is no UTF-8") from error
+
+    def _encode_parts(self, message: Message) -> tuple[bytes, bytes, bytes]:
+        """Return the key, the count of headers with the name of the id, and what follows the id."""
+        headers, lengths, names = message.headers, LENGTHS, self._names
+        parts = [self._stamp]
+        count = self._count
+        for name, value in headers.items():
+            stored_name = names[name]
+            if stored_name:
+                encoded = value.encode()
+                parts += (stored_name, lengths[len(encoded)], encoded)
+                count += 1
+        if message.url is not None:
+            parts += (_URL_NAME, _sized(message.url.encode()))
+            count += 1
+        if message.method is not None:
+            parts += (_METHOD_NAME, _sized(message.method.encode()))
+            count += 1
+        if message.status is not None:
+            parts += (_STATUS_NAME, _sized(b"%d" % message.status))
+            count += 1
+        typed, typed_count = _typed(headers.get("content-type"), message.body is not None, message.body_kind)
+        parts.append(typed)
+        key = headers.get("key", headers.get("tag"))
+        encoded_key = _NO_KEY if key is None else _sized(key.encode())
+        return encoded_key, bytes((count + typed_count,)) + _ID_NAME, b"".join(parts)
 
 
 @lru_cache(maxsize=1024)
