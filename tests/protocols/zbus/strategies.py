@@ -4,6 +4,10 @@ import msgspec
 from hypothesis import strategies as st
 
 from babelbus.protocols.zbus.messages import HEADER_NAMES, SECRETS, Message, canonical_name
+from babelbus.protocols.zbus.stored import Recorder
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import encode_bodies
+from babelbus.records.record import Headers
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 scalars = (
@@ -34,4 +38,21 @@ def messages(headers: st.SearchStrategy[dict[str, str]] = headers) -> st.SearchS
     )
 
 
-stored_headers = st.dictionaries(names.filter(lambda name: name not in SECRETS | {"cmd", "mq"}), texts, max_size=6)
+stored_headers = st.dictionaries(
+    names.filter(lambda name: name not in SECRETS | {"cmd", "mq"} and not name.startswith("$")), texts, max_size=6
+)
+
+
+def to_record(message: Message, **stamp: str) -> tuple[bytes | None, bytes | None, Headers]:
+    """Payload, key and headers of the record of a message that was sent with the id `i` if it has none."""
+    stamp.setdefault("source", message.headers.get("source", "S"))
+    ids = [message.headers.get("id", "i")]
+    bodies = Recorder(stamp).encode(message, ids, [message.body or b""], 5)
+    [record] = iterate(decode_chunk(bytes(encode_bodies(bodies, [5], 0).data)))
+    return record.payload, record.key, record.headers
+
+
+def as_stored(message: Message) -> Message:
+    """The message with the headers that the connection gives it."""
+    headers = {"id": "i", "source": "S", **message.headers}
+    return Message(headers, message.url, message.method, message.status, message.body, message.body_kind)

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from babelbus.core.groups.delivery_rows import Rows, Run
 from babelbus.core.groups.in_flight import Delivery
-from babelbus.protocols.zbus.given_up import without
+from babelbus.protocols.zbus.filters import without
 from babelbus.protocols.zbus.heads import LEARNED_ONCE_MAX, SHAPE_BYTES_MAX, SHAPES_MAX, Heads
 from babelbus.protocols.zbus.messages import Message
-from babelbus.protocols.zbus.records import ORIGIN_PREFIX, to_record
 from babelbus.records.columns import decode_columns, find_positions
 from babelbus.records.format import encode_batch, public_headers
 from babelbus.records.record import Headers, Record
-from tests.protocols.zbus.strategies import messages
+from tests.protocols.zbus.strategies import messages, to_record
 
 SHAPE: Headers = ((b"ce_source", b"zbus:#s"), (b"zbus_ack", b"false"))
 TEXT = (b"zbus.body", b"text")
@@ -35,9 +34,9 @@ def parsed(heads: Sequence[bytes]) -> list[Any]:
 
 
 def stored(message: Message, *, id_first: bool) -> Record:
-    payload, key, headers = to_record(message, f"{ORIGIN_PREFIX}me")
-    if id_first:
-        headers = tuple(sorted(headers, key=lambda pair: pair[0] != b"ce_id"))
+    payload, key, headers = to_record(message)
+    if not id_first:
+        headers = headers[::-1]
     return Record(payload, key, public_headers(headers), 5)
 
 

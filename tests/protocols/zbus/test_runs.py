@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.zbus.codec import decode_message
+from babelbus.protocols.zbus.codec import decode_message, decode_messages
 from babelbus.protocols.zbus.errors import RequestError
-from babelbus.protocols.zbus.messages import Message
-from babelbus.protocols.zbus.runs import FrameReader, Item, Run
+from babelbus.protocols.zbus.messages import HEADERS_MAX, Item, Message, Run
 from babelbus.wire.websocket import encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
 from tests.protocols.zbus.strategies import texts, values
@@ -71,9 +70,8 @@ def decoded(text: bytes) -> Any:
 
 @given(sent_messages, st.binary(max_size=5))
 def test_frames_that_are_read_together_say_what_each_of_them_says(sent: list[tuple[Any, int]], rubbish: bytes) -> None:
-    reader = FrameReader()
     for frames in (spread(sent), [*spread(sent), rubbish], spread(sent)):
-        assert plain(reader.read(frames)) == [decoded(frame) for frame in frames]
+        assert plain(decode_messages(frames)) == [decoded(frame) for frame in frames]
 
 
 known_frames = st.sampled_from(
@@ -115,42 +113,67 @@ known_values = st.sampled_from(
 def test_frames_that_are_like_a_known_one_say_what_each_of_them_says(
     form: bytes, reads: list[list[tuple[bytes, bytes]]]
 ) -> None:
-    reader = FrameReader()
     for chunk in ([(b"%d" % number, b"text") for number in range(MANY)], *reads):
         frames = [form % pair for pair in chunk]
-        assert plain(reader.read(frames)) == [decoded(frame) for frame in frames]
+        assert plain(decode_messages(frames)) == [decoded(frame) for frame in frames]
 
 
 def test_a_text_that_two_frames_make_only_together_is_not_what_a_known_frame_makes_of_it() -> None:
-    reader = FrameReader()
     form = b'{"headers":{"cmd":"pub","mq":"Q","id":"%b"},"body":"%b"}'
     frames = [form % (b"%d" % number, b"text") for number in range(MANY)]
-    assert isinstance(reader.read(frames)[0], Run)
+    assert isinstance(decode_messages(frames)[0], Run)
     cut = 30
     for bad in (frames[0] + b"\n" + frames[1], frames[0] + frames[1]):
         crooked = [bad, *frames[2:], b""]
-        assert plain(reader.read(crooked)) == [decoded(frame) for frame in crooked]
+        assert plain(decode_messages(crooked)) == [decoded(frame) for frame in crooked]
     crooked = [frames[0] + b"\n" + frames[1][:cut], frames[1][cut:], *frames[2:]]
-    assert plain(reader.read(crooked)) == [decoded(frame) for frame in crooked]
-    assert len(reader.read(frames)) == 1
+    assert plain(decode_messages(crooked)) == [decoded(frame) for frame in crooked]
+    assert len(decode_messages(frames)) == 1
 
 
 def test_frames_that_are_one_message_only_together_are_refused_one_by_one() -> None:
     frames = [b'{"headers":{"cmd":"pub"}', b'"body":1}', b'{"headers":{"cmd":"pub"},"body":1}', b"{}"]
-    found = FrameReader().read(frames)
+    found = decode_messages(frames)
     assert isinstance(found[0], RequestError)
     assert isinstance(found[1], RequestError)
 
 
+WHOLE = b'{"headers":{"cmd":"pub","mq":"Q","id":"1"},"body":1}'
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *(b"1],[2", b"[1],[2]", WHOLE + b"," + WHOLE, WHOLE + WHOLE, WHOLE + b"]", b"[" + WHOLE, WHOLE + b"\x00"),
+        *(WHOLE + b",", b"," + WHOLE, b"", b",", WHOLE[:-1], WHOLE[:-1] + b',"body":[1', b'{"headers":{},"body":"'),
+        b'{"headers":{"cmd":"pub","mq":"Q","id":"1"},"body":1},{"headers":{"cmd":"pub","mq":"Q","id":"2"},"body":2}',
+    ],
+)
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_a_frame_never_is_a_second_message_and_never_joins_its_neighbours(odd: bytes, at: int) -> None:
+    frames = [WHOLE.replace(b"1", b"%d" % (number + 3)) for number in range(7)]
+    crooked = [*frames[:at], odd, *frames[at:]]
+    found = plain(decode_messages(crooked))
+    assert len(found) == len(crooked)
+    assert [one for one in found if isinstance(one, Message)] == [decode_message(frame) for frame in frames]
+    assert found[at][0] == 400
+
+
+def test_an_id_counts_among_the_headers_and_the_last_of_two_spellings_of_the_id_counts() -> None:
+    most = {f"h{number}": "x" for number in range(HEADERS_MAX - 1)}
+    said = [{**most, "id": "1"}, {**most, "h": "x", "id": "1"}, {"id": "1", "ID": "2"}, {"ID": "2", "id": "1"}]
+    frames = [msgspec.json.encode({"headers": headers}) for headers in said] * 2
+    assert plain(decode_messages(frames)) == [decoded(frame) for frame in frames]
+
+
 def test_publications_that_differ_in_id_and_body_alone_are_one_run() -> None:
-    reader = FrameReader()
     frames = [msgspec.json.encode(command("pub", f"text {number}", mq="Q", id=str(number))) for number in range(MANY)]
-    [first], [second] = reader.read(frames), reader.read(frames)
+    [first], [second] = decode_messages(frames), decode_messages(frames)
     assert isinstance(first, Run)
     assert isinstance(second, Run)
-    assert first.message is second.message
+    assert first.message == second.message
     assert first.bodies == [b"text %d" % number for number in range(MANY)]
-    assert first.ids == [b"%d" % number for number in range(MANY)]
+    assert first.ids == [str(number) for number in range(MANY)]
 
 
 def stored(house: House) -> list[Any]:
@@ -249,7 +272,7 @@ async def test_each_of_many_that_the_disk_refuses_hears_so() -> None:
 
 
 def test_a_run_gives_its_messages_one_by_one() -> None:
-    run = Run(Message({"cmd": "pub"}, body_kind="text"), [b"1", None], [b"a", b"b"])
+    run = Run(Message({"cmd": "pub"}, body_kind="text"), ["1", None], [b"a", b"b"])
     assert list(run.messages()) == [
         Message({"cmd": "pub", "id": "1"}, body=b"a", body_kind="text"),
         Message({"cmd": "pub"}, body=b"b", body_kind="text"),

@@ -276,12 +276,12 @@ def test_the_guards_memory_is_bounded_and_it_forgets_the_oldest_first() -> None:
     guard = ReplayGuard(window_seconds=60, entries_max=3)
     for number in range(5):
         guard.admit(f"{number:064x}", 100)
-    assert (len(guard), guard.evicted) == (3, 2)
+    assert len(guard._seen) == 3
     with pytest.raises(AuthenticationError):
         guard.admit(f"{2:064x}", 101)
     guard.admit(f"{0:064x}", 101)
     guard.admit(f"{9:064x}", 1000)
-    assert len(guard) == 1
+    assert len(guard._seen) == 1
 
 
 def test_the_guard_takes_no_signature_that_is_no_hex() -> None:

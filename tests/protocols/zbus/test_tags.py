@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from babelbus.core.groups.delivery_rows import Rows
 from babelbus.core.settings import InvalidSettingError
-from babelbus.protocols.zbus.filters import FILTER_LENGTH_MAX, compile_filter
-from babelbus.protocols.zbus.tags import TagFilter, record_filter
+from babelbus.protocols.zbus.filters import FILTER_LENGTH_MAX, TagFilter, compile_filter, record_filter
 from babelbus.records.columns import decode_columns, find_positions
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record

@@ -21,7 +21,7 @@ FILE_NAME = "zbus.json"
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What is known of one MQ."""
+    """The entry of one MQ."""
 
     mask: int = 0
     creator: str = ""
@@ -37,29 +37,21 @@ UNKNOWN = Entry()
 
 
 class Book:
-    """The entries of all MQs. Changes block for a flush of the disk."""
+    """The entries of all MQs, by name. Changes block for a flush of the disk."""
 
     def __init__(self, files: FileSystem, folder: str) -> None:
         advice = "put a copy of the file back, or remove the file: then the masks of MQs are lost, no more"
         self._note = Note(files, f"{folder}/{FILE_NAME}", dict[str, Entry], advice=advice, bare=True)
-        self._entries: dict[str, Entry] = {}
+        self.entries: dict[str, Entry] = {}
 
     def open(self, current: Callable[[str, Entry], Entry | None]) -> None:
-        """Read what is stored; `current` gives what holds of an entry now, `None` for one to be forgotten.
+        """Read what is stored; `current` returns what holds of an entry now, `None` for an entry to be forgotten.
 
         Raises:
-            StorageError: the file is there and cannot be read, or is damaged.
+            StorageError: the file cannot be read, or is damaged.
         """
         held = ((mq, current(mq, entry)) for mq, entry in (self._note.read() or {}).items())
-        self._entries = {mq: entry for mq, entry in held if entry is not None}
-
-    def get(self, mq: str) -> Entry:
-        """Return what is known of an MQ."""
-        return self._entries.get(mq, UNKNOWN)
-
-    def entries(self) -> list[tuple[str, Entry]]:
-        """Return all of them, by MQ."""
-        return list(self._entries.items())
+        self.entries = {mq: entry for mq, entry in held if entry is not None}
 
     def put(self, mq: str, entry: Entry) -> None:
         """Keep an entry, durably.
@@ -67,19 +59,15 @@ class Book:
         Raises:
             StorageError: the disk refused; nothing has changed.
         """
-        if self._entries.get(mq, UNKNOWN) != entry:
-            self._replace({**self._entries, mq: entry})
+        if self.entries.get(mq, UNKNOWN) != entry:
+            entries = {**self.entries, mq: entry}
+            self._note.write(entries)
+            self.entries = entries
 
     def forget(self, mq: str) -> None:
         """Remove an MQ from the book. A failure is only logged: the next start removes the MQ, too."""
-        if mq in self._entries:
-            entries = {name: entry for name, entry in self._entries.items() if name != mq}
+        if self.entries.pop(mq, None) is not None:
             try:
-                self._replace(entries)
+                self._note.write(self.entries)
             except StorageError as error:
                 log.warning("a removed MQ is still noted: %s", error)
-                self._entries = entries
-
-    def _replace(self, entries: dict[str, Entry]) -> None:
-        self._note.write(entries)
-        self._entries = entries

@@ -5,9 +5,8 @@ exception (messages.py); most of them cost a slice, not a decoding.
 """
 
 import base64
-from collections.abc import Iterable, Sequence
-from itertools import repeat
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,26 +15,28 @@ from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import (
     COOKIES_BETWEEN,
     HEADERS_MAX,
+    PUBLISH,
+    RUN_MIN,
     SET_COOKIE,
     BodyKind,
+    Item,
     Message,
+    Run,
     canonical_headers,
-    is_canonical,
 )
 
-Value = TypeVar("Value")
 NO_BODY: Final = msgspec.Raw(b"")
 NULL: Final = msgspec.Raw(b"null")
 
 
-class _Frame(msgspec.Struct, Generic[Value], gc=False):
+class _Frame(msgspec.Struct, gc=False):
     """The frame that nearly every client sends."""
 
-    headers: dict[str, Value] | None = None
+    headers: dict[str, str] = {}
+    body: msgspec.Raw = NO_BODY
     url: str | None = None
     method: str | None = None
     status: int | None = None
-    body: msgspec.Raw = NO_BODY
 
 
 class _Reply(msgspec.Struct, gc=False, omit_defaults=True):
@@ -48,13 +49,13 @@ class _Reply(msgspec.Struct, gc=False, omit_defaults=True):
     status: int | None = None
 
 
-_decode_frame = msgspec.json.Decoder(_Frame[str]).decode
-_decode_numbered_frame = msgspec.json.Decoder(_Frame[str | int]).decode
+_decode_frame = msgspec.json.Decoder(_Frame).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_string = msgspec.json.Decoder(str).decode
-_FIELDS: Final = frozenset({"headers", "url", "method", "status", "body"})
+_FIELDS: Final = frozenset(_Frame.__struct_fields__)
 _encode = msgspec.json.Encoder().encode
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def decode_message(text: bytes) -> Message:
@@ -65,25 +66,74 @@ def decode_message(text: bytes) -> Message:
     """
     try:
         frame = _decode_frame(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        numbered = _decode_numbered(text)
-        if numbered is None:
+    except _UNREADABLE:
+        return _decode_slowly(text)
+    return _message_of(frame, text)
+
+
+def decode_messages(texts: Sequence[bytes]) -> list[Item]:
+    """Read the frames of one read; publications with the same headers but for the id come as a run."""
+    try:
+        frames = list(map(_decode_frame, texts))
+    except _UNREADABLE:
+        return [_or_error(decode_message, text) for text in texts]
+    if len(frames) < RUN_MIN:
+        return [_or_error(_message_of, frame, text) for frame, text in zip(frames, texts, strict=True)]
+    ids = [frame.headers.pop("id", None) for frame in frames]
+    items: list[Item] = []
+    start, count = 0, len(frames)
+    while start < count:
+        headers, end = frames[start].headers, start + 1
+        while end < count and frames[end].headers == headers:
+            end += 1
+        run = _run_of(frames[start:end], ids[start:end]) if end - start >= RUN_MIN else None
+        if run is not None:
+            items.append(run)
+        else:
+            items += [_or_error(_message_of, frames[at], texts[at], ids[at]) for at in range(start, end)]
+        start = end
+    return items
+
+
+def _or_error(decode: Callable[..., Message], *arguments: object) -> Message | MalformedMessageError:
+    try:
+        return decode(*arguments)
+    except MalformedMessageError as error:
+        return error
+
+
+def _run_of(frames: Sequence[_Frame], ids: list[str | None]) -> Run | None:
+    """Return the run that frames with the same headers are, `None` if they are no run."""
+    headers = canonical_headers(frames[0].headers)
+    if headers.get("cmd") != PUBLISH or "id" in headers or len(headers) >= HEADERS_MAX:
+        return None
+    if any(frame.url is not None or frame.method is not None or frame.status is not None for frame in frames):
+        return None
+    try:
+        bodies, kinds = zip(*[json_body(bytes(frame.body)) for frame in frames], strict=True)
+    except ValueError:
+        return None
+    if None in bodies or len(set(kinds)) > 1:
+        return None
+    return Run(Message(headers, body=b"", body_kind=kinds[0]), ids, list(bodies))
+
+
+def _message_of(frame: _Frame, text: bytes, request_id: str | None = None) -> Message:
+    """Return what a frame says; `text` is the frame, `request_id` the header that was taken from it.
+
+    Raises:
+        MalformedMessageError: it is no message.
+    """
+    headers = frame.headers
+    if request_id is None:
+        if not headers and b'"cmd"' in text:
             return _decode_slowly(text)
-        frame = numbered
-    headers, body = frame.headers, bytes(frame.body)
-    if headers is None:
-        if b'"cmd"' in text:
-            return _decode_slowly(text)
-        headers = {}
-    # What nearly every message is, in as few calls as can be; the rest goes through `_message`.
-    if frame.status is None and len(headers) <= HEADERS_MAX and is_canonical(headers) and body.isascii():
-        first = body[:1]
-        if first == b'"':
-            if 92 not in body:  # no backslash: the text is what stands between the quotes
-                return Message(headers, frame.url, frame.method, None, body[1:-1], "text")
-        elif first and body != b"null":
-            return Message(headers, frame.url, frame.method, None, body)
-    return _message(headers, frame.url, frame.method, frame.status, body)
+        return _message(headers, frame.url, frame.method, frame.status, bytes(frame.body))
+    message = _message(headers, frame.url, frame.method, frame.status, bytes(frame.body))
+    if "id" in message.headers or len(headers) == HEADERS_MAX:  # the last of two spellings counts
+        return decode_message(text)
+    message.headers["id"] = request_id
+    return message
 
 
 def _message(headers: dict[str, str], url: str | None, method: str | None, status: int | None, raw: bytes) -> Message:
@@ -92,25 +142,11 @@ def _message(headers: dict[str, str], url: str | None, method: str | None, statu
         raise MalformedMessageError(f"{len(headers)} headers, limit {HEADERS_MAX}")
     if status is not None and not 100 <= status <= 999:
         raise MalformedMessageError("status is no number from 100 to 999")
-    headers = canonical_headers(headers)
     try:
         body, kind = json_body(raw)
     except ValueError as error:
         raise MalformedMessageError("body is no UTF-8") from error
-    return Message(headers, url, method, status, body, kind)
-
-
-def _decode_numbered(text: bytes) -> _Frame[str] | None:
-    """Read a frame that has whole numbers among its headers, as a window is for some clients; `None` if it is none."""
-    try:
-        frame = _decode_numbered_frame(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    # A header is what was written, and -0 is read as 0.
-    if frame.headers is None or 0 in frame.headers.values():
-        return None
-    headers = {name: value if type(value) is str else str(value) for name, value in frame.headers.items()}
-    return _Frame(headers, frame.url, frame.method, frame.status, frame.body)
+    return Message(canonical_headers(headers), url, method, status, body, kind)
 
 
 def _decode_slowly(text: bytes) -> Message:
@@ -132,7 +168,7 @@ def _decode_slowly(text: bytes) -> Message:
             _status(status) if status is not None else None,
             bytes(members.get("body", NULL)),
         )
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise MalformedMessageError(f"no message: {_reason(error)}") from error
 
 
@@ -172,15 +208,15 @@ def encode_message(message: Message) -> bytes:
     """Return the frame that says `message`. Header values are JSON strings: with a number the JS client stalls
     (2.1).
     """
-    body, kind = message.body, message.body_kind
-    headers = message.headers
-    if body is None:
-        return _encode(_Reply(headers, msgspec.UNSET, message.url, message.method, message.status))
-    if kind == "json":
-        return _encode(_Reply(headers, msgspec.Raw(body), message.url, message.method, message.status))
-    if kind == "bytes":
-        headers = base64_headers(headers)
-    return _encode(_Reply(headers, _string(body, kind), message.url, message.method, message.status))
+    headers, body = message.headers, message.body
+    encoded: msgspec.Raw | str | msgspec.UnsetType = msgspec.UNSET
+    if body is not None and message.body_kind == "json":
+        encoded = msgspec.Raw(body)
+    elif body is not None:
+        encoded = _string(body, message.body_kind)
+        if message.body_kind == "bytes":
+            headers = base64_headers(headers)
+    return _encode(_Reply(headers, encoded, message.url, message.method, message.status))
 
 
 def base64_headers(headers: dict[str, str]) -> dict[str, str]:
@@ -232,22 +268,10 @@ def encode_deliveries(heads: Sequence[bytes], tail: bytes, window: int | None) -
 
     `None` when it is unlimited. It goes down with each delivery, and each says what was left then.
     """
-    ends: Iterable[bytes]
     if window is None:
-        ends = repeat(b"}}")
-    elif 0 <= window <= WINDOWS_KEPT - len(heads):
-        ends = reversed(_WINDOWS[window : window + len(heads)])
-    else:
-        ends = [_window(left) for left in range(window + len(heads) - 1, window - 1, -1)]
-    return list(map(tail.join, zip(heads, ends, strict=window is not None)))
-
-
-def _window(left: int) -> bytes:
-    return b',"window":"%d"}}' % left
-
-
-WINDOWS_KEPT: Final = 1024
-_WINDOWS: Final = [_window(left) for left in range(WINDOWS_KEPT)]
+        return [b"%b%b}}" % (head, tail) for head in heads]
+    last = window + len(heads) - 1
+    return [b'%b%b,"window":"%d"}}' % (head, tail, last - number) for number, head in enumerate(heads)]
 
 
 def taken(heads: list[bytes]) -> bytes:

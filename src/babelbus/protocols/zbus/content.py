@@ -22,7 +22,7 @@ class ContentType(msgspec.Struct, frozen=True):
 
 
 def parse_content_type(text: str) -> ContentType:
-    """Read a content type. What is no `name=value` behind a `;` is not a parameter; the first of two stays."""
+    """Read a content type. Only `name=value` behind a `;` is a parameter; the first of two stays."""
     return _parse(text[:TYPE_LENGTH_MAX])
 
 

@@ -1,7 +1,4 @@
-"""Errors of zbus peers: each error has the status and the text of its answer.
-
-Specification: docs/specifications/zbus.md, 3.
-"""
+"""Errors of zbus peers: each has the status and the text of its answer (docs/specifications/zbus.md, section 3)."""
 
 from babelbus.errors import BabelbusError
 
@@ -23,14 +20,7 @@ class MalformedMessageError(RequestError):
 
 
 class AuthenticationError(RequestError):
-    """A message does not prove who sent it: 403 (section 7)."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(403, text)
-
-
-class BrowserRefusedError(RequestError):
-    """A browser asks for what no page may ask of this server: 403."""
+    """A message does not prove who sent it, or a browser asks for more than a page may: 403 (section 7)."""
 
     def __init__(self, text: str) -> None:
         super().__init__(403, text)

@@ -1,14 +1,13 @@
 """Stored messages -> what their deliveries have in common (`codec.delivery_head`), a chunk at a time.
 
-Behind the id, the stored headers of messages from one connection are the same, byte for byte, as a rule: that is their
-*shape*. It is looked up, with what it becomes in JSON; body, id and offset are filled in for all records of a chunk at
-once, and looked at once whether any of them needs to be escaped. What is unusual goes the long way, which gives the
-same.
+Behind the id, the stored headers of messages from one connection are nearly always the same, byte for byte: their
+*shape*. It is looked up, with what it becomes in JSON, and body, id and offset are filled in. Unusual messages are
+written the long way, which gives the same.
 """
 
+import uuid
 from collections import Counter
 from collections.abc import Sequence
-from operator import mod
 from typing import Final
 
 import msgspec
@@ -16,7 +15,6 @@ import msgspec
 from babelbus.core.groups import Delivery, Rows, Run, pick
 from babelbus.core.record import Record
 from babelbus.protocols.zbus.codec import delivery_head
-from babelbus.protocols.zbus.ids import stored_id
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record
 from babelbus.records.envelope import ID_HEADER, SOURCE_HEADER
 from babelbus.records.headers import read_headers
@@ -28,24 +26,31 @@ LEARNED_ONCE_MAX: Final = 8
 """So many shapes of a chunk are learned although one record has them: with more, they do not seem to come again."""
 
 _OWN: Final = ORIGIN_PREFIX.encode()
+_STORED_IDS: Final = uuid.UUID("6d0a5bd5-6f8c-4b0e-9d3c-0c2b5e1f7a42")
+"""The name space of `stored_id`."""
 _MARK: Final = 7355608
 """Stands for a body, an id and an offset in a shape."""
 _TEXT_MARK: Final = b"\x01%d\x01" % _MARK
-_ESCAPED: Final = bytes(range(32)) + b'"\\'
-"""What stands for itself in no JSON string (RFC 8259, section 7)."""
 _VALUES: Final = frozenset(b"[{-0123456789tf")
-"""What a JSON value begins with that is no string and not null."""
+"""First bytes of the JSON values that are neither strings nor null."""
 _encode = msgspec.json.Encoder().encode
 _validate = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class _Shape(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """Templates of body, id and offset; `plain` has the quotes of those that are strings, for what needs no escapes."""
+    """The template of body, id and offset, which are JSON values but for the offset."""
 
-    plain: bytes
-    encoded: bytes
-    text: bool
+    template: bytes
+    is_text: bool
     """Whether the body is a string; else it is any other JSON value."""
+
+    def head(self, body: bytes, request_id: bytes, offset: int) -> bytes | None:
+        """Return the head of a message; `None` if it is not what its record says."""
+        try:
+            value = _encode(body.decode()) if self.is_text else body if _is_value(body) else None
+            return None if value is None else self.template % (value, _encode(request_id.decode()), offset)
+        except UnicodeDecodeError:
+            return None
 
 
 class Heads:
@@ -86,19 +91,13 @@ class Heads:
             return heads
         rests = found.rests()
         self._learn(rests)
-        shapes = list(map(self._shapes.get, rests))
-        payloads, ids = found.payloads(), found.values()
-        numbers, offsets = found.numbers, pick(rows.offsets, found.numbers)
-        kinds = {None if shape is None else shape.text for shape in set(shapes)}
-        if len(kinds) == 1 and len(shapes) == rows.count and None not in kinds:  # as a rule: all are texts
-            return _fill(kinds.pop() is True, shapes, payloads, ids, offsets)
-        for text in kinds - {None}:
-            chosen = [at for at, shape in enumerate(shapes) if shape is not None and shape.text is text]
-            filled = _fill(
-                text is True, pick(shapes, chosen), pick(payloads, chosen), pick(ids, chosen), pick(offsets, chosen)
-            )  # fmt: skip
-            for at, head in zip(chosen, filled, strict=True):
-                heads[numbers[at]] = head
+        offsets = pick(rows.offsets, found.numbers)
+        for number, rest, body, request_id, offset in zip(
+            found.numbers, rests, found.payloads(), found.values(), offsets, strict=True
+        ):
+            shape = self._shapes.get(rest)
+            if shape is not None:
+                heads[number] = shape.head(body, request_id, offset)
         return heads
 
     def _learn(self, rests: Sequence[bytes]) -> None:
@@ -138,41 +137,7 @@ class Heads:
         if not body_found or not id_found or b"%d" % _MARK in before + between + after:
             return None
         before, between, after = (part.replace(b"%", b"%%") for part in (before, between, after))
-        template = b'%b"body":%b,%b%b%b,"offset":"%%d"'
-        return _Shape(
-            template % (before, b'"%b"' if text else b"%b", between, b'"%b"', after),
-            template % (before, b"%b", between, b"%b", after),
-            text,
-        )
-
-
-def _fill(
-    text: bool, shapes: Sequence[_Shape | None], bodies: list[bytes], ids: list[bytes], offsets: list[int]
-) -> list[bytes | None]:
-    """Return the heads of messages of one kind, each from its shape's template; `None` where it is not what it says."""
-    if _is_plain(ids) and (_is_plain(bodies) if text else all(map(_is_value, bodies))):
-        templates = [shape.plain for shape in shapes]  # type: ignore[union-attr]  # each has one
-        return list(map(mod, templates, zip(bodies, ids, offsets, strict=True)))
-    heads: list[bytes | None] = []
-    for shape, body, request_id, offset in zip(shapes, bodies, ids, offsets, strict=True):
-        assert shape is not None
-        try:
-            encoded = _encode(body.decode()) if text else body if _is_value(body) else None
-            heads.append(None if encoded is None else shape.encoded % (encoded, _encode(request_id.decode()), offset))
-        except UnicodeDecodeError:
-            heads.append(None)
-    return heads
-
-
-def _is_plain(texts: list[bytes]) -> bool:
-    """Return whether all are texts that stand in JSON as they are."""
-    joined = b"\n".join(texts)  # so that no two make a character together
-    if not joined.isascii():
-        try:
-            joined.decode()
-        except UnicodeDecodeError:
-            return False
-    return len(joined) - len(joined.translate(None, _ESCAPED)) == len(texts) - 1
+        return _Shape(b'%b"body":%%b,%b%%b%b,"offset":"%%d"' % (before, between, after), text)
 
 
 def _is_value(body: bytes) -> bool:
@@ -186,3 +151,12 @@ def _is_value(body: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def stored_id(topic: str, topic_id: str, partition: int, offset: int) -> str:
+    """Return the id of a stored message that its publisher, of another protocol, has given none (section 4.3).
+
+    A UUID of version 5, from where the message is: every channel and every replay sees the same. `topic_id` is another
+    one when the topic was removed and made again, and for a topic in memory when the server has started.
+    """
+    return str(uuid.uuid5(_STORED_IDS, f"{topic}/{topic_id}/{partition}/{offset}"))

@@ -13,16 +13,14 @@ from babelbus.errors import LocalProtocolError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
-from babelbus.protocols.zbus.errors import BrowserRefusedError, RequestError, UnsendableMessageError
-from babelbus.protocols.zbus.http_mapping import Response, decode_request, target_of
+from babelbus.protocols.zbus.errors import AuthenticationError, NotFoundError, RequestError, UnsendableMessageError
+from babelbus.protocols.zbus.http_mapping import Response, decode_request, run_kind, target_of
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
 from babelbus.protocols.zbus.hub import Hub
-from babelbus.protocols.zbus.messages import Message, text_reply
-from babelbus.protocols.zbus.runs import RequestReader
-from babelbus.protocols.zbus.session import PING, Session
+from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, text_reply
+from babelbus.protocols.zbus.session import PING, Session, is_free
 from babelbus.protocols.zbus.signature import Keys, verify_request
-from babelbus.protocols.zbus.static import METHODS, StaticFiles
-from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
+from babelbus.protocols.zbus.web_options import METHODS, NOTHING_ELSE, StaticFiles, WebOptions
 from babelbus.protocols.zbus.websocket import SocketSession
 from babelbus.wire.browsers import Refusal
 from babelbus.wire.cors import OURS, Cors
@@ -40,6 +38,7 @@ HEAD = "HEAD"
 ID = "id"
 READING = frozenset({"query", PING})
 """Commands that change nothing; `take` moves its channel on."""
+UNREADABLE = Response(m.FAILED, (("content-type", m.TEXT_TYPE),), b"the file cannot be read")
 
 
 @lru_cache(maxsize=1024)
@@ -86,16 +85,19 @@ class HttpFraming:
         except LocalProtocolError as error:
             raise UnsendableMessageError("a header has a value that HTTP cannot carry") from error
 
-    def published(self, mq: str, ids: Sequence[bytes], request: Request) -> bytes:
+    def published(self, mq: str, ids: Sequence[str], request: Request) -> list[bytes]:
         """Return the responses to `pub`."""
-        joined = b"".join(ids)
-        plain = joined.isascii() and joined.decode().isprintable()
-        if plain and self.is_plain(request):
+        together = "".join(ids)
+        if self._is_plain(request) and together.isascii() and together.isprintable():
             before, after = _published(mq, request.version)
-            return b"%b%b%b" % (before, (after + before).join(ids), after)
-        return b"".join([self._published(mq, one.decode(), request) for one in ids])
+            return [b"%b%b%b" % (before, request_id.encode(), after) for request_id in ids]
+        return [self._published(mq, request_id, request) for request_id in ids]
 
-    def is_plain(self, request: Request) -> bool:
+    def join(self, answers: list[bytes]) -> bytes:
+        """Return responses for one write."""
+        return b"".join(answers)
+
+    def _is_plain(self, request: Request) -> bool:
         """Return whether the answer has no more headers than usual."""
         if self._cors is not None and "origin" in request.headers:
             return False
@@ -133,9 +135,10 @@ class WebSession(HttpSession):
         self._keys = keys
         self._options = options
         self._framing = HttpFraming(options.cors)
-        self._reader = RequestReader()
+        self._common: tuple[Request, Message | None] | None = None
+        """The common part of the last run, and what its publications have in common; `None` if they are none."""
         self._put_off: Message | None = None
-        """What the first of `_waiting` says, if it was looked at and could not be done yet."""
+        """The message of the first of `_waiting`, if it was verified and could not be handled yet."""
         self._socket: SocketSession | None = None
         self._active = True
         self._idle_since: float | None = None
@@ -164,10 +167,20 @@ class WebSession(HttpSession):
 
     def answer_run(self, run: RequestRun) -> bool:
         """Publish a run of requests at once; return `False` if one of them is no plain publication."""
-        publications = self._reader.read(run)
-        if publications is None:
+        if self._common is None or self._common[0] is not run.request:
+            self._common = run.request, _read_common(run.request)
+        message = self._common[1]
+        bodies, values = run.bodies, run.values
+        if message is None or not all(bodies):  # no body is something else than an empty one
             return False
-        self.session.publish(publications, run.request)
+        kind = run_kind(message.headers.get("content-type"), bodies)
+        if kind is None or (values is not None and not b"".join(values).isascii()):
+            return False
+        if kind != message.body_kind:
+            message = msgspec.structs.replace(message, body_kind=kind)
+            self._common = run.request, message
+        ids = [None] * len(bodies) if values is None else [value.decode() for value in values]
+        self.session.publish(Run(message, ids, bodies), run.request)
         return True
 
     def proves_sender(self, head: Request) -> bool:
@@ -200,15 +213,10 @@ class WebSession(HttpSession):
         target = None if "cmd" in message.headers else target_of(request)
         if refusal is not None and self._changes(message, target):
             self._guard.refused(refusal)
-            self.session.refuse(BrowserRefusedError(refusal.text), request, routing.request_id_of(message, target))
+            self.session.refuse(AuthenticationError(refusal.text), request, routing.request_id_of(message, target))
             return True
         files = self._options.files
-        if (
-            files is not None
-            and target is not None
-            and request.method in METHODS
-            and self._leads_nowhere(message, target)
-        ):
+        if files is not None and target is not None and request.method in METHODS and self._is_file(message, target):
             done = self._begin_file(files, message, request)
         else:
             done = self.session.handle(message, request, target=target)
@@ -217,11 +225,16 @@ class WebSession(HttpSession):
 
     def _changes(self, message: Message, target: str | None) -> bool:
         """Return whether a message does more than read: another command than `query`, or a call of a service."""
+        if is_free(message):
+            return False
         if "cmd" not in message.headers:
-            found = self._route(message, target)
-            if not isinstance(found, routing.Command | routing.Publish):
+            try:
+                command = self._route(message, target)
+            except RequestError:  # the session answers it
                 return False
-            message = found.message
+            if command is None:
+                return False
+            message = command
         return message.headers["cmd"].lower() not in READING
 
     def _admit(self, request: Request) -> Message | None:
@@ -230,14 +243,7 @@ class WebSession(HttpSession):
         request_id = request.headers.get("id")
         try:
             message = decode_request(request)
-            command = message.headers.get("cmd")
-            if command == PING:
-                session.answer(Message({"content-type": m.TEXT_TYPE}, status=m.OK), request)
-                return None
-            if command is None and message.body is None and message.url == pages.FAVICON_URL:
-                session.answer(pages.icon(request_id), request)
-                return None
-            if self._keys and not self._options.open_urls.has(message, target_of(request)):
+            if self._keys and not is_free(message) and not self._options.open_urls.has(message, target_of(request)):
                 request_id = routing.request_id_of(message, target_of(request))
                 verify_request(message, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)
@@ -255,16 +261,15 @@ class WebSession(HttpSession):
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    def _leads_nowhere(self, message: Message, target: str) -> bool:
+    def _is_file(self, message: Message, target: str) -> bool:
         """Return whether no service and no command has this url."""
-        return isinstance(self._route(message, target), routing.Nowhere | routing.Welcome)
-
-    def _route(self, message: Message, target: str | None) -> routing.Route | None:
-        """Find what a message without `cmd` asks for, `None` if that is malformed, which the session answers."""
         try:
-            return routing.route(message, self._hub.bindings, self._hub.exists, target)
-        except RequestError:
-            return None
+            return not is_free(message) and self._route(message, target) is None
+        except RequestError as error:
+            return isinstance(error, NotFoundError)
+
+    def _route(self, message: Message, target: str | None) -> Message | None:
+        return routing.route(message, self._hub.bindings, self._hub.exists, target)
 
     def _begin_file(self, files: StaticFiles, message: Message, request: Request) -> bool:
         """Answer with a file when it is read; until then the outbox is full, and nothing else is done here."""
@@ -274,7 +279,7 @@ class WebSession(HttpSession):
         reading = files.begin(request)
 
         def encode() -> bytes:
-            response = reading.response
+            response = UNREADABLE if reading.error is not None else reading.value
             if response is None:
                 return self._framing.reply(self._without_file(message), request)
             given = request.headers.get(ID)
@@ -282,7 +287,7 @@ class WebSession(HttpSession):
                 response = msgspec.structs.replace(response, headers=(*response.headers, (ID, given)))
             return self._framing.encode(response, request)
 
-        self._outbox.answer_when([reading.done], encode, self._outbox.bytes_max)
+        self._outbox.answer_when([reading], encode, self._outbox.bytes_max)
         return True
 
     def _without_file(self, message: Message) -> Message:
@@ -348,3 +353,16 @@ class WebSession(HttpSession):
         self._hub.peers.pop(self.session.id, None)
         self.session.close()
         super().close()
+
+
+def _read_common(request: Request) -> Message | None:
+    """Return what publications have in common that come with such requests, `None` if these are something else."""
+    try:
+        message = decode_request(request)
+    except RequestError:
+        return None
+    headers = message.headers
+    acked = headers.get("ack", "true").lower() == "true"  # without an ack it is a call (6.3)
+    if headers.get("cmd") != PUBLISH or not acked or request.method == HEAD:
+        return None
+    return msgspec.structs.replace(message, body=b"")

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from babelbus.protocols.zbus.codec import body_json
-from babelbus.protocols.zbus.content import charset_of, is_utf8, parse_content_type
+from babelbus.protocols.zbus.content import TYPE_LENGTH_MAX, charset_of, is_utf8, parse_content_type
 from babelbus.protocols.zbus.errors import MalformedMessageError, UnsendableMessageError
 from babelbus.protocols.zbus.messages import (
+    BY_LOWER,
     COOKIES_BETWEEN,
     HEADER_NAMES,
     HEADERS_MAX,
@@ -22,7 +24,7 @@ from babelbus.protocols.zbus.messages import (
     Message,
 )
 from babelbus.protocols.zbus.multipart import read_multipart, read_urlencoded
-from babelbus.wire.http import HttpError, Request, percent_decode, split_target
+from babelbus.wire.http import TOKEN, HttpError, Request, percent_decode, split_target
 
 HOP_BY_HOP: Final = frozenset(
     ("connection", "keep-alive", "proxy-connection", "transfer-encoding", "te", "trailer", "upgrade", "expect")
@@ -30,14 +32,9 @@ HOP_BY_HOP: Final = frozenset(
 """Headers about one connection: they are no part of a message."""
 
 _NOT_ANSWERED: Final = HOP_BY_HOP | SECRETS | {"host", "content-length"}
-_BY_LOWER: Final = {name.lower(): name for name in HEADER_NAMES}
-_TOUCHED: Final = HOP_BY_HOP | {lower for lower, name in _BY_LOWER.items() if lower != name}
+_TOUCHED: Final = HOP_BY_HOP | {lower for lower, name in BY_LOWER.items() if lower != name}
 _SAFE_NAMES: Final = frozenset(HEADER_NAMES)
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FORBIDDEN: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
-_PLAIN_TEXT: Final = frozenset(
-    [f"{name}{charset}" for name in ("text/plain", "application/json") for charset in ("", "; charset=utf-8")]
-)
 _BODILESS: Final = frozenset({204, 304})
 _FORMS: Final = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
 
@@ -61,16 +58,13 @@ def decode_request(request: Request) -> Message:
         raise MalformedMessageError(f"{len(given)} headers, limit {HEADERS_MAX}")
     headers = given
     if not _TOUCHED.isdisjoint(given):
-        headers = {_BY_LOWER.get(name, name): value for name, value in given.items() if name not in HOP_BY_HOP}
+        headers = {BY_LOWER.get(name, name): value for name, value in given.items() if name not in HOP_BY_HOP}
     if not "".join(headers.values()).isascii():
         headers = {name: _utf8(value) for name, value in headers.items()}
     url = request.target if request.target == "/" else _url(request.target)
     if not request.body:
         return Message(headers, url, request.method)
-    content_type = given.get("content-type")
-    if content_type in _PLAIN_TEXT and request.body.isascii():
-        return Message(headers, url, request.method, None, request.body, "text")
-    body, kind = _body(request.body, content_type)
+    body, kind = _body(request.body, given.get("content-type"))
     return Message(headers, url, request.method, None, body, kind)
 
 
@@ -101,41 +95,44 @@ def _utf8(value: str) -> str:
 
 def _body(body: bytes, content_type: str | None) -> tuple[bytes, BodyKind]:
     """Return the body that a request has, by the table of section 2.4. JSON text is a string: services parse it."""
-    if content_type is None:
-        return body, "bytes"
+    kind = run_kind(content_type, (body,))
+    if kind is not None or content_type is None:
+        return body, kind or "bytes"
     parsed = parse_content_type(content_type)
-    if parsed.name.startswith(("text/", "application/json")):
-        return _text(body, content_type), "text"
     if parsed.name == "multipart/form-data":
         return read_multipart(body, parsed.parameters.get("boundary", "")), "json"
     if parsed.name == "application/x-www-form-urlencoded":
         return read_urlencoded(body), "json"
-    return body, "bytes"
+    return _text(body, content_type), "text"
 
 
 def run_kind(content_type: str | None, bodies: Sequence[bytes]) -> BodyKind | None:
     """Return the kind that bodies of one content type have that are taken as they are, `None`: look at each of them."""
     if content_type is None:
         return "bytes"
-    parsed = parse_content_type(content_type)
-    if parsed.name.startswith(("text/", "application/json")):
-        plain = charset_of(content_type) in ("utf-8", "utf8")
-        return "text" if plain and all(map(is_utf8, bodies)) else None
-    return None if parsed.name in _FORMS else "bytes"
+    kind = _kind_as_sent(content_type[:TYPE_LENGTH_MAX])
+    if kind == "text" and not b"".join(bodies).isascii() and not all(map(is_utf8, bodies)):
+        return None
+    return kind
+
+
+@lru_cache(maxsize=1024)
+def _kind_as_sent(content_type: str) -> BodyKind | None:
+    name = parse_content_type(content_type).name
+    if name.startswith(("text/", "application/json")):
+        return "text" if charset_of(content_type) in ("utf-8", "utf8") else None
+    return None if name in _FORMS else "bytes"
 
 
 def _text(body: bytes, content_type: str) -> bytes:
     charset = charset_of(content_type)
-    if charset in ("utf-8", "utf8"):
-        if is_utf8(body):
-            return body
-        raise MalformedMessageError("body is no UTF-8")
     if charset is None:
         raise MalformedMessageError("body has an unknown charset")
     try:
         return body.decode(charset).encode()
     except UnicodeError as error:
-        raise MalformedMessageError(f"body is no {charset}") from error
+        name = "UTF-8" if charset in ("utf-8", "utf8") else charset
+        raise MalformedMessageError(f"body is no {name}") from error
 
 
 def encode_response(message: Message) -> Response:
@@ -157,7 +154,7 @@ def encode_response(message: Message) -> Response:
                 *others, value = value.split(COOKIES_BETWEEN)
                 headers += [(name, _carried(cookie)) for cookie in others]
             value = _carried(value)
-        if name not in _SAFE_NAMES and _TOKEN.fullmatch(name) is None:
+        if name not in _SAFE_NAMES and TOKEN.fullmatch(name) is None:
             raise UnsendableMessageError("a header has a name that HTTP cannot carry")
         headers.append((name, value))
     return Response(status, tuple(headers), _response_body(message, status, content_type))

@@ -1,11 +1,13 @@
-"""What can be said in zbus (docs/specifications/zbus.md, 2.1, 3, 4 and 5.4): the message, its header names, the texts.
+"""The messages of zbus (docs/specifications/zbus.md, 2.1, 3, 4 and 5.4): their parts, header names and texts.
 
-A body has exactly one form. What came as bytes stays bytes; a JSON string is its text as UTF-8; every other JSON value
-is the JSON text that its sender wrote, which is stored and delivered without being decoded.
+A body has exactly one form. A body that came as bytes stays bytes; a JSON string is its text as UTF-8; every other JSON
+value is the JSON text that its sender wrote, which is stored and delivered without being decoded.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from enum import IntFlag
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -22,8 +24,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """One message. `headers` are read only: a message that was received may be stored, delivered and answered.
 
     Protocol headers have the spelling of `HEADER_NAMES`, whatever case they were sent in; others are as sent.
-    `body` is `None` when there is none; what its bytes are says `body_kind`: `json` the text of a JSON value that is no
-    string and not null, `text` UTF-8, `bytes` anything.
+    `body` is `None` without a body. `body_kind` describes its bytes: `json` the text of a JSON value that is neither
+    string nor null, `text` UTF-8, `bytes` anything.
     """
 
     headers: dict[str, str]
@@ -34,6 +36,32 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     body_kind: BodyKind = "json"
 
 
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """Publications of one connection, in order, which are the same but for id and body.
+
+    `message` is what they have in common, without id, with an empty body: each has a body of its own. Those without an
+    id have `None`.
+    """
+
+    message: Message
+    ids: Sequence[str | None]
+    bodies: list[bytes]
+
+    def messages(self) -> Iterable[Message]:
+        """Return the publications one by one."""
+        common = self.message
+        for request_id, body in zip(self.ids, self.bodies, strict=True):
+            headers = dict(common.headers) if request_id is None else {**common.headers, "id": request_id}
+            yield Message(headers, common.url, common.method, None, body, common.body_kind)
+
+
+Item = Message | Run | MalformedMessageError
+"""The content of one or more frames; an error stands in the place of a frame that is no message."""
+
+PUBLISH: Final = "pub"
+RUN_MIN: Final = 4
+"""Fewer publications are no run."""
+
 HEADER_NAMES: Final = (
     *("cmd", "id", "mq", "channel", "mqType", "mqMask", "channelMask", "offset", "checksum", "filter", "tag", "window"),
     *("ack", "source", "target", "apiKey", "signature", "signFields", "clearBind", "remote-addr", "content-type"),
@@ -43,30 +71,45 @@ HEADER_NAMES: Final = (
 SET_COOKIE: Final = "set-cookie"
 """The one header that may not be joined with commas when it comes as a list, as R3's services send it (6.4)."""
 COOKIES_BETWEEN: Final = "\n"
-"""What stands between several cookies in the one value: HTTP says them with a header each."""
+"""Separates several cookies in the one value: HTTP has a header for each."""
 
 SECRETS: Final = frozenset({"apiKey", "signature", "signFields"})
 """Headers that are never stored or delivered (section 4.2, DECISION)."""
 
-_BY_LOWER: Final = {name.lower(): name for name in HEADER_NAMES}
+BY_LOWER: Final = {name.lower(): name for name in HEADER_NAMES}
 _EXACT: Final = frozenset(HEADER_NAMES)
 _INTEGER: Final = re.compile("[+-]?[0-9]{1,19}")
 
 
 def canonical_name(name: str) -> str:
     """Return a header name in the spelling of `HEADER_NAMES` if it is one of them in any case, else as it is."""
-    return name if name in _EXACT else _BY_LOWER.get(name.lower(), name)
+    return name if name in _EXACT else BY_LOWER.get(name.lower(), name)
 
 
-is_canonical: Final = _EXACT.issuperset
-"""Whether headers are the protocol's own ones and spelled as we do, which nearly all are."""
+_KNOWN_MAX: Final = 4096
+_KNOWN_LENGTH_MAX: Final = 64
+_known = set(HEADER_NAMES)
+"""Names that are spelled as we do, as far as they are remembered: clients choose them."""
 
 
 def canonical_headers(headers: dict[str, str]) -> dict[str, str]:
     """Return headers with the protocol's own ones in their spelling; of several that become one, the last stays."""
-    if _BY_LOWER.keys().isdisjoint(map(str.lower, headers.keys() - _EXACT)):
+    if headers.keys() <= _known:
+        return headers
+    if all(map(_is_canonical, headers.keys() - _known)):
         return headers
     return {canonical_name(name): value for name, value in headers.items()}
+
+
+def _is_canonical(name: str) -> bool:
+    """Return whether a name has our spelling or is not ours, and remember the name if so."""
+    if canonical_name(name) != name:
+        return False
+    if len(name) <= _KNOWN_LENGTH_MAX:
+        if len(_known) >= _KNOWN_MAX:
+            _known.clear()
+        _known.add(name)
+    return True
 
 
 def flag(message: Message, name: str, *, default: bool) -> bool:
@@ -130,64 +173,25 @@ UNKNOWN_SECRET_KEY: Final = "secretKey not exists"  # noqa: S105  # a text, no s
 SIGNATURE_MISMATCHED: Final = "signature mismatched"
 
 
-def missing_mq(command: str) -> str:
-    """Return the refusal of `create`, `pub`, `remove`, `query` or `bind` without an MQ."""
-    return f"{command} command, missing mq field"
+missing_mq: Final = "{} command, missing mq field".format
+mq_not_found: Final = "MQ({}) Not Found".format
+channel_not_found: Final = "Channel({}) Not Found".format
+command_not_found: Final = "Command({}) Not Found".format
+"""The name is in lower case."""
+url_not_found: Final = "{} Not Found".format
+target_not_found: Final = "Target={} Not Found".format
+type_not_supported: Final = "mqType({}) Not Support".format
 
 
-def mq_not_found(mq: str) -> str:
-    """Return the refusal of an MQ that does not exist."""
-    return f"MQ({mq}) Not Found"
+def _done(command: str, mq: str, channel: str | None = None) -> str:
+    return f"OK, {command} (mq={mq})" if channel is None else f"OK, {command} (mq={mq},channel={channel})"
 
 
-def channel_not_found(channel: str) -> str:
-    """Return the refusal of a channel that does not exist."""
-    return f"Channel({channel}) Not Found"
-
-
-def command_not_found(command: str) -> str:
-    """Return the refusal of an unknown command, whose name is in lower case."""
-    return f"Command({command}) Not Found"
-
-
-def url_not_found(url: str) -> str:
-    """Return the refusal of a url that leads nowhere."""
-    return f"{url} Not Found"
-
-
-def target_not_found(target: str) -> str:
-    """Return the refusal of a `route` with an ack whose target is gone."""
-    return f"Target={target} Not Found"
-
-
-def type_not_supported(mq_type: str) -> str:
-    """Return the refusal of an unknown `mqType`."""
-    return f"mqType({mq_type}) Not Support"
-
-
-def created(mq: str, channel: str | None = None) -> str:
-    """Return the answer to `create`."""
-    return f"OK, CREATE (mq={mq})" if channel is None else f"OK, CREATE (mq={mq},channel={channel})"
-
-
-def published(mq: str) -> str:
-    """Return the answer to `pub`."""
-    return f"OK, PUB (mq={mq})"
-
-
-def subscribed(mq: str, channel: str) -> str:
-    """Return the answer to `sub`."""
-    return f"OK, SUB (mq={mq},channel={channel})"
-
-
-def removed(mq: str, channel: str | None = None) -> str:
-    """Return the answer to `remove`."""
-    return f"OK, REMOVE (mq={mq})" if channel is None else f"OK, REMOVE (mq={mq},channel={channel})"
-
-
-def bound(mq: str) -> str:
-    """Return the answer to `bind`."""
-    return f"OK, BIND URL (mq={mq})"
+created: Final = partial(_done, "CREATE")
+published: Final = partial(_done, "PUB")
+subscribed: Final = partial(_done, "SUB")
+removed: Final = partial(_done, "REMOVE")
+bound: Final = partial(_done, "BIND URL")
 
 
 def text_reply(request_id: str | None, status: int, text: str) -> Message:

@@ -20,20 +20,10 @@ BOUNDARY_LENGTH_MAX: Final = 70
 """As RFC 2046 has it, section 5.1.1."""
 
 
-class File(msgspec.Struct, frozen=True, rename="camel"):
-    """An uploaded file; `data` is base64."""
-
-    file_name: str
-    content_type: str
-    data: str
-
-
-class Form(msgspec.Struct, frozen=True):
-    """The fields of a form. Of several attributes of one name the last stays."""
-
-    attributes: dict[str, str]
-    files: dict[str, list[File]]
-
+Attributes = dict[str, str]
+"""Of several attributes of one name the last stays."""
+Uploads = dict[str, list[dict[str, str]]]
+"""The uploaded files of each field; `data` is base64."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -48,7 +38,7 @@ def read_urlencoded(body: bytes) -> bytes:
         pairs = parse_form(body.decode(), PARTS_MAX)
     except ValueError as error:
         raise MalformedMessageError(f"a form of more than {PARTS_MAX} fields, or no UTF-8") from error
-    return _encode(Form(dict(pairs), {}))
+    return _encode({"attributes": dict(pairs), "files": {}})
 
 
 def read_multipart(body: bytes, boundary: str) -> bytes:
@@ -61,17 +51,18 @@ def read_multipart(body: bytes, boundary: str) -> bytes:
         raise MalformedMessageError("multipart: no boundary")
     # The first delimiter may stand at the very beginning, where the others have a line end in front.
     _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(), PARTS_MAX + 2)
-    form = Form({}, {})
+    attributes: Attributes = {}
+    uploads: Uploads = {}
     for number, part in enumerate(parts):
         if part.startswith(b"--"):
-            return _encode(form)
+            return _encode({"attributes": attributes, "files": uploads})
         if number == PARTS_MAX:
             raise MalformedMessageError(f"multipart: more than {PARTS_MAX} parts")
-        _add_part(form, part)
+        _add_part(attributes, uploads, part)
     raise MalformedMessageError("multipart: the end is missing")
 
 
-def _add_part(form: Form, part: bytes) -> None:
+def _add_part(attributes: Attributes, uploads: Uploads, part: bytes) -> None:
     padding, line_end, rest = part.partition(b"\r\n")
     # A part without headers has its empty line at once; it has no name then.
     head, end, data = rest.partition(b"\r\n\r\n")
@@ -85,13 +76,13 @@ def _add_part(form: Form, part: bytes) -> None:
             raise MalformedMessageError("multipart: a part has no name")
         file_name = disposition.parameters.get("filename")
         if file_name is None:
-            form.attributes[name] = data.decode()
+            attributes[name] = data.decode()
             return
     except UnicodeDecodeError as error:
         raise MalformedMessageError("multipart: a name or a text is no UTF-8") from error
     content_type = headers.get("content-type", "application/octet-stream")
-    file = File(file_name, content_type, base64.b64encode(data).decode())
-    form.files.setdefault(name, []).append(file)
+    file = {"fileName": file_name, "contentType": content_type, "data": base64.b64encode(data).decode()}
+    uploads.setdefault(name, []).append(file)
 
 
 def _header(line: str) -> tuple[str, str]:

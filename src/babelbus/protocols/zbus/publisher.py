@@ -1,169 +1,124 @@
-"""Publications of one connection, and its answers in the order of its messages (docs/specifications/zbus.md, 3 and 4).
+"""Publications and calls of one connection, and its answers in the order of its messages.
 
-What a chunk publishes is appended together, once for each MQ. The answers of a chunk go out with one write, when all
-that it published is stored, and in front of every delivery that they caused.
+Specification: docs/specifications/zbus.md, 3, 4 and 6.3. The publications of a chunk are appended once for each MQ.
+The answers of a chunk go out with one write, when all that it published is stored, and in front of every delivery that
+they caused.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-import msgspec
-
 from babelbus.core.access import Identity
 from babelbus.core.publish import Bodies, Content, Publication
-from babelbus.core.receipt import Promise
-from babelbus.core.record import Event
+from babelbus.core.receipt import Promise, Receipt
+from babelbus.core.request import Request, RequestAbandonedError, RequestTimeoutError
 from babelbus.core.topic import Topic
-from babelbus.errors import BabelbusError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.errors import UnsendableMessageError
 from babelbus.protocols.zbus.hub import PROTOCOL, Hub
-from babelbus.protocols.zbus.messages import Message, flag, text_reply
-from babelbus.protocols.zbus.records import ORIGIN_PREFIX, to_record
-from babelbus.protocols.zbus.runs import Run
-from babelbus.protocols.zbus.stored import Mould, Recorder, encode_id
+from babelbus.protocols.zbus.messages import Message, text_reply
+from babelbus.protocols.zbus.records import ORIGIN_PREFIX
+from babelbus.protocols.zbus.stored import Recorder
+from babelbus.records.format import encode_bodies
 
 Asked = TypeVar("Asked")
-"""What an answer must know of its request."""
+"""The part of a request that its answer needs."""
 AskedOf = TypeVar("AskedOf", contravariant=True)
 REPLIES_BYTES = 2**18
 """So much of answers is collected before they go to the outbox, which knows what it may hold."""
+NO_ANSWER = "no service has answered in time"
+UNANSWERED = (RequestTimeoutError, RequestAbandonedError)
 
 
 class Framing(Protocol[AskedOf]):
-    """How the connection says what it answers."""
+    """How the connection encodes its answers."""
 
     def reply(self, message: Message, asked: AskedOf) -> bytes:
-        """Return the answer that says a message.
+        """Return an answer that is a message.
 
         Raises:
             UnsendableMessageError: it cannot be said here.
         """
 
-    def published(self, mq: str, ids: Sequence[bytes], asked: AskedOf) -> bytes:
-        """Return the answers to `pub`, which is most of what is asked, one behind the other; `ids` are UTF-8."""
+    def published(self, mq: str, ids: Sequence[str], asked: AskedOf) -> list[bytes]:
+        """Return the answers to `pub`, which are most of all answers."""
+
+    def join(self, answers: list[bytes]) -> bytes:
+        """Return the bytes of answers for one write."""
 
 
-class _Publication:
+class _Batch:
     """The publications of one chunk to one MQ."""
 
-    __slots__ = ("bodies", "events", "receipts", "size_bytes", "timestamp", "topic")
+    __slots__ = ("bodies", "receipt", "size_bytes", "timestamp", "topic")
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.timestamp = topic.stamp()
         self.bodies: list[bytes] = []
-        self.events: list[Event] = []
-        """Where keys choose among several partitions."""
-        self.receipts: list[Promise] = []
+        self.receipt: Receipt
         self.size_bytes = 0
 
-    @property
-    def error(self) -> BabelbusError | None:
-        return next((receipt.error for receipt in self.receipts if receipt.error is not None), None)
 
-
-_Reply = tuple[_Publication | None, bytes, Sequence[bytes], Asked]
-"""The bytes of answers; with a publication they are true once it is stored, and the ids are those of its messages."""
+_Reply = tuple[_Batch | None, list[bytes], Sequence[str], Asked]
+"""Answers; with a batch they are true once it is stored, and the ids are those of its messages."""
 
 
 class Publisher(Generic[Asked]):
     """Gathers what one connection publishes and is answered, until `settle` or `store`.
 
-    `stamp` are the headers that say who sent a message. `silent` says whether it may publish without an answer; where
-    it may not, who wants no ack of a publication means a call (6.3).
+    `stamp` are the headers that say who sent a message; its source is the id of the connection, to which services send
+    their answers.
     """
 
-    def __init__(
-        self, hub: Hub, outbox: Outbox, framing: Framing[Asked], *, stamp: Mapping[str, str], silent: bool
-    ) -> None:
+    def __init__(self, hub: Hub, outbox: Outbox, framing: Framing[Asked], stamp: Mapping[str, str]) -> None:
         self._hub = hub
         self._outbox = outbox
         self._framing = framing
-        self._stamp = stamp
-        self._silent = silent
+        self._source = stamp["source"]
         self._recorder = Recorder(stamp)
-        self._principal = Identity(f"{ORIGIN_PREFIX}#{stamp['source']}", stamp["source"], None)
-        self._publications: dict[str, _Publication] = {}
-        self._receipts: list[Promise] = []
+        self._principal = Identity(f"{ORIGIN_PREFIX}#{self._source}", self._source, None)
+        self._batches: dict[str, _Batch] = {}
+        self._receipts: list[Receipt] = []
         self._replies: list[_Reply[Asked]] = []
         self._replies_bytes = 0
-        self._known: Message | None = None
-        self._mq = ""
-        self._acked = True
-        self._mould: Mould
+        self._calls: dict[Request[Message], None] = {}
 
     # -- what is gathered --------------------------------------------------------------------------------------------
 
     def reply(self, reply: Message, asked: Asked) -> None:
         """Answer a message, behind the answers to those before it."""
-        try:
-            encoded = self._framing.reply(reply, asked)
-        except UnsendableMessageError as error:
-            encoded = self._framing.reply(text_reply(None, error.status, error.text), asked)
-        self._replies.append((None, encoded, (), asked))
+        encoded = self._encode_reply(reply, asked)
+        self._replies.append((None, [encoded], (), asked))
         self._replies_bytes += len(encoded)
 
-    def publish(self, message: Message, mq: str, request_id: str, acked: bool, asked: Asked) -> None:
-        """Publish one message.
+    def publish(
+        self,
+        message: Message,
+        mq: str,
+        ids: Sequence[str],
+        payloads: Sequence[bytes],
+        asked: Asked,
+        *,
+        acked: bool,
+    ) -> None:
+        """Publish messages that differ from `message` in id and body alone, and answer them when they are stored.
+
+        Without an ack they are answered only if that fails (section 4).
 
         Raises:
             NotFoundError: there is no such MQ.
             MalformedMessageError: a header is no UTF-8.
         """
-        topic = self._hub.topic(mq)
-        publication = self._publications.get(topic.name) or self._begin(topic)
-        encoded_id = encode_id(request_id)
-        if len(topic.partitions) == 1:
-            publication.bodies.append(self._recorder.encode(message, encoded_id, publication.timestamp))
-        else:
-            publication.events.append(self.event(mq, message))
-        if message.body is not None:
-            publication.size_bytes += len(message.body)
-        self._promise(publication, [encoded_id], acked, asked)
-
-    def publish_run(self, run: Run, asked: Asked) -> bool:
-        """Publish a run; `False`: not together, its messages have to be looked at one by one."""
-        if run.message is not self._known:
-            self._learn(run.message)
-        topic = self._hub.find_topic(self._mq)
-        if topic is None or len(topic.partitions) != 1 or not (self._acked or self._silent):
-            return False
-        ids = self._hub.fill_ids(run.ids)
-        publication = self._publications.get(topic.name) or self._begin(topic)
-        publication.bodies += self._mould.bodies(ids, run.bodies, publication.timestamp)
-        publication.size_bytes += sum(map(len, run.bodies))
-        self._promise(publication, ids, self._acked, asked)
-        return True
-
-    @property
-    def principal(self) -> Identity:
-        """The identity that publishes."""
-        return self._principal
-
-    def event(self, mq: str, message: Message) -> Event:
-        """Return the event of a message, stamped with who sent it (section 3)."""
-        stamped = msgspec.structs.replace(message, headers={**message.headers, **self._stamp})
-        payload, key, headers = to_record(stamped, ORIGIN_PREFIX)
-        return Event(mq, payload, key, headers)
-
-    def _learn(self, message: Message) -> None:
-        """Record the common part of the publications of a run: the next runs may have the same."""
-        self._known = message
-        self._mq = message.headers.get("mq", "")
-        self._acked = flag(message, "ack", default=True)
-        self._mould = self._recorder.mould(message, has_body=True)
-
-    def _begin(self, topic: Topic) -> _Publication:
-        publication = self._publications[topic.name] = _Publication(topic)
-        return publication
-
-    def _promise(self, publication: _Publication, ids: Sequence[bytes], acked: bool, asked: Asked) -> None:
-        """Answer publications when they are stored; without an ack nothing is said unless it fails (section 4)."""
-        reply = self._framing.published(publication.topic.name, ids, asked) if acked else b""
-        self._replies.append((publication, reply, ids, asked))
-        self._replies_bytes += len(reply)
+        batch = self._batches.get(mq)
+        if batch is None:
+            batch = self._batches[mq] = _Batch(self._hub.topic(mq))
+        batch.bodies += self._recorder.encode(message, ids, payloads, batch.timestamp)
+        batch.size_bytes += sum(map(len, payloads))
+        answers = self._framing.published(mq, ids, asked) if acked else []
+        self._replies.append((batch, answers, ids, asked))
+        self._replies_bytes += sum(map(len, answers))
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
@@ -173,9 +128,9 @@ class Publisher(Generic[Asked]):
             return
         self._append()
         receipts, self._receipts = self._receipts, []
-        replies, self._replies, self._replies_bytes = self._replies, [], 0
+        replies, self._replies = self._replies, []
+        weight, self._replies_bytes = self._replies_bytes, 0
         if replies:
-            weight = sum([len(one[1]) for one in replies])
             self._outbox.answer_when(receipts, lambda: self._encode(replies), weight)
 
     def store(self) -> bool:
@@ -184,7 +139,7 @@ class Publisher(Generic[Asked]):
             self.settle()
         if self._outbox.full:
             return False
-        topics = [publication.topic for publication in self._publications.values()]
+        topics = [batch.topic for batch in self._batches.values()]
         self._append()
         for topic in topics:
             topic.flush()
@@ -200,32 +155,88 @@ class Publisher(Generic[Asked]):
         self._outbox.answer_when(receipts, bytes, self._outbox.bytes_max)
 
     def _append(self) -> None:
-        if not self._publications:
-            return
-        publications, self._publications = self._publications, {}
-        for publication in publications.values():
-            topic, events, bodies = publication.topic, publication.events, publication.bodies
-            if bodies:
-                timestamps = [publication.timestamp] * len(bodies)
-                self._publish(publication, Bodies(bodies, timestamps, publication.size_bytes))
-            if events:
-                self._publish(publication, events)
-            self._hub.published(topic)
-            publication.bodies = []
-            publication.events = []
+        batches, self._batches = self._batches, {}
+        for batch in batches.values():
+            if batch.bodies:  # else each of its messages was refused
+                batch.receipt = self._publish(batch)
+                self._receipts.append(batch.receipt)
 
-    def _publish(self, publication: _Publication, content: Content) -> None:
-        receipt = self._hub.broker.publish(Publication(self._principal, PROTOCOL, content, publication.topic.name))
-        publication.receipts.append(receipt)
-        self._receipts.append(receipt)
+    def _publish(self, batch: _Batch) -> Receipt:
+        topic, bodies = batch.topic, batch.bodies
+        timestamps = [batch.timestamp] * len(bodies)
+        content: Content = Bodies(bodies, timestamps, batch.size_bytes)
+        if len(topic.partitions) > 1:  # the keys of events choose among them
+            stored = encode_bodies(bodies, timestamps, 0)
+            content = topic.decode(bytes(stored.data), stored.positions)
+        receipt = self._hub.broker.publish(Publication(self._principal, PROTOCOL, content, topic.name))
+        self._hub.published(topic)
+        batch.bodies = []
+        return receipt
 
     def _encode(self, replies: list[_Reply[Asked]]) -> bytes:
-        encoded = []
-        for publication, reply, ids, asked in replies:
-            error = None if publication is None else publication.error
-            if error is None:
-                encoded.append(reply)
+        failed = {batch for batch, _, _, _ in replies if batch is not None and batch.receipt.error is not None}
+        if not failed:
+            return self._framing.join([answer for _, answers, _, _ in replies for answer in answers])
+        encoded: list[bytes] = []
+        for batch, answers, ids, asked in replies:
+            if batch is None or batch not in failed:
+                encoded += answers
             else:
-                texts = (text_reply(one.decode(), m.FAILED, str(error)) for one in ids)
-                encoded += [self._framing.reply(text, asked) for text in texts]
-        return b"".join(encoded)
+                error = str(batch.receipt.error)
+                encoded += [self._encode_reply(text_reply(request_id, m.FAILED, error), asked) for request_id in ids]
+        return self._framing.join(encoded)
+
+    def _encode_reply(self, reply: Message, asked: Asked) -> bytes:
+        try:
+            return self._framing.reply(reply, asked)
+        except UnsendableMessageError as error:
+            return self._framing.reply(text_reply(None, error.status, error.text), asked)
+
+    # -- calls: requests over plain HTTP that a service behind an MQ answers -----------------------------------------
+
+    def call(self, message: Message, mq: str, request_id: str, asked: Asked) -> None:
+        """Publish a request, and answer it when a service does: behind the answers to those before it.
+
+        Raises:
+            NotFoundError: there is no such MQ.
+            MalformedMessageError: a header is no UTF-8.
+        """
+        hub = self._hub
+        batch = _Batch(hub.topic(mq))
+        batch.bodies = self._recorder.encode(message, (request_id,), (message.body or b"",), batch.timestamp)
+        batch.size_bytes = len(message.body or b"")
+        self.settle()
+        deadline = hub.clock.monotonic() + hub.settings.rpc_timeout_seconds
+        call = hub.calls.begin(mq, (self._source, request_id), deadline)
+        self._calls[call] = None
+        call.when_done(lambda done: self._calls.pop(done, None))
+        self._outbox.answer_when([call], lambda: self._encode_call(call, request_id, asked))
+        if call.done:
+            return
+
+        def stored(receipt: Receipt) -> None:
+            if receipt.error is not None:
+                hub.calls.fail(call, receipt.error)
+
+        self._publish(batch).when_done(stored)
+
+    def _encode_call(self, call: Request[Message], request_id: str, asked: Asked) -> bytes:
+        reply = call.reply
+        if reply is None:
+            status = m.GATEWAY_TIMEOUT if isinstance(call.error, UNANSWERED) else m.FAILED
+            text = NO_ANSWER if isinstance(call.error, RequestTimeoutError) else str(call.error)
+            reply = text_reply(request_id, status, text)
+        try:
+            answer = self._framing.reply(reply, asked)
+        except UnsendableMessageError as error:
+            answer = self._framing.reply(text_reply(request_id, error.status, error.text), asked)
+        return self._framing.join([answer])
+
+    def take_reply(self, message: Message) -> bool:
+        """Answer a call with the reply of a service; return `False` if nobody waits for the reply."""
+        return self._hub.calls.respond((self._source, message.headers.get("id", "")), message)
+
+    def close(self) -> None:
+        """Cancel the calls: the connection is gone."""
+        for call in list(self._calls):
+            self._hub.calls.abandon(call)

@@ -22,12 +22,9 @@ from functools import lru_cache
 from typing import Final
 
 from babelbus.protocols.zbus.content import body_kind_of, is_json, is_utf8, parse_json
-from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import HEADER_NAMES, SECRETS, BodyKind, Message, canonical_name
 from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, JSON_TYPE, SOURCE_HEADER, TEXT_TYPE
-
-Headers = tuple[tuple[bytes, bytes | None], ...]
-Stored = tuple[bytes, bytes | None, Headers]
+from babelbus.records.record import Headers
 
 ORIGIN_PREFIX: Final = "zbus:"
 OWN: Final = "zbus"
@@ -49,96 +46,29 @@ KINDS: Final[dict[BodyKind, tuple[bytes, bytes]]] = {
 RETYPED: Final = {"json": (BODY, b"json+"), "text": (BODY, b"text+")}
 """The kinds with a `+`: the record's content type is ours, the message had none or the one in `zbus_content-type`."""
 
-_UNTYPED: Final[dict[BodyKind, Headers]] = {
+SENT_TYPE: Final = b"zbus_content-type"
+_ABOUT: Final = frozenset({CONTENT_TYPE, BODY, SENT_TYPE, b"zbus.url", b"zbus.method", b"zbus.status"})
+
+UNTYPED: Final[dict[BodyKind, tuple[tuple[bytes, bytes], ...]]] = {
     "json": (JSON, RETYPED["json"]),
     "text": (TEXT, RETYPED["text"]),
     "bytes": (KINDS["bytes"],),
 }
 
 
+_NAMES: Final = frozenset({*HEADER_NAMES, ID_HEADER.decode(), SOURCE_HEADER.decode()})
+
+
 def record_name(name: str) -> bytes:
     """Return the name that a header of a message has in the record."""
-    return _short_record_name(name) if len(name) <= NAME_LENGTH_MAX else _make_record_name(name)
-
-
-def _make_record_name(name: str) -> bytes:
-    taken = name in _NAMES or name.startswith(OWN) or name in _ENVELOPE
-    return (f"{OWN}_{name}" if taken else name).encode()
-
-
-_NAMES: Final = frozenset(HEADER_NAMES)
-_ENVELOPE: Final = frozenset({ID_HEADER.decode(), SOURCE_HEADER.decode()})
-_short_record_name: Final = lru_cache(maxsize=4096)(_make_record_name)
-
-
-def to_record(message: Message, sender: str = ORIGIN_PREFIX) -> Stored:
-    """Return payload, key and record headers of a message; `sender` begins with `zbus:`.
-
-    The key is the header `key`, else the tag. A message without a body has an empty payload.
-
-    Raises:
-        MalformedMessageError: a header is no UTF-8.
-    """
-    headers: list[tuple[bytes, bytes | None]] = []
-    append = headers.append
-    content_type = key = tag = None
-    source = sender
-    try:
-        for name, value in message.headers.items():
-            if name == "id":
-                append((ID_HEADER, value.encode()))
-            elif name == "source":
-                source = f"{sender}#{value}"
-            elif name in LEFT_OUT:
-                continue
-            elif name == "content-type":
-                content_type = value
-            else:
-                if name == "tag":
-                    tag = value
-                elif name == "key":
-                    key = value
-                append((record_name(name), value.encode()))
-        append((SOURCE_HEADER, source.encode()))
-        if key is None:
-            key = tag
-        if message.url is not None:
-            append((b"zbus.url", message.url.encode()))
-        if message.method is not None:
-            append((b"zbus.method", message.method.encode()))
-        if message.status is not None:
-            append((b"zbus.status", b"%d" % message.status))
-        body, kind = message.body, message.body_kind
-        if content_type is None:
-            if body is not None:
-                headers += _UNTYPED[kind]
-        else:
-            headers += _typed(content_type, body, kind)
-        return b"" if body is None else body, None if key is None else key.encode(), tuple(headers)
-    except UnicodeEncodeError as error:
-        raise MalformedMessageError("a header or the url is no UTF-8") from error
-
-
-def _typed(content_type: str, body: bytes | None, kind: BodyKind) -> list[tuple[bytes, bytes | None]]:
-    """Return the record headers for the content type that a message has."""
-    sent = content_type.encode()
-    if body is None:
-        return [(CONTENT_TYPE, sent), NO_BODY]
-    described, natural = body_kind_of(content_type)
-    if kind == "json" and described != "json":  # a form, or a value with the type of a page
-        return [JSON, (b"zbus_content-type", sent), RETYPED["json"]]
-    if kind == "text" and natural != content_type:  # the payload is UTF-8, whatever it came as
-        return [(CONTENT_TYPE, natural.encode()), (b"zbus_content-type", sent), RETYPED["text"]]
-    if kind == described:
-        return [(CONTENT_TYPE, sent)]
-    return [(CONTENT_TYPE, sent), KINDS[kind]]
+    return (f"{OWN}_{name}" if name in _NAMES or name.startswith(OWN) else name).encode()
 
 
 def from_record(payload: bytes | None, key: bytes | None, headers: Headers, mq: str | None = None) -> Message:
     """Return the message of a record, whoever published it: a zbus message as it was sent, a foreign event as one.
 
     `mq` becomes the header of that name. A foreign payload is JSON if its content type says so and it is valid, else
-    text if it is UTF-8, else bytes. A value that is no UTF-8 has escapes (`\\xff`) where it is none.
+    text if it is UTF-8, else bytes. A value that is no UTF-8 has escapes (`\\xff`).
     """
     try:
         return _from_record(payload, key, headers, mq, bytes.decode)
@@ -149,12 +79,9 @@ def from_record(payload: bytes | None, key: bytes | None, headers: Headers, mq: 
 def _from_record(
     payload: bytes | None, key: bytes | None, headers: Headers, mq: str | None, decode: Callable[[bytes], str]
 ) -> Message:
+    names: dict[str, str] = {} if mq is None else {"mq": mq}
+    about: dict[bytes, str] = {}
     own = False
-    names: dict[str, str] = {}
-    url = method = status = marker = retyped = None
-    content_type: str | None = None
-    if mq is not None:
-        names["mq"] = mq
     for record_name, data in headers:
         if data is None:
             continue
@@ -162,32 +89,22 @@ def _from_record(
         if record_name == ID_HEADER:
             names["id"] = value
         elif record_name == SOURCE_HEADER:
-            if value.startswith(ORIGIN_PREFIX):
-                own = True
-                _, found, source = value.partition("#")
-                if found:
-                    names["source"] = source
-            else:
-                names["source"] = value
-        elif record_name == CONTENT_TYPE:
-            content_type = value
+            is_own = value.startswith(ORIGIN_PREFIX)
+            own = own or is_own
+            _, separator, source = value.partition("#")
+            if not is_own or separator:
+                names["source"] = source if is_own else value
+        elif record_name in _ABOUT:
+            about[record_name] = value
         elif record_name.startswith(b"zbus"):
-            if record_name == BODY:
-                marker = value
-            elif record_name == b"zbus.url":
-                url = value
-            elif record_name == b"zbus.method":
-                method = value
-            elif record_name == b"zbus.status":
-                status = _status(value)
-            elif record_name == b"zbus_content-type":
-                retyped = value
-            elif record_name.startswith(b"zbus_"):
+            if record_name.startswith(b"zbus_"):
                 names[decode(record_name[5:])] = value
         else:
             name = _message_name(record_name)
             if name is not None:
                 names[name] = value
+    url, method, content_type = about.get(b"zbus.url"), about.get(b"zbus.method"), about.get(CONTENT_TYPE)
+    status, marker = _status(about.get(b"zbus.status", "")), about.get(BODY)
     if not own:
         if key is not None and "key" not in names:
             names["key"] = decode(key)
@@ -196,7 +113,7 @@ def _from_record(
         body, kind = foreign_body(payload, content_type)
         return Message(names, url, method, status, body, kind)
     if marker is not None and marker.endswith("+"):
-        content_type, marker = retyped, marker[:-1]
+        content_type, marker = about.get(SENT_TYPE), marker[:-1]
     if content_type is not None:
         names["content-type"] = content_type
     if marker is None and content_type is not None:
@@ -208,7 +125,7 @@ def _from_record(
 def _own_body(payload: bytes | None, kind: str | None) -> tuple[bytes | None, BodyKind]:
     """Return the body that a record says it has. It is looked at again: who may write records may write any.
 
-    A text that is none would end the connection of its consumer, and JSON that is none could say anything there.
+    A text that is no UTF-8 would end the connection of its consumer, and invalid JSON could say anything there.
     """
     if payload is None or kind not in KINDS:
         return None, "json"

@@ -6,18 +6,16 @@ from typing import Final
 import msgspec
 
 from babelbus.protocols.zbus import messages
-from babelbus.protocols.zbus.errors import MalformedMessageError
+from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError
 from babelbus.protocols.zbus.messages import HEADERS_MAX, Message, canonical_name
 from babelbus.wire.http import parse_form
 
 NAME_LENGTH_MAX: Final = 249
 """No MQ has a longer name: longer prefixes of a path are not looked up."""
-CACHE_MAX: Final = 4096
-CACHED_LENGTH_MAX: Final = 256
 
 
 class UrlEntry(msgspec.Struct, frozen=True):
-    """What `bind` registers: urls that begin with `url` go to `mq`."""
+    """An entry of `bind`: urls that begin with `url` go to `mq`."""
 
     url: str
     mq: str
@@ -50,7 +48,6 @@ class BindTable:
         self._entries_max = entries_max
         self._by_url: dict[str, str] = {}
         self._lengths: list[int] = []
-        self._cache: dict[str, str | None] = {}
 
     def __len__(self) -> int:
         return len(self._by_url)
@@ -67,75 +64,43 @@ class BindTable:
             raise MalformedMessageError(f"{len(table)} urls bound, limit {self._entries_max}")
         self._by_url = table
         self._lengths = sorted({len(url) for url in table}, reverse=True)
-        self._cache.clear()
 
     def find(self, url: str) -> str | None:
         """Return the MQ of the longest prefix. A plain string prefix: `/plus` catches `/plusX` too (6.1, DECISION)."""
-        if not self._by_url:
-            return None
-        try:
-            return self._cache[url]
-        except KeyError:
-            pass
         prefixes = (url[:length] for length in self._lengths if length <= len(url))
-        mq = next((self._by_url[prefix] for prefix in prefixes if prefix in self._by_url), None)
-        if len(self._cache) >= CACHE_MAX:  # urls are chosen by clients
-            self._cache.clear()
-        if len(url) <= CACHED_LENGTH_MAX:
-            self._cache[url] = mq
-        return mq
+        return next((self._by_url[prefix] for prefix in prefixes if prefix in self._by_url), None)
 
 
-class Command(msgspec.Struct, frozen=True):
-    """The url is the browser's form of a command: go on with `message`, which has a `cmd`."""
+def route(
+    message: Message, bindings: BindTable, exists: Callable[[str], bool], target: str | None = None
+) -> Message | None:
+    """Return the command that a message without `cmd` means; the first rule of section 6.1 that fits decides.
 
-    message: Message
-
-
-class Publish(msgspec.Struct, frozen=True):
-    """The url belongs to an MQ: go on with `message`, which is a `pub` without ack; its url is as it was."""
-
-    message: Message
-
-
-class Welcome(msgspec.Struct, frozen=True):
-    """The url is `/`, and nobody has bound it."""
-
-
-class Nowhere(msgspec.Struct, frozen=True):
-    """The url leads nowhere: a static file, or else this answer."""
-
-    status: int
-    text: str
-
-
-Route = Command | Publish | Welcome | Nowhere
-
-
-def route(message: Message, bindings: BindTable, exists: Callable[[str], bool], target: str | None = None) -> Route:
-    """Return what is meant by a message without `cmd`; the first rule of section 6.1 that fits decides.
-
-    `exists` knows the names of MQs. `target` is what stood in the HTTP request line: a query is cut at its `&` before
-    it is decoded, and `message.url` is decoded as a whole. Without one the url is taken as it is written (WebSocket).
+    That is the command of a query, or a `pub` without ack to the MQ that the url belongs to, with the url as it was;
+    `None` for the welcome page. `exists` knows the names of MQs. `target` is what stood in the HTTP request line: a
+    query is cut at its `&` before it is decoded, and `message.url` is decoded as a whole. Without one the url is taken
+    as it is written (WebSocket).
 
     Raises:
-        MalformedMessageError: a query has too many parameters.
+        NotFoundError: the url leads nowhere: a static file, or else this answer.
+        MalformedMessageError: there is no url, or a query has too many parameters.
     """
     url = message.url
     if url is None:
-        return Nowhere(messages.BAD_REQUEST, messages.CMD_REQUIRED)
+        raise MalformedMessageError(messages.CMD_REQUIRED)
     command = command_of_query(message, url if target is None else target)
     if command is not None:
-        return Command(command)
+        return command
+    path = url.partition("?")[0]
     mq = bindings.find(url)
     if mq is None:
-        mq = _mq_of_path(url.partition("?")[0], exists)
+        mq = _mq_of_path(path, exists)
     if mq is not None:
         headers = {**message.headers, "cmd": "pub", "mq": mq, "ack": "false"}
-        return Publish(msgspec.structs.replace(message, headers=headers))
-    if url.partition("?")[0] in ("", "/"):
-        return Welcome()
-    return Nowhere(messages.NOT_FOUND, messages.url_not_found(url))
+        return msgspec.structs.replace(message, headers=headers)
+    if path in ("", "/"):
+        return None
+    raise NotFoundError(messages.url_not_found(url))
 
 
 def _mq_of_path(path: str, exists: Callable[[str], bool]) -> str | None:
@@ -164,7 +129,7 @@ def request_id_of(message: Message, target: str | None) -> str | None:
 
 
 def command_of_query(message: Message, target: str) -> Message | None:
-    """Return the command that `/?cmd=...` says, `None` if the target is none (6.2).
+    """Return the command that `/?cmd=...` says, `None` if the target is no command (6.2).
 
     Each parameter is a header and `body` the body; without one the body stays. The url keeps its path alone: the rest
     is said by the headers, and may hold a key.

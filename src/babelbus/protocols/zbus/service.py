@@ -14,10 +14,8 @@ from babelbus.protocols.contract import Outbox
 from babelbus.protocols.service import ServiceContext, StreamService, make_tls
 from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import PROTOCOL, Hub
-from babelbus.protocols.zbus.open_urls import OpenUrls
 from babelbus.protocols.zbus.signature import Keys
-from babelbus.protocols.zbus.static import StaticFiles
-from babelbus.protocols.zbus.web_options import WebOptions
+from babelbus.protocols.zbus.web_options import OpenUrls, StaticFiles, WebOptions
 from babelbus.wire.cors import Cors
 from babelbus.wire.http import TOKEN, Files
 
@@ -59,7 +57,7 @@ class ZbusService(StreamService):
         await super().drain()
 
     async def start(self) -> None:
-        """Listen.
+        """Open the listeners.
 
         Raises:
             OSError: an address is taken.
@@ -80,10 +78,10 @@ class ZbusService(StreamService):
 
 
 def read_keys(path: str | None) -> Keys:
-    """Read a file of keys: a line is an apiKey, blanks and its secretKey; empty lines and those with `#` are none.
+    """Read a file of keys: a line is an apiKey, blanks and its secretKey; empty lines and comments (`#`) are skipped.
 
     Raises:
-        ConfigError: it cannot be read, a line is wrong, or it has no key; the secret is not shown.
+        ConfigError: the file cannot be read, a line is wrong, or there is no key; the secret is not shown.
     """
     if path is None:
         return {}
@@ -109,7 +107,7 @@ def read_web_options(settings: ZbusSettings, origins: frozenset[str] = frozenset
     """Read what is offered to browsers; `origins` are those of pages that may use every door.
 
     Raises:
-        ConfigError: a setting is none, or names a folder that is not there.
+        ConfigError: a setting is invalid, or names a folder that does not exist.
     """
     files = None
     if settings.web_root is not None:

@@ -6,7 +6,7 @@ again from its beginning.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic
 
 import msgspec
@@ -20,16 +20,13 @@ from babelbus.errors import BabelbusError, InvalidTopicNameError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
-from babelbus.protocols.zbus.caller import Caller
 from babelbus.protocols.zbus.codec import taken
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
-from babelbus.protocols.zbus.filters import compile_filter
-from babelbus.protocols.zbus.given_up import without
+from babelbus.protocols.zbus.filters import compile_filter, without
 from babelbus.protocols.zbus.hub import Hub
-from babelbus.protocols.zbus.messages import Message, flag, integer, json_reply, text_reply
+from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, flag, integer, json_reply, text_reply
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
 from babelbus.protocols.zbus.routing import read_bindings
-from babelbus.protocols.zbus.runs import PUBLISH, Run
 from babelbus.protocols.zbus.subscription import Receiver, Subscription
 
 log = logging.getLogger(__name__)
@@ -68,8 +65,7 @@ class Session(Generic[Asked]):
         self._receiver = receiver
         self._monitor = monitor
         stamp = {"source": self.id, "remote-addr": self.address}
-        self._publisher = Publisher(hub, outbox, framing, stamp=stamp, silent=receiver is not None)
-        self._caller = Caller(hub, outbox, framing, self._publisher, source=self.id)
+        self._publisher = Publisher(hub, outbox, framing, stamp)
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._look: Work[str | None] | None = None
         """The search for the id of the message at an offset, for the command that is put off."""
@@ -83,6 +79,12 @@ class Session(Generic[Asked]):
         """
         headers = message.headers
         request_id = headers.get("id")
+        if is_free(message):
+            if "cmd" not in headers:
+                self._publisher.reply(pages.icon(request_id), asked)
+            elif self._receiver is None:  # over plain HTTP every request has an answer
+                self._publisher.reply(Message({"content-type": m.TEXT_TYPE}, status=m.OK), asked)
+            return True
         if request_id is None:
             request_id = headers["id"] = self._hub.new_id()
         try:
@@ -94,7 +96,7 @@ class Session(Generic[Asked]):
                 request_id = message.headers["id"]  # a query may have another one
             command = message.headers["cmd"].lower()
             if command == PUBLISH:
-                self._publish(message, request_id, asked)
+                self._publish(message, (request_id,), (message.body or b"",), asked)
                 return True
             act = self._COMMANDS.get(command)
             if act is None:
@@ -121,13 +123,13 @@ class Session(Generic[Asked]):
         """Answer what is no message, or does not prove who sent it."""
         self._publisher.reply(text_reply(request_id, error.status, error.text), asked)
 
-    def answer(self, reply: Message, asked: Asked) -> None:
-        """Answer without more ado."""
-        self._publisher.reply(reply, asked)
-
     def publish(self, run: Run, asked: Asked) -> None:
         """Publish a run, as `handle` does with each message."""
-        if not self._publisher.publish_run(run, asked):
+        new_id = self._hub.new_id
+        ids = [new_id() if request_id is None else request_id for request_id in run.ids]
+        try:
+            self._publish(run.message, ids, run.bodies, asked)
+        except RequestError:
             for message in run.messages():
                 self.handle(message, asked)
 
@@ -135,22 +137,22 @@ class Session(Generic[Asked]):
         """Publish and answer the messages gathered: behind each chunk, and before the outbox is asked."""
         self._publisher.settle()
 
-    def _publish(self, message: Message, request_id: str, asked: Asked) -> None:
+    def _publish(self, message: Message, ids: Sequence[str], payloads: Sequence[bytes], asked: Asked) -> None:
         headers = message.headers
         mq = headers.get("mq")
         if mq is None:
             raise MalformedMessageError(m.missing_mq("pub"))
         acked = "ack" not in headers or flag(message, "ack", default=True)
         if acked or self._receiver is not None:
-            self._publisher.publish(message, mq, request_id, acked, asked)
-        else:
-            self._caller.call(message, mq, request_id, asked)
+            self._publisher.publish(message, mq, ids, payloads, asked, acked=acked)
+        else:  # over plain HTTP a publication without an ack is a call (6.3); it never comes in a run
+            self._publisher.call(message, mq, ids[0], asked)
 
     def take_reply(self, message: Message) -> bool:
         """Send what a service answers; return whether somebody waits for it."""
         if self._receiver is not None:
             return self._receiver.push(message)
-        return self._caller.take_reply(message)
+        return self._publisher.take_reply(message)
 
     # -- urls (section 6) --------------------------------------------------------------------------------------------
 
@@ -160,13 +162,11 @@ class Session(Generic[Asked]):
         request_id = message.headers["id"]
         if message.status is not None:  # it would be an answer, and there is no question
             message = msgspec.structs.replace(message, status=None)
-        found = routing.route(message, hub.bindings, hub.exists, target)
-        if isinstance(found, routing.Command | routing.Publish):
-            if self._monitor and isinstance(found, routing.Publish):
+        command = routing.route(message, hub.bindings, hub.exists, target)
+        if command is not None:
+            if self._monitor and routing.command_of_query(message, target or message.url or "") is None:
                 raise NotFoundError(m.url_not_found(message.url or ""))
-            return found.message
-        if isinstance(found, routing.Nowhere):
-            raise RequestError(found.status, found.text)
+            return command
         if not self._monitor:
             return pages.welcome(request_id, __version__)
         if "text/html" in message.headers.get("accept", ""):
@@ -311,7 +311,7 @@ class Session(Generic[Asked]):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def hold(self, held: bool) -> None:
-        """Pause deliveries, or resume them."""
+        """Stop deliveries, or resume them."""
         for subscription in self._subscriptions.values():
             member = subscription.member
             if member is not None:
@@ -328,8 +328,14 @@ class Session(Generic[Asked]):
             except BabelbusError as error:  # the disk refused to remove what was to go with it
                 log.warning("an MQ was to be removed with its last subscriber: %s", error)
         self._subscriptions.clear()
-        self._caller.close()
+        self._publisher.close()
         self._receiver = None  # else session and receiver hold each other, and the bytes of an unfinished message
+
+
+def is_free(message: Message) -> bool:
+    """Return whether a message is answered at once, whoever sent it: a `ping` in small letters, or the icon."""
+    command = message.headers.get("cmd")
+    return command == PING or (command is None and message.body is None and message.url == pages.FAVICON_URL)
 
 
 def _mq_of(message: Message, command: str) -> str:

@@ -1,4 +1,4 @@
-"""Who sent a message: HMAC-SHA256 over its canonical JSON (docs/specifications/zbus.md, section 7).
+"""The proof of who sent a message: HMAC-SHA256 over its canonical JSON (docs/specifications/zbus.md, section 7).
 
 The clients' serialisers differ in escapes, floats and nulls, so nothing is serialised again: the tokens of the wire
 text stay as they were received, members are sorted by their decoded names, white space goes. Every function that takes
@@ -19,7 +19,7 @@ from babelbus.protocols.zbus.errors import AuthenticationError, MalformedMessage
 from babelbus.protocols.zbus.messages import HEADER_NAMES, Message, canonical_name
 
 Keys = Mapping[str, str]
-"""apiKey -> secretKey of one listener; an empty secret is none."""
+"""apiKey -> secretKey of one listener; an empty secret proves nothing."""
 
 _tokens = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]|[^ \t\r\n"{}\[\],:]++', re.DOTALL).findall
 _decode_string = msgspec.json.Decoder(str).decode
@@ -31,62 +31,8 @@ _COMMANDING: Final = frozenset(HEADER_NAMES) - {"id", "source", "remote-addr", "
 """Headers that say what is to be done: unsigned ones could be changed or added by whoever saw the message."""
 
 
-class _Object:
-    """A JSON object: the token of each name, and its value."""
-
-    __slots__ = ("members", "name")
-
-    def __init__(self) -> None:
-        self.members: list[tuple[bytes, _Node]] = []
-        self.name: bytes | None = None
-
-    def add(self, node: "_Node") -> None:
-        if self.name is not None:
-            self.members.append((self.name, node))
-            self.name = None
-        else:
-            assert isinstance(node, bytes)
-            self.name = node
-
-    def pieces(self, *, nulls: bool) -> "Iterator[_Node]":
-        named = {_name_of(token): (token, node) for token, node in self.members}
-        if len(named) < len(self.members):  # decoders keep the last of two: an addition could replace what was signed
-            raise _AmbiguousError
-        lead = b"{"
-        for name in sorted(named):
-            token, node = named[name]
-            if nulls or node != b"null":
-                yield b"%b%b:" % (lead, token)
-                yield node
-                lead = b","
-        yield b"{}" if lead == b"{" else b"}"
-
-
-class _Array:
-    """A JSON array."""
-
-    __slots__ = ("items",)
-
-    def __init__(self) -> None:
-        self.items: list[_Node] = []
-
-    def add(self, node: "_Node") -> None:
-        self.items.append(node)
-
-    def pieces(self, *, nulls: bool) -> "Iterator[_Node]":
-        lead = b"["
-        for node in self.items:
-            yield lead
-            yield node
-            lead = b","
-        yield b"[]" if lead == b"[" else b"]"
-
-
-_Node = bytes | _Object | _Array
-
-
-class _AmbiguousError(Exception):
-    """An object has a name twice."""
+_Node = bytes | list["_Node"]
+"""A token, or a container: `{` with names and values in turn, or `[` with values."""
 
 
 def _name_of(token: bytes) -> str:
@@ -95,58 +41,86 @@ def _name_of(token: bytes) -> str:
 
 def _parse(text: bytes) -> _Node:
     """Return the tree of a JSON text with every string and number as received. Iterative: depth costs no stack."""
-    top = _Array()
-    open_nodes: list[_Object | _Array] = [top]
+    top: list[_Node] = []
+    open_nodes = [top]
     for token in _tokens(text):
         if token == b"{" or token == b"[":
-            node = _Object() if token == b"{" else _Array()
-            open_nodes[-1].add(node)
+            node: list[_Node] = [token]
+            open_nodes[-1].append(node)
             open_nodes.append(node)
         elif token == b"}" or token == b"]":
             open_nodes.pop()
         else:
-            open_nodes[-1].add(token)
-    return top.items[0]
+            open_nodes[-1].append(token)
+    return top[0]
+
+
+def _members(node: _Node) -> Iterator[tuple[bytes, _Node]]:
+    """Return the tokens of names, and the values, of an object."""
+    return zip(node[1::2], node[2::2], strict=True)  # type: ignore[arg-type]  # it is a list, and names are tokens
+
+
+def _pieces(node: list[_Node], *, nulls: bool) -> Iterator[_Node]:
+    """Yield what a container is written as: bytes, and containers to be written in their place."""
+    lead = b"[" if node[0] == b"[" else b"{"
+    if lead == b"[":
+        for item in node[1:]:
+            yield lead
+            yield item
+            lead = b","
+        yield b"[]" if lead == b"[" else b"]"
+        return
+    named = {_name_of(token): (token, value) for token, value in _members(node)}
+    if 2 * len(named) + 1 < len(node):  # decoders keep the last of two: an addition could replace what was signed
+        raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
+    for name in sorted(named):
+        token, value = named[name]
+        if nulls or value != b"null":
+            yield b"%b%b:" % (lead, token)
+            yield value
+            lead = b","
+    yield b"{}" if lead == b"{" else b"}"
 
 
 def _write(node: _Node, *, nulls: bool) -> bytes:
-    """Return the canonical text of a tree, without null members if `nulls` is false."""
-    if isinstance(node, bytes):
-        return node
+    """Return the canonical text of a tree, without null members if `nulls` is false.
+
+    Raises:
+        AuthenticationError: an object has a name twice, so that readers may understand different things.
+    """
     written: list[bytes] = []
-    waiting = [node.pieces(nulls=nulls)]
+    waiting = [iter([node])]
     while waiting:
         for piece in waiting[-1]:
             if isinstance(piece, bytes):
                 written.append(piece)
             else:
-                waiting.append(piece.pieces(nulls=nulls))
+                waiting.append(_pieces(piece, nulls=nulls))
                 break
         else:
             waiting.pop()
     return b"".join(written)
 
 
-def _selected(root: _Node, fields: "_Fields | None") -> _Object:
+def _selected(root: _Node, fields: "_Fields | None") -> list[_Node]:
     """Return what is signed of a message: all but the signature, or what the header `signFields` names."""
-    assert isinstance(root, _Object)
-    chosen = _Object()
-    for token, node in root.members:
+    chosen: list[_Node] = [b"{"]
+    for token, node in _members(root):
         name = _name_of(token)
-        if name == "headers" and isinstance(node, _Object):
-            headers = _Object()
-            for header_token, value in node.members:
+        if name == "headers" and node[0] == b"{":
+            headers: list[_Node] = [b"{"]
+            for header_token, value in _members(node):
                 header = canonical_name(_name_of(header_token))
                 if header != "signature" and (fields is None or fields.has_header(header)):
-                    headers.members.append((header_token, value))
-            chosen.members.append((token, headers))
+                    headers += (header_token, value)
+            chosen += (token, headers)
         elif fields is None or name in fields.names:
-            chosen.members.append((token, node))
+            chosen += (token, node)
     return chosen
 
 
 class _Fields:
-    """What the header `signFields` lists."""
+    """The list of the header `signFields`."""
 
     def __init__(self, text: str) -> None:
         listed = {field.strip() for field in text.split(",")}
@@ -178,13 +152,10 @@ def canonical_text(text: bytes, *, sign_fields: str | None = None, nulls: bool =
     """Return what is signed of a frame (7.1; with `sign_fields` 7.2).
 
     Raises:
-        AuthenticationError: an object has a name twice, so that readers may understand different things.
+        AuthenticationError: an object has a name twice.
     """
     fields = None if sign_fields is None else _Fields(sign_fields)
-    try:
-        return _write(_selected(_parse(text), fields), nulls=nulls)
-    except _AmbiguousError as error:
-        raise AuthenticationError(messages.SIGNATURE_MISMATCHED) from error
+    return _write(_selected(_parse(text), fields), nulls=nulls)
 
 
 def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = False) -> str:
@@ -193,33 +164,30 @@ def verify_frame(message: Message, text: bytes, keys: Keys, *, partial: bool = F
     `partial` accepts lists of signed fields that leave what matters unsigned (7.2).
 
     Raises:
-        AuthenticationError: it is not proved; answer its status and text, which are section 7's.
+        AuthenticationError: the proof fails; answer its status and text, which are section 7's.
     """
-    api_key, signature, secret = _credentials(message, keys)
-    sign_fields = message.headers.get("signFields")
-    _check_fields(message, sign_fields, partial=partial)
+    fields = message.headers.get("signFields")
     # The .NET client sends nulls that it did not sign.
-    _check(secret, signature, lambda again: canonical_text(text, sign_fields=sign_fields, nulls=not again))
-    return api_key
+    return _verify(
+        message, keys, lambda again: canonical_text(text, sign_fields=fields, nulls=not again), partial, whole=True
+    )
 
 
 def verify_request(message: Message, keys: Keys, *, partial: bool = False) -> str:
     """Check who sent an HTTP request, and return the apiKey. Only the scheme with `signFields` can work there (7.1).
 
     Raises:
-        AuthenticationError: it is not proved.
+        AuthenticationError: the proof fails.
     """
-    api_key, signature, secret = _credentials(message, keys)
-    sign_fields = message.headers.get("signFields")
-    if sign_fields is None:
-        raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
-    _check_fields(message, sign_fields, partial=partial)
-    _check(secret, signature, lambda again: request_text(message, sign_fields, escape=again))
-    return api_key
+    fields = message.headers.get("signFields", "")
+    return _verify(message, keys, lambda again: request_text(message, fields, escape=again), partial, whole=False)
 
 
-def _credentials(message: Message, keys: Keys) -> tuple[str, str, str]:
-    """Return apiKey, signature and secret, in the order of section 7."""
+def _verify(message: Message, keys: Keys, canonical: Callable[[bool], bytes], partial: bool, *, whole: bool) -> str:
+    """Check the parts of the proof in the order of section 7: both forms of the canonical text are tried.
+
+    `whole` allows a signature of the whole message, without a list of fields.
+    """
     api_key, signature = message.headers.get("apiKey"), message.headers.get("signature")
     if api_key is None:
         raise AuthenticationError(messages.MISSING_API_KEY)
@@ -227,22 +195,14 @@ def _credentials(message: Message, keys: Keys) -> tuple[str, str, str]:
         raise AuthenticationError(messages.MISSING_SIGNATURE)
     if api_key not in keys:
         raise AuthenticationError(messages.UNKNOWN_API_KEY)
-    if not keys[api_key]:
+    secret, fields = keys[api_key], message.headers.get("signFields")
+    if not secret:
         raise AuthenticationError(messages.UNKNOWN_SECRET_KEY)
-    return api_key, signature, keys[api_key]
-
-
-def _check_fields(message: Message, sign_fields: str | None, *, partial: bool) -> None:
-    if sign_fields is not None and not partial and not _Fields(sign_fields).cover(message):
-        raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
-
-
-def _check(secret: str, signature: str, canonical: Callable[[bool], bytes]) -> None:
-    """Compare with what the canonical text asks for, and if need be with that of the second try."""
-    given = signature.lower().encode()
-    for again in (False, True):
-        if hmac.compare_digest(digest(secret, canonical(again)).encode(), given):
-            return
+    signature_bytes = signature.lower().encode()
+    if whole if fields is None else partial or _Fields(fields).cover(message):
+        for again in (False, True):
+            if hmac.compare_digest(digest(secret, canonical(again)).encode(), signature_bytes):
+                return api_key
     raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
 
 
@@ -252,21 +212,17 @@ def request_text(message: Message, sign_fields: str, *, escape: bool = False) ->
     There are no JSON tokens on the wire; `escape` writes what is not ASCII as the Python client does.
     """
     fields = _Fields(sign_fields)
-    headers = _Object()
+    headers: list[_Node] = [b"{"]
     for name, value in message.headers.items():
         if name != "signature" and fields.has_header(name):
-            headers.members.append((_string(name, escape=escape), _string(value, escape=escape)))
-    root = _Object()
-    root.members.append((b'"headers"', headers))
+            headers += (_string(name, escape=escape), _string(value, escape=escape))
+    root: list[_Node] = [b"{", b'"headers"', headers]
     for name, text in (("url", message.url), ("method", message.method)):
         if name in fields.names and text is not None:
-            root.members.append((_string(name, escape=False), _string(text, escape=escape)))
+            root += (_string(name, escape=False), _string(text, escape=escape))
     if "body" in fields.names and message.body is not None:
-        root.members.append((b'"body"', _body(message, escape=escape)))
-    try:
-        return _write(root, nulls=True)
-    except _AmbiguousError as error:
-        raise AuthenticationError(messages.SIGNATURE_MISMATCHED) from error
+        root += (b'"body"', _body(message, escape=escape))
+    return _write(root, nulls=True)
 
 
 def _body(message: Message, *, escape: bool) -> _Node:
@@ -303,17 +259,12 @@ class ReplayGuard:
         self._window_seconds = window_seconds
         self._entries_max = entries_max
         self._seen: dict[bytes, float] = {}
-        self.evicted = 0
-        """How many were forgotten before their time because there were too many: what should be a metric."""
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
     def admit(self, signature: str, now_seconds: float) -> None:
         """Record the signature of a message that was verified, at a time of the monotonic clock.
 
         Raises:
-            AuthenticationError: it was here already.
+            AuthenticationError: the signature was recorded already.
         """
         seen = self._seen
         while seen:
@@ -329,5 +280,4 @@ class ReplayGuard:
             raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
         if len(seen) >= self._entries_max:
             del seen[next(iter(seen))]
-            self.evicted += 1
         seen[key] = now_seconds

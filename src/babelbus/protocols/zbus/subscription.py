@@ -6,11 +6,9 @@ from typing import Protocol
 from babelbus.core.groups import Delivery, Group, Member, RecordFilter
 from babelbus.errors import BabelbusError
 from babelbus.protocols.zbus.codec import delivery_tail, encode_deliveries
-from babelbus.protocols.zbus.filters import Matches
-from babelbus.protocols.zbus.given_up import without
+from babelbus.protocols.zbus.filters import Matches, TagFilter, without
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Mask, Message
-from babelbus.protocols.zbus.tags import TagFilter
 
 
 class Receiver(Protocol):

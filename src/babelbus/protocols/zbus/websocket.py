@@ -8,13 +8,12 @@ import msgspec
 
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
-from babelbus.protocols.zbus import pages, routing
-from babelbus.protocols.zbus.codec import decode_message, encode_message
+from babelbus.protocols.zbus import routing
+from babelbus.protocols.zbus.codec import decode_message, decode_messages, encode_message
 from babelbus.protocols.zbus.errors import RequestError
 from babelbus.protocols.zbus.hub import Hub
-from babelbus.protocols.zbus.messages import Message
-from babelbus.protocols.zbus.runs import FrameReader, Item, Run
-from babelbus.protocols.zbus.session import PING, Session
+from babelbus.protocols.zbus.messages import Item, Message, Run
+from babelbus.protocols.zbus.session import Session, is_free
 from babelbus.protocols.zbus.signature import Keys, verify_frame
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.wire.websocket import (
@@ -35,28 +34,21 @@ def _around_id(mq: str) -> tuple[bytes, bytes]:
     return before, after
 
 
-@lru_cache(maxsize=1024)
-def _around_plain_id(mq: str, length: int) -> tuple[bytes, bytes]:
-    """Return the parts of the frame that answers `pub` before and behind an id of `length` bytes without escapes."""
-    before, after = _around_id(mq)
-    answer = b'%b"%b"%b' % (before, bytes(length), after)
-    return encode_texts([answer])[: -len(answer)] + before + b'"', b'"' + after
-
-
 class FrameFraming:
     """Answers as frames."""
 
     def reply(self, message: Message, _asked: None) -> bytes:
-        """Return the frame of an answer."""
-        return encode_texts([encode_message(message)])
+        """Return the text of an answer."""
+        return encode_message(message)
 
-    def published(self, mq: str, ids: Sequence[bytes], _asked: None) -> bytes:
-        """Return the frames of answers to `pub`."""
-        if b"".join(ids).replace(b"-", b"").isalnum() and len(set(map(len, ids))) == 1:
-            front, back = _around_plain_id(mq, len(ids[0]))
-            return b"%b%b%b" % (front, (back + front).join(ids), back)
+    def published(self, mq: str, ids: Sequence[str], _asked: None) -> list[bytes]:
+        """Return the texts of answers to `pub`."""
         before, after = _around_id(mq)
-        return encode_texts([b"%b%b%b" % (before, _encode(one.decode()), after) for one in ids])
+        return [b"%b%b%b" % (before, _encode(request_id), after) for request_id in ids]
+
+    def join(self, answers: list[bytes]) -> bytes:
+        """Return the frames of answers."""
+        return encode_texts(answers)
 
 
 FRAMES = FrameFraming()
@@ -85,11 +77,10 @@ class SocketSession(WebSocketSession):
         self._close = close
         self._keys = keys
         self._open_urls = options.open_urls
-        self._reader = FrameReader()
         self._waiting: deque[bytes | Item] = deque()
-        """What came and is not done: texts where each has to prove who sent it, else what they say."""
+        """Frames that came and are not done: texts where each has to prove who sent it, else messages."""
         self._put_off: Message | None = None
-        """What the first text of `_waiting` says, if it was looked at and could not be done yet."""
+        """The message of the first text of `_waiting`, if it was verified and could not be handled yet."""
         self.held = False
         self.sent = False
         """Whether something was sent since the last tick."""
@@ -101,7 +92,7 @@ class SocketSession(WebSocketSession):
 
     def take(self, texts: list[bytes]) -> None:
         """Read frames, unless each has to prove who sent it."""
-        self._waiting += texts if self._keys else self._reader.read(texts)
+        self._waiting += texts if self._keys else decode_messages(texts)
 
     def work(self) -> bool:
         """Handle what waits, as far as the outbox has room; return whether nothing waits any more."""
@@ -119,38 +110,27 @@ class SocketSession(WebSocketSession):
 
     def _handle(self, item: bytes | Item) -> bool:
         """Handle one item; return `False` to be called again when the outbox has room."""
-        if type(item) is Run:
-            self.session.publish(item, None)
-            return True
+        if type(item) is Message:
+            return self.session.handle(item, None)
         if type(item) is bytes:
             message = self._put_off or self._admit(item)
-            done = message is None or self._do(message)
+            done = message is None or self.session.handle(message, None)
             self._put_off = None if done else message  # a second look would take it for a replay
             return done
-        if type(item) is Message:
-            return self._do(item)
-        assert isinstance(item, RequestError)
-        self.session.refuse(item, None)
+        if type(item) is Run:
+            self.session.publish(item, None)
+        else:
+            assert isinstance(item, RequestError)
+            self.session.refuse(item, None)
         return True
-
-    def _do(self, message: Message) -> bool:
-        headers = message.headers
-        command = headers.get("cmd")
-        if command == PING:
-            return True
-        if command is None and message.body is None and message.url == pages.FAVICON_URL:
-            self.session.answer(pages.icon(headers.get("id")), None)
-            return True
-        return self.session.handle(message, None)
 
     def _admit(self, text: bytes) -> Message | None:
         """Return the message of a frame that proves who sent it, or needs not; `None` if it is refused."""
         request_id = None
         try:
             message = decode_message(text)
-            command, request_id = message.headers.get("cmd"), message.headers.get("id")
-            free = command is None and message.body is None and message.url == pages.FAVICON_URL
-            if command != PING and not free and not self._open_urls.has(message):
+            request_id = message.headers.get("id")
+            if not is_free(message) and not self._open_urls.has(message):
                 request_id = routing.request_id_of(message, message.url)
                 verify_frame(message, text, self._keys, partial=self._hub.settings.partial_sign_fields)
                 self._hub.admit(message)

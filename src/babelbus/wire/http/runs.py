@@ -29,10 +29,10 @@ class RunCutter:
     def __init__(self, varying: str, *, body_bytes_max: int) -> None:
         self._varying = varying
         self._body_bytes_max = body_bytes_max
-        self._seen: tuple[bytes, ...] = ()
+        self._before: Sequence[bytes] = ()
         self._patterns = 0
         self._pattern: re.Pattern[bytes] | None = None
-        self._known: tuple[bytes, ...] = ()
+        self._known: list[bytes] = []
         self._groups = (0, 0)
         """Which group of the pattern is the value, and which the length; 0 for none."""
         self._model: Request
@@ -44,24 +44,31 @@ class RunCutter:
 
         The request must keep its connection and have no body of unknown length.
         """
-        names = (self._varying.encode(), _LENGTH_NAME)
+        before, self._before = self._before, lines
+        if len(lines) != len(before) or lines[0] != before[0]:  # few heads of mixed traffic are looked at further
+            return
         places = [-1, -1]
+        skeleton = self._skeleton(lines, places)
+        if not skeleton or skeleton == self._known or self._patterns >= PATTERNS_MAX:
+            return
+        if skeleton == self._skeleton(before, [-1, -1]):
+            self._patterns += 1
+            self._known = skeleton
+            self._make(skeleton, places, request)
+
+    def _skeleton(self, lines: Sequence[bytes], places: list[int]) -> list[bytes]:
+        """Return the lines without what varies, whose places are noted; nothing if a header is repeated."""
+        names = (self._varying.encode(), _LENGTH_NAME)
         skeleton = list(lines)
         for at, line in enumerate(lines):
             name, colon, value = line.partition(b":")
             if at and name.lower() in names:
                 which = names.index(name.lower())
                 if places[which] >= 0:
-                    return  # repeated headers have no pattern
+                    return []
                 places[which] = at
                 skeleton[at] = name + colon + value[: len(value) - len(value.lstrip(b" \t"))]
-        shape = tuple(skeleton)
-        if shape != self._seen:
-            self._seen = shape
-        elif shape != self._known and self._patterns < PATTERNS_MAX:
-            self._patterns += 1
-            self._known = shape
-            self._make(skeleton, places, request)
+        return skeleton
 
     def _make(self, skeleton: list[bytes], places: list[int], request: Request) -> None:
         parts = []
