@@ -22,8 +22,8 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.protocols.jebp.messages import PartRecords
 from babelbus.records.format import encode_payloads
 from babelbus.spark.connection import connection
+from babelbus.spark.errors import SinkOwnerError, TargetError
 from babelbus.spark.options import Place
-from babelbus.spark.sink_errors import SinkOwnerError, TargetError
 from babelbus.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ from typing import Literal, get_args
 import msgspec
 
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.spark.errors import OptionError
+from babelbus.spark.errors import OptionError, OutputModeError
 from babelbus.spark.option_values import SERVER_ALIASES, normalise, read_bytes, read_choice, wrong_value
 from babelbus.spark.options import NAMES as SOURCE_NAMES
 from babelbus.spark.options import SERVER_VARIABLE, Place, read_place
 from babelbus.spark.partitioner import Kind as Partitioning
-from babelbus.spark.sink_errors import OutputModeError
 
 NAMES = (
     "url", "identity", "serverFingerprint", "requestTimeoutMs",
