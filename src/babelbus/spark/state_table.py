@@ -178,7 +178,7 @@ def load(task: StateTask) -> dict[bytes, _Value]:
 
 
 def _replay(reach: Reach, start: int, end: int, values: dict[bytes, _Value]) -> bool:
-    """Apply the changes of a range of offsets; return whether offsets were missing."""
+    """Update values by the changes of a range of offsets; return whether offsets were missing."""
     count = 0
     for columns in reach.read(STATE_TOPIC, PARTITION, start, end) if end > start else ():
         count += _apply(columns, start, end, values)
@@ -234,11 +234,13 @@ def _check_history(place: Place, end: int, *, gaps: bool) -> None:
 def _rows(values: dict[bytes, _Value], schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
     import pyarrow as pa
 
+    from babelbus.spark.decode import texts
+
     entries = iter(values.items())
     while some := list(islice(entries, ROWS_PER_BATCH)):
         columns = {
-            "key": _texts(pa.array([key for key, _ in some], pa.binary())),
-            "value": _texts(pa.array([one.value for _, one in some], pa.binary())),
+            "key": texts(pa.array([key for key, _ in some], pa.binary())),
+            "value": texts(pa.array([one.value for _, one in some], pa.binary())),
             "version": pa.array([one.version for _, one in some], pa.int64()),
             "timestamp": pa.array([one.timestamp * 1000 for _, one in some], pa.int64()),
             "offset": pa.array([one.offset for _, one in some], pa.int64()),
@@ -267,12 +269,14 @@ def _changes(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from babelbus.spark.decode import texts
+
     keys = batch.column("key")
     testaments = pc.starts_with(keys, pattern=TESTAMENT_MARK)
     batch = batch.filter(pc.and_(keys.is_valid(), pc.invert(pc.fill_null(testaments, True))))
     columns: dict[str, Any] = {
-        "key": _texts(batch.column("key")),
-        "value": _texts(batch.column("value")),
+        "key": texts(batch.column("key")),
+        "value": texts(batch.column("value")),
         "version": _versions(batch.column("headers")),
         "timestamp": batch.column("timestamp"),
         "offset": batch.column("offset"),
@@ -293,13 +297,3 @@ def _versions(headers: "pa.Array") -> "pa.Array":
     if len(rows):
         found[rows.to_numpy()] = entries.field("value").filter(said).cast(pa.string()).cast(pa.int64()).to_numpy()
     return pa.array(found)
-
-
-def _texts(values: "pa.Array") -> "pa.Array":
-    """Return bytes as text; what is not UTF-8 gets replacement characters, since Spark's strings must be."""
-    import pyarrow as pa
-
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([one and one.decode("utf-8", "replace") for one in values.to_pylist()], pa.string())
