@@ -437,9 +437,9 @@ def test_check_knows_what_a_sink_of_no_stream_refuses(place: Place) -> None:
     text = STATIC % (place.folder / "files")
     assert all(ok for ok, _ in findings(place, text).values())
     complete = findings(place, text.replace("format: noop", "format: noop, mode: complete"))
-    assert complete["sinks.out.mode"] == (False, "goes with streams, and 'files' is none")
+    assert complete["sinks.out.mode"] == (False, "goes with streams, and 'files' is no stream")
     compact = findings(place, text.replace("format: noop", "parquet: out, compact_files: 2"))
-    assert compact["sinks.out.compact_files"] == (False, "goes with streams, and 'files' is none")
+    assert compact["sinks.out.compact_files"] == (False, "goes with streams, and 'files' is no stream")
     csv = text.replace("from: files, format: noop", "from: rows, format: csv, options: {path: out}")
     assert '"ARRAY<BIGINT>"' in findings(place, csv)["sinks.out"][1]
 

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from babelbus.spark.options import parse
-from babelbus.spark.schema import check_schema, full_schema
+from babelbus.spark.schema import check_columns, check_schema, full_schema
 from babelbus.spark.state_options import is_state, parse_state
 
 
@@ -76,7 +76,6 @@ class BabelbusDataSource(DataSource):
             OptionError, SchemaError, OutputModeError: an option, a column or the mode is wrong.
         """
         from babelbus.spark.sink_options import check_mode, parse_sink
-        from babelbus.spark.sink_schema import check_columns
         from babelbus.spark.writer import BatchWriter
 
         options = parse_sink(self.options, "batch")
@@ -91,8 +90,7 @@ class BabelbusDataSource(DataSource):
             OptionError, SchemaError, OutputModeError: an option, a column or the mode is wrong.
         """
         from babelbus.spark.sink_options import check_mode, parse_sink
-        from babelbus.spark.sink_schema import check_columns
-        from babelbus.spark.stream_writer import StreamWriter
+        from babelbus.spark.writer import StreamWriter
 
         options = parse_sink(self.options, "stream")
         check_mode(options, "stream", overwrite=overwrite)

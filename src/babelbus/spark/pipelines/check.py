@@ -26,9 +26,8 @@ from babelbus.spark.pipelines.model import Scalar, Sink, Source
 from babelbus.spark.pipelines.session import REFUSALS, cause
 from babelbus.spark.pipelines.sinks import Target, bus_options, check_save, shape
 from babelbus.spark.record_source import open_reach
-from babelbus.spark.schema import full_schema
+from babelbus.spark.schema import check_columns, full_schema
 from babelbus.spark.sink_options import SinkOptions, check_mode, parse_sink
-from babelbus.spark.sink_schema import check_columns
 from babelbus.spark.state_options import parse_state
 from babelbus.spark.state_table import state_schema
 

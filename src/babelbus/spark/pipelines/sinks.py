@@ -19,7 +19,7 @@ from babelbus.spark.pipelines.parquet import ParquetFolder
 from babelbus.spark.pipelines.progress import OBSERVED, ROWS
 from babelbus.spark.pipelines.saves import Save
 from babelbus.spark.pipelines.session import REFUSALS, is_local, refused
-from babelbus.spark.sink_schema import STATE_COLUMNS
+from babelbus.spark.schema import STATE_COLUMNS
 
 CARRIED = ("key", "value", "headers", "timestamp", "partition", "subject")
 """Columns of a record that are taken from a frame as they are. A partition and a subject that were read from the bus
@@ -111,13 +111,13 @@ def check_save(target: Target) -> None:
     for name, given in (("mode", sink.mode != "append"), ("compact_files", sink.compact_files is not None)):
         if given:
             field = f"sinks.{target.name}.{name}"
-            raise PipelineError(target.file, field, f"goes with streams, and {sink.input!r} is none")
+            raise PipelineError(target.file, field, f"goes with streams, and {sink.input!r} is no stream")
 
 
 def shape(frame: DataFrame, target: Target) -> DataFrame:
     """Return the columns that the bus takes; other sinks get the frame as it is.
 
-    A frame without a column `value` becomes JSON: an object for each row, with `null` where there is none. Its columns
+    A frame without a column `value` becomes JSON: an object for each row, with `null` for a missing value. Its columns
     `key` and (in a topic) `timestamp` are those of the record too.
 
     Raises:
