@@ -53,7 +53,7 @@ def java_home(environment: Mapping[str, str] | None = None, folders: Iterable[st
     """Return the folder of a Java of version 17 or newer: of JAVA_HOME, else of PATH, else of the usual places.
 
     Raises:
-        JavaMissingError: there is none. A JAVA_HOME that is set counts alone, as it does for Spark.
+        JavaMissingError: there is no such Java. A JAVA_HOME that is set counts alone, as it does for Spark.
     """
     environment = os.environ if environment is None else environment
     named = environment.get("JAVA_HOME")
@@ -87,7 +87,7 @@ def java_home(environment: Mapping[str, str] | None = None, folders: Iterable[st
 
 
 def java_version(home: str) -> int | None:
-    """Return the major version of the Java in a folder, `None` when there is none that runs."""
+    """Return the major version of the Java in a folder, `None` without a Java that runs."""
     program = os.path.join(home, "bin", "java")
     if not os.access(program, os.X_OK):
         return None
@@ -119,7 +119,7 @@ def install_command() -> str | None:
 
 
 def install() -> int:
-    """Install a Java with this system's package manager if we may; return the exit code of that.
+    """Run this system's package manager to install a Java, if we may; return its exit code.
 
     Raises:
         JavaMissingError: there is no package manager that we know, or only root may use it; it says what to do.

@@ -72,7 +72,7 @@ class ServerReach:
         }
 
     def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:
-        """Return the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms), `None` without such a record."""
         batch, _ = self._fetch(topic, partition, timestamp=timestamp, bytes_max=PROBE_BYTES)
         return batch.base_offset if batch is not None else None
 

@@ -66,7 +66,7 @@ class Target(msgspec.Struct, frozen=True):
 def check_targets(options: SinkOptions, clock: Clock | None = None) -> None:
     """Check on the driver, before there are rows, that they can go to the topics that the options name.
 
-    What was found in order is believed for `KNOWN_SECONDS`, for a stream asks with each batch.
+    A good result is believed for `KNOWN_SECONDS`, for a stream asks with each batch.
 
     Raises:
         TargetError: there is no such topic, we may not publish to it, or it does not keep the state that is to be set.
@@ -95,7 +95,7 @@ def check_targets(options: SinkOptions, clock: Clock | None = None) -> None:
 def stage(
     chunks: "Iterator[pa.RecordBatch]", options: SinkOptions, target: Target, clock: Clock | None = None
 ) -> Staged:
-    """Stage the rows of one task. A few MiB are on their way to the server's disk while Spark is asked for more.
+    """Send the rows of one task to be staged. A few MiB are on their way while Spark is asked for more.
 
     Raises:
         RowRefusedError: a row cannot be a record, and there is no dead-letter topic.

@@ -68,7 +68,7 @@ class PipelineMetrics:
             self._lag.labels(*at).set(batch.lag)
 
     def skipped(self, sink: str, reason: str) -> None:
-        """Accept the notice: there is nothing to count."""
+        """Count nothing."""
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         """Count a failure."""

@@ -216,7 +216,7 @@ class Runner:
 
 
 def _last_batch(query: StreamingQuery) -> int:
-    """Return the number of the last batch that a query has done, -1 if it is none."""
+    """Return the number of the last batch that a query has done, -1 before its first."""
     last = query.lastProgress
     return -1 if last is None else last.batchId
 

@@ -21,9 +21,9 @@ class _Noted(msgspec.Struct, frozen=True):
 
 
 def identity(pipeline: Pipeline, sink: str) -> str:
-    """Return what a save is known by: it changes with a parameter, a source, a step and the sink.
+    """Return the identity of a save: it changes with a parameter, a source, a step and the sink.
 
-    What Python steps do is not looked at, nor what there is to read.
+    The code of Python steps has no influence, nor have the records that there are to read.
     """
     parts = pipeline.sources, pipeline.steps, pipeline.sinks[sink], sorted(pipeline.parameters.items())
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]

@@ -175,7 +175,7 @@ def _launch(conf: SparkConf) -> None:
 
 @contextmanager
 def _held_signals() -> Iterator[None]:
-    """Schedule Ctrl-C and SIGTERM for the end of a `with`: a JVM whose start is broken off would stay for ever.
+    """Keep Ctrl-C and SIGTERM back until the end of a `with`: a JVM whose start is broken off would stay for ever.
 
     It also takes PySpark's own handler of Ctrl-C away, which cancels the batch under way.
     """
