@@ -10,9 +10,8 @@ import msgspec
 
 from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.execute import Interrupts, run_command
-from babelbus.cli.groups import Seconds, ask_group, group_path
+from babelbus.cli.groups import Seconds, group_path, place_options, read_place
 from babelbus.cli.output import json_record, note, print_json, print_line, show_record
-from babelbus.cli.places import place_options, read_place
 from babelbus.cli.target import Target, admin_options
 from babelbus.units import format_duration
 
@@ -115,7 +114,7 @@ def _ensure(
     from babelbus.cli.api import ApiError
 
     try:
-        ask_group(api, "POST", "/api/groups", body)
+        api.call("POST", "/api/groups", body)
     except ApiError as error:
         if error.code != "group_exists":
             raise

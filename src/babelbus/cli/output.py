@@ -2,7 +2,7 @@
 
 import base64
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
@@ -68,6 +68,25 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num
         console.print(table)
     for line in capture.get().splitlines():
         print_line(line.rstrip())
+
+
+def print_all(
+    items: Sequence[Any],
+    as_json: bool,
+    nothing: str,
+    columns: dict[str, Callable[[Any], object]],
+    *,
+    numbers: Sequence[str] = (),
+) -> None:
+    """Print JSON lines, or a table whose `columns` compute the cells of an item; the text `nothing` without items."""
+    if as_json:
+        for item in items:
+            print_json(item)
+    elif items or not nothing:
+        rows = [[cell(item) for cell in columns.values()] for item in items]
+        print_table(tuple(columns), rows, numbers=numbers)
+    else:
+        print_line(nothing)
 
 
 def human_bytes(size: float) -> str:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from babelbus.cli.api import path_of
 from babelbus.cli.command import CommandError
 from babelbus.cli.output import note
 
@@ -61,7 +62,7 @@ class Reporter:
         try:
             api = self._find_api()
             if api is not None:
-                api.tell_pipeline(self._pipeline, sinks)
+                api.call("PUT", path_of("pipelines", self._pipeline), {"sinks": sinks})
             self._complained = False
         except CommandError as error:
             if not self._complained:

@@ -23,6 +23,12 @@ def flag_of(key: str) -> str:
     return "--" + key.replace(".", "-").replace("_", "-")
 
 
+def metavar_of(type_text: str) -> str:
+    """Return how help shows the value of a setting: "duration or none" is DURATION|none."""
+    kinds = {"size", "duration", "integer", "number", "text"}
+    return "|".join(word.upper() if word in kinds else word for word in type_text.split(" or "))
+
+
 class SettingOption(click.Option):
     """The flag of one setting. Its value is text, which the configuration reads like the environment."""
 
@@ -33,7 +39,7 @@ class SettingOption(click.Option):
         names = [f"{flag}/--no-{flag[2:]}" if is_switch else flag, "setting_" + key.replace(".", "_")]
         if key == "server.insecure":
             names.insert(1, "--insecure")
-        metavar = None if is_switch else type_text.upper().replace(" OR ", "|")
+        metavar = None if is_switch else metavar_of(type_text)
         super().__init__(names, default=None, metavar=metavar, help=f"{doc}.  [default: {default}]")
 
 

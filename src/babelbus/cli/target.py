@@ -135,7 +135,7 @@ class Target:
         if self._server:
             return self._server
         if self._admin:
-            addresses = self.api().server()["addresses"]
+            addresses = self.api().call("GET", "/api/server")["addresses"]
             if "jebp" not in addresses:
                 raise CommandError(f"the server at {self._admin} does not speak jebp: start it with --jebp-enabled")
             return _reachable(addresses["jebp"])
