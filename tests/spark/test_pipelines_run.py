@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from babelbus.client import BlockingClient, Record
+from babelbus.spark.errors import QueryFailedError
 from babelbus.spark.pipelines.bus import Bus
 from babelbus.spark.pipelines.check import check
-from babelbus.spark.pipelines.errors import QueryFailedError
 from babelbus.spark.pipelines.load import load
 from babelbus.spark.pipelines.progress import Batch
 from babelbus.spark.pipelines.run import Policy, Runner

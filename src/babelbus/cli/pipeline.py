@@ -165,8 +165,8 @@ def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **
     of sinks; and, if a server can be reached, whether its topics exist. Exit code 1 if there is a fault.
     """
     _need_spark()
+    from babelbus.spark.errors import PipelineError
     from babelbus.spark.pipelines.check import check as look
-    from babelbus.spark.pipelines.errors import PipelineError
     from babelbus.spark.pipelines.session import session
 
     faults = 0
@@ -201,7 +201,7 @@ def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **
 def list_(path: str, as_json: bool) -> None:
     """List the pipelines in a folder; files that cannot be read are named too, and make the exit code 1."""
     _need_spark()
-    from babelbus.spark.pipelines.errors import PipelineError
+    from babelbus.spark.errors import PipelineError
 
     rows = []
     for file in _files(path):

@@ -15,11 +15,10 @@ from pyspark.sql.utils import is_remote
 
 from babelbus.errors import BabelbusError
 from babelbus.spark.available_offsets import Survey
-from babelbus.spark.errors import UnknownTopicError
+from babelbus.spark.errors import PipelineError, UnknownTopicError
 from babelbus.spark.options import SourceOptions, parse
 from babelbus.spark.pipelines.bus import WAYS, Bus
 from babelbus.spark.pipelines.delta import need_delta
-from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.frames import build, open_source, text_options, where
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Scalar, Sink, Source

@@ -14,16 +14,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.errors import BabelbusError
+from babelbus.spark.errors import CheckpointInUseError, QueryFailedError, WorkerLateError
 from babelbus.spark.pipelines import progress
 from babelbus.spark.pipelines.bus import Bus
-from babelbus.spark.pipelines.errors import CheckpointInUseError, QueryFailedError, WorkerLateError
 from babelbus.spark.pipelines.frames import build
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import read_trigger
 from babelbus.spark.pipelines.progress import Batch
-from babelbus.spark.pipelines.saves import identity
 from babelbus.spark.pipelines.session import cause, is_local
-from babelbus.spark.pipelines.sinks import Target, save, start
+from babelbus.spark.pipelines.sinks import Target, identity, save, start
 
 log = logging.getLogger(__name__)
 

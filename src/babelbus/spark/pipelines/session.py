@@ -21,9 +21,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from babelbus.spark.errors import SparkError
+from babelbus.spark.errors import PipelineError, SparkError, WorkerLateError
 from babelbus.spark.java import fast_options, java_home
-from babelbus.spark.pipelines.errors import PipelineError, WorkerLateError
 from babelbus.spark.pipelines.model import Scalar
 from babelbus.spark.python import worker_python
 
