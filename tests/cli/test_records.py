@@ -89,7 +89,7 @@ def test_an_export_goes_through_a_pipe(served: Served, orders: str) -> None:
 def test_what_stands_before_a_wrong_line_is_imported_and_the_line_named(served: Served) -> None:
     told = served.run("import", "half", "-", "--create", input='{"payload":"a"}\n{"paylod":"b"}\n', code=1)
     assert "line 2 is no record" in told
-    assert "1 records were imported" in told
+    assert "1 record imported" in told
     assert len(served.rows("fetch", "half", "--json")) == 1
 
 

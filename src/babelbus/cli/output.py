@@ -89,6 +89,11 @@ def print_all(
         print_line(nothing)
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 record", "1,000 records"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def human_bytes(size: float) -> str:
     """Return a size in two to four digits: 1536 is "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
