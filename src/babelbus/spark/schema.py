@@ -1,5 +1,6 @@
 """The columns that the source has and those that the sink takes, and checks of the columns of a query."""
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import (
@@ -62,17 +63,22 @@ def full_schema(*, include_headers: bool) -> StructType:
     )
 
 
-def check_schema(schema: StructType) -> None:
+def check_schema(
+    schema: StructType,
+    columns: Mapping[str, DataType] = COLUMNS,
+    nullable: Collection[str] = NULLABLE,
+    who: str = "the source",
+) -> None:
     """Check that a query asks only for columns that there are: any of them in any order.
 
     Raises:
         SchemaError: a column is unknown or of another type.
     """
     for field in schema.fields:
-        kind = COLUMNS.get(field.name)
+        kind = columns.get(field.name)
         if kind is None:
-            raise SchemaError(f"there is no column {field.name!r}; the source has {', '.join(COLUMNS)}")
-        if field.name in NULLABLE and not field.nullable:
+            raise SchemaError(f"there is no column {field.name!r}; {who} has {', '.join(columns)}")
+        if field.name in nullable and not field.nullable:
             raise SchemaError(f"column {field.name!r} can be null: leave NOT NULL out")
         if field.dataType != kind:
             raise SchemaError(

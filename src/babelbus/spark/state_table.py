@@ -19,13 +19,13 @@ from pyspark.sql.types import BooleanType, DataType, LongType, StringType, Struc
 from babelbus.clock import Clock, SystemClock
 from babelbus.records.columns import Columns
 from babelbus.records.format import TOMBSTONE, decode_headers
-from babelbus.spark.errors import OptionError, SchemaError, SparkError
+from babelbus.spark.errors import OptionError, SparkError
 from babelbus.spark.options import Place
 from babelbus.spark.plan import Bounds
 from babelbus.spark.reader import read_task
 from babelbus.spark.record_source import Reach, open_reach
 from babelbus.spark.schema import COLUMNS as RECORD_COLUMNS
-from babelbus.spark.schema import arrow_schema
+from babelbus.spark.schema import arrow_schema, check_schema
 from babelbus.spark.state_options import STATE_TOPIC, StateOptions
 from babelbus.spark.stream import StreamReader
 from babelbus.storage.disk import compaction_note, folder_name
@@ -83,17 +83,12 @@ def state_schema() -> StructType:
 
 
 def check_state_schema(schema: StructType) -> None:
-    """Check that a query asks only for columns that there are: any of them in any order.
+    """Check that a query asks only for columns of the state: any of them in any order, each of which can be null.
 
     Raises:
         SchemaError: a column is unknown or of another type.
     """
-    for field in schema.fields:
-        kind = COLUMNS.get(field.name)
-        if kind is None:
-            raise SchemaError(f"there is no column {field.name!r}; table=state has {', '.join(COLUMNS)}")
-        if not field.nullable or field.dataType != kind:
-            raise SchemaError(f"column {field.name!r} is a nullable {kind.simpleString()}: ask for that, cast it later")
+    check_schema(schema, COLUMNS, COLUMNS, "table=state")
 
 
 class StateTask(InputPartition):
