@@ -24,6 +24,7 @@ from babelbus.records.format import encode_payloads
 from babelbus.spark.connection import connection
 from babelbus.spark.errors import SinkOwnerError, TargetError
 from babelbus.spark.options import Place
+from babelbus.spark.python import keep_imports
 from babelbus.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def stage(
         return told
     with connection(options.place) as client:
         task = _Task(client, options, target, part, clock or SystemClock())
+        keep_imports()
         if task.is_committed():
             log.info("batch %d of %r was committed before", target.batch_id, target.transaction)
             return told
