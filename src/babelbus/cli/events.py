@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from babelbus.cli.command import BusCommand, CommandError, examples, json_option, max_option
-from babelbus.cli.output import escape, human_time, print_json, print_line, show_bytes
+from babelbus.cli.output import escape, human_time, note, print_json, print_line, show_bytes
 from babelbus.cli.publish import read_headers
 from babelbus.cli.state import tell_dropped
 from babelbus.cli.target import Target, admin_options
@@ -43,6 +43,8 @@ def listen(target: Target, pattern: str, count_max: int | None, as_json: bool) -
     command is too slow, it prints how many events it missed.
     """
     count = 0
+    if "*" in pattern:
+        note("babelbus: '*' stands for itself here: '?' matches one element, '#' at the end one or more")
     with suppress(KeyboardInterrupt):
         for event in target.api().lines("/api/listen", {"pattern": pattern}, dict[str, Any]):
             if event is None:

@@ -111,9 +111,9 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
         run(settings, ready)
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
-            ports = ", ".join(flag_of(one.key) for one in describe() if one.key.endswith(".port"))
+            advice = " or ".join(_flags_of_port(settings, str(error)))
             raise CommandError(
-                f"cannot listen: {error.strerror}; choose another port with one of {ports}, "
+                f"cannot listen: {error.strerror}; choose another port with {advice}, "
                 "another address with the flag that ends in -host, or stop what listens there"
             ) from error
         raise
@@ -121,6 +121,16 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
         for path in noted:
             if os.path.exists(path):
                 os.unlink(path)
+
+
+def _flags_of_port(settings: Config, problem: str) -> list[str]:
+    """Return the flags of the port that the text of an error names, or of all ports."""
+    ports = {}
+    for entry in describe():
+        section, _, name = entry.key.partition(".")
+        if name.endswith("port") and name != "any_port":
+            ports[flag_of(entry.key)] = getattr(getattr(settings, section), name)
+    return [flag for flag, port in ports.items() if port and f", {port})" in problem] or list(ports)
 
 
 def _note_addresses(path: str, addresses: dict[str, str]) -> None:

@@ -107,7 +107,9 @@ def alter_topic(target: Target, name: str, partitions: int | None, as_json: bool
     changes = _given({**settings, "partitions": partitions})
     if not changes:
         raise click.UsageError("nothing to change: name a setting, such as --retention 7d")
-    _print_done(target.api().call("PATCH", path_of("topics", name), changes), f"topic {name} is changed", as_json)
+    topic = target.api().call("PATCH", path_of("topics", name), changes)
+    shown = "".join(f", {key} {setting_text(key, topic['settings'][key])}" for key in changes if key != "partitions")
+    _print_done(topic, f"topic {name} is changed{shown}", as_json)
 
 
 @topics.command("remove", epilog=examples("babelbus topics remove orders", "babelbus topics remove orders --yes"))
