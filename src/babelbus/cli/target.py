@@ -15,7 +15,6 @@ import click
 import msgspec
 
 from babelbus.cli.command import CommandError
-from babelbus.errors import ConfigError
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
@@ -341,6 +340,3 @@ def bus_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command with the options of a client of the bus; its first argument is the `Target`."""
     names = ("server", "identity", "server_fingerprint", "admin", *_PLACE_NAMES)
     return _with_target(command, (*_BUS, *_ADMIN, *_PLACE), names)
-
-
-__all__ = ["ConfigError", "Running", "Target", "admin_options", "bus_options", "folder_options", "lock_owner"]
