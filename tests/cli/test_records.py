@@ -93,6 +93,13 @@ def test_what_stands_before_a_wrong_line_is_imported_and_the_line_named(served: 
     assert len(served.rows("fetch", "half", "--json")) == 1
 
 
+def test_a_publisher_that_fails_says_how_many_records_are_stored(served: Served) -> None:
+    served.run("topics", "create", "partly")
+    told = served.run("publish", "partly", "--json", input='{"payload":"a"}\n{"payload":"b"}\nnonsense\n', code=1)
+    assert "line 3 is no record" in told
+    assert "2 of 2 records stored" in told
+
+
 @pytest.mark.parametrize("partition", [[], ["--partition", "1"]])
 def test_tail_shows_what_comes_and_ends_with_code_0_on_ctrl_c(
     served: Served, orders: str, partition: list[str]

@@ -153,13 +153,14 @@ def _publish_many(
         try:
             for record in records:
                 _send(client.send, topic, record, choose(record.key))
+                count += 1
                 if clock.monotonic() - flushed_at > FLUSH_SECONDS:  # so that a server that stores nothing is noticed
-                    count += client.flush().records
+                    client.flush()
                     flushed_at = clock.monotonic()
         finally:
-            count += client.flush().records  # also when a later line is wrong: the lines before it are published
+            client.flush()  # also when a later line is wrong: the lines before it are published
     except BabelbusError as error:
-        raise CommandError(f"{error}; {plural(count, 'record')} stored for certain") from error
+        raise CommandError(f"{error}; {client.acknowledged:,} of {plural(count, 'record')} stored") from error
     seconds = max(clock.monotonic() - start, 1e-9)
     if as_json:
         print_json({"topic": topic, "records": count, "seconds": round(seconds, 6)})
