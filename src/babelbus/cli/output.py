@@ -1,6 +1,5 @@
 """The output of commands: tables for people, JSON lines for programs, progress on standard error."""
 
-import base64
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,45 +110,12 @@ def human_time(timestamp_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return bytes as one entry of a JSON object: text if they are UTF-8, else base64 under `<name>_base64`."""
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
-
-
 def json_record(record: "Record", topic: str, partition: int) -> dict[str, Any]:
     """Return a record as the JSON object of `tail`, `fetch` and `export`, which `publish` and `import` read."""
-    line: dict[str, Any] = {
-        "topic": topic,
-        "partition": partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        **json_bytes("key", record.key),
-        **json_bytes("payload", record.payload),
-    }
-    if record.headers:
-        line |= json_headers(record.headers)
-    if record.attributes:
-        line["attributes"] = record.attributes
-    return line
+    from babelbus.web.record_lines import line_of
 
-
-def json_headers(headers: Sequence[tuple[bytes, bytes | None]]) -> dict[str, Any]:
-    """Return headers as an object, or as a list of base64 pairs if a key is repeated or bytes are not UTF-8."""
-    try:
-        as_text = {key.decode(): None if value is None else value.decode() for key, value in headers}
-    except UnicodeDecodeError:
-        as_text = {}
-    if len(as_text) == len(headers):
-        return {"headers": as_text}
-    encode = base64.b64encode
-    return {
-        "headers_base64": [[encode(k).decode(), None if v is None else encode(v).decode()] for k, v in headers],
-    }
+    no_key = {"key": None} if record.key is None else {}
+    return {"topic": topic, **no_key, **msgspec.to_builtins(line_of(record, partition))}
 
 
 def show_record(record: "Record", partition: int) -> str:
