@@ -59,7 +59,7 @@ def add_client(
     entry = ClientEntry(fingerprint.lower(), name, admin)
     lists.put(entry)
     effect = _apply(target)
-    server = target.server_fingerprint()
+    server = target.own_fingerprint()
     if as_json:
         extra = {"key_file": key_file, "server_fingerprint": server, "effective": effect.startswith("in effect")}
         print_json(_as_dict(entry) | extra)
@@ -85,7 +85,7 @@ def list_clients(target: Target, as_json: bool) -> None:
         "Fingerprint": lambda entry: entry["fingerprint"],
     }
     print_all([_as_dict(entry) for entry in entries], as_json, "", columns)
-    if not as_json and (server := target.server_fingerprint()):
+    if not as_json and (server := target.own_fingerprint()):
         note(f"the server's own fingerprint: {server}")
 
 
