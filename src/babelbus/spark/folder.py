@@ -319,7 +319,7 @@ def _flush_file(file: File) -> None:
 
 
 class FolderReach:
-    """The topics of a data folder; see `reach.Reach`. Topics of the engine `memory` are not in it."""
+    """The topics of a data folder; see `record_source.Reach`. Topics of the engine `memory` are not in it."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

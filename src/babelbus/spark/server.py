@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class ServerReach:
-    """The topics of a server; see `reach.Reach`. The connection is made with the first call, and again when lost.
+    """The topics of a server (`record_source.Reach`). The connection is made with the first call, and again when lost.
 
     A server that is away is waited for, `requestTimeoutMs` for each request: all of them may be sent twice.
     """

@@ -39,7 +39,7 @@ class Target(msgspec.Struct, frozen=True):
     trigger_seconds: float | None
     """Between two batches; 0: at once; `None`: what there is now, then the end."""
     identity: str = ""
-    """Identity of a save, for sinks of frames that are no streams (`saves.identity`)."""
+    """Identity of a save, for sinks of frames that are no streams (`identity`)."""
     remote: bool = False
     """The checkpoint is where a Connect server is."""
 
