@@ -101,19 +101,15 @@ def make_tasks(
     return tasks
 
 
-def limit_records(start: Mapping[At, int], end: Mapping[At, int], most: int) -> dict[At, int]:
-    """Return the end of reading in each partition, about `most` offsets in all, in proportion to backlogs.
+def limit(
+    start: Mapping[At, int], end: Mapping[At, int], most: float, record_bytes: Mapping[At, float] | None = None
+) -> dict[At, int]:
+    """Return the end of reading in each partition, about `most` offsets (or bytes) in all, in proportion to backlogs.
 
     Each partition with a backlog gets at least one offset, as in Spark's Kafka source, so that none starves.
     """
-    return limit_bytes(start, end, dict.fromkeys(end, 1.0), most)
-
-
-def limit_bytes(
-    start: Mapping[At, int], end: Mapping[At, int], record_bytes: Mapping[At, float], most: float
-) -> dict[At, int]:
-    """Return the end of reading in each partition, about `most` bytes in all, given the sizes of records."""
-    total = sum((end[at] - start[at]) * record_bytes[at] for at in end)
+    sizes = record_bytes or {}
+    total = sum((end[at] - start[at]) * sizes.get(at, 1) for at in end)
     if total <= most:
         return dict(end)
     share = most / total
