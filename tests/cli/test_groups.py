@@ -275,11 +275,11 @@ def test_a_consumer_of_a_group_that_is_removed_is_told(near: Near) -> None:
 
 
 def test_a_consumer_whose_group_is_removed_before_its_ack_is_told_so_too(near: Near) -> None:
-    publish(near, "late", "a")
-    near.run("groups", "create", "late", "g", "--from", "beginning")
-    remove = f"{OURS} groups remove late g --yes --data-folder {shlex.quote(str(near.served.data))}"
-    told = near.run("consume", "late", "--group", "g", "--exec", remove, code=1)
-    assert "group 'g' on topic 'late' was removed" in told
+    publish(near, "slow", "a")
+    near.run("groups", "create", "slow", "g", "--from", "beginning")
+    remove = f"{OURS} groups remove slow g --yes --data-folder {shlex.quote(str(near.served.data))}"
+    told = near.run("consume", "slow", "--group", "g", "--exec", remove, code=1)
+    assert "group 'g' on topic 'slow' was removed" in told
 
 
 def test_dead_letters_are_shown_replayed_once_and_purged(near: Near) -> None:
