@@ -149,7 +149,8 @@ class Decoder:
 def _slice(columns: Columns, first: int, after: int) -> Columns:
     if first == 0 and after == len(columns):
         return columns
-    return Columns(columns.data, *(array[first:after] for array in msgspec.structs.astuple(columns)[1:]))
+    fields = msgspec.structs.astuple(columns)[1:-1]  # but not what is known of the headers of the whole chunk
+    return Columns(columns.data, *(array[first:after] for array in fields))
 
 
 @lru_cache(maxsize=4)
