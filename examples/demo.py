@@ -8,6 +8,7 @@ Wörterbuch client sets before the crash and reads after it, what jebp publishes
 workers share it as a queue, and Spark computes a live table of it. Exit code 0 says that all of it was right.
 """
 
+import argparse
 import json
 import signal
 import subprocess
@@ -271,4 +272,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # has --help alone
     main()

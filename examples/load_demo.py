@@ -58,7 +58,7 @@ def hour_ms(row: Weather) -> int:
 def load(target: Target, count_max: int | None) -> None:
     """Create the topics flights, weather and airlines on a running server, and publish the demo's data to them."""
     api = target.api()
-    present = sorted(SETTINGS.keys() & {topic["name"] for topic in api.topics()})
+    present = sorted(SETTINGS.keys() & {topic["name"] for topic in api.call("GET", "/api/topics")["topics"]})
     if present:
         raise CommandError(
             f"the topic {present[0]} exists already: its records would be published twice; remove it with"

@@ -144,6 +144,12 @@ def test_what_is_rendered_reads_back_as_the_same() -> None:
     for comments in (False, True):
         config = load(None, {}, flags)
         assert load(write(render(config, comments=comments), "rendered.toml")) == config
+    assert '\nsegment_bytes = "2 MiB"\n' in render(config)
+    assert '\nretention_seconds = "500ms"\n' in render(config)
+
+
+def test_a_whole_number_of_seconds_is_a_duration_too() -> None:
+    assert load(write('[zbus]\nweb_cache_seconds = "1h"\n', "cache.toml")).zbus.web_cache_seconds == 3600
 
 
 def test_every_setting_is_described_and_has_a_variable_of_its_own() -> None:

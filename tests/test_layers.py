@@ -83,7 +83,7 @@ BYTE_NAMES = {"HEAD", "HEAD_BYTES", "BODY", "PLAIN_BODY", "PLAIN_FIELDS", "PLAIN
     *("LENGTH_FROM", "LENGTH_MIN", "LENGTHS", "INT32", "INT64", "CRC_AT", "TIMESTAMP_AT", "END_TABLE"),
 }
 # Modules that use them, or lay an array over bytes. The list may only become shorter, as above.
-BYTE_DEBTS = {"spark.decode", "protocols.zbus.stored"}
+BYTE_DEBTS = {"protocols.zbus.stored"}
 
 TIME_CALLS = {
     "time": {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime", "gmtime"},

@@ -32,6 +32,9 @@ __all__ = [
 Engine = Literal["disk", "memory", "db"]
 Ack = Literal["accepted", "written", "flushed"]
 Cleanup = Literal["delete", "compact"]
+Connections = Annotated[
+    int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
+]
 
 
 class DataSettings(msgspec.Struct, frozen=True):
@@ -219,9 +222,7 @@ class JebpSettings(msgspec.Struct, frozen=True):
     handshake_seconds: Annotated[
         float, of("a handshake that takes longer is closed: dead connections must not pile up", "seconds", gt=0)
     ] = 10.0
-    connections_max: Annotated[
-        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
-    ] = 10_000
+    connections_max: Connections = 10_000
 
     @property
     def exposure(self) -> str | None:
@@ -274,9 +275,7 @@ class SbusSettings(msgspec.Struct, frozen=True):
         int, of("subscriptions of one client; over it, the client is disconnected", "count", ge=1)
     ] = 100_000
     patterns_bytes_max: Annotated[int, of("the same in bytes of their patterns", "bytes", ge=1)] = 64 * MIB
-    connections_max: Annotated[
-        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
-    ] = 10_000
+    connections_max: Connections = 10_000
     open_cred: Annotated[
         bool, of("deliver secret keys (!/cred/...) to every client whose pattern matches, as the reference daemon does")
     ] = False
@@ -360,9 +359,7 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
     message_bytes_max: Annotated[
         int, of("a longer message closes its connection before memory is reserved for it", "bytes", ge=1024)
     ] = 64 * MIB
-    connections_max: Annotated[
-        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
-    ] = 10_000
+    connections_max: Connections = 10_000
     deflate: Annotated[bool, of("compress WebSocket messages for clients that offer it; costs processor time")] = False
     cors_origins: (
         Annotated[str, of("web pages of these origins may use REST and WebSocket, with commas between")] | None
@@ -454,9 +451,7 @@ class ZbusSettings(msgspec.Struct, frozen=True):
     idle_seconds: Annotated[
         float, of("a connection without traffic in either direction for so long is closed", "seconds", gt=0)
     ] = 180.0
-    connections_max: Annotated[
-        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
-    ] = 10_000
+    connections_max: Connections = 10_000
 
     @property
     def exposure(self) -> str | None:
@@ -526,9 +521,7 @@ class AdminSettings(msgspec.Struct, frozen=True):
         float,
         of("a client whose first request takes longer is closed: dead connections must not pile up", "seconds", gt=0),
     ] = 10.0
-    connections_max: Annotated[
-        int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
-    ] = 1_000
+    connections_max: Connections = 1_000
 
     @property
     def exposure(self) -> str | None:

@@ -141,7 +141,7 @@ def render(config: msgspec.Struct, *, comments: bool = False) -> str:
             if comments:
                 lines.append(f"# {field.doc}" + (f" ({field.unit})" if field.unit else ""))
             # TOML has no null, so an unset setting is the word none. JSON's text is TOML's except for DEL.
-            written = "none" if value is None else value
+            written = _value_text(value, field.unit) if value is None or _is_exact(value, field.unit) else value
             lines.append(f"{name} = {json.dumps(written)}".replace("\x7f", "\\u007f"))
     return "\n".join(lines[1:]) + "\n"
 
@@ -207,7 +207,8 @@ def _read(key: str, field: Field, value: Value) -> object:
         elif isinstance(raw, str) and field.unit == "bytes":
             raw = parse_size(raw)
         elif isinstance(raw, str) and field.unit == "seconds":
-            raw = parse_duration(raw)
+            seconds = parse_duration(raw)
+            raw = int(seconds) if field.base is int and seconds.is_integer() else seconds
         elif isinstance(raw, str) and value.is_text:
             raw = raw.strip()
         # A shell has text only, so "true" and "5320" are converted; in a file `port = "5320"` is a mistake.
@@ -241,6 +242,12 @@ def _type_text(field: Field) -> str:
     names = {int: "integer", float: "number", bool: "true or false", str: "text"}
     text = {"bytes": "size", "seconds": "duration"}.get(field.unit) or names[field.base]
     return text + (" or none" if field.is_optional else "")
+
+
+def _is_exact(value: object, unit: str) -> bool:
+    """Return whether the text of a size or duration is read back as the same number."""
+    parse = {"bytes": parse_size, "seconds": parse_duration}.get(unit)
+    return parse is not None and parse(_value_text(value, unit)) == value
 
 
 def _value_text(value: object, unit: str) -> str:

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from babelbus.cli import program
 from babelbus.cli.execute import SIGNALS
-from babelbus.cli.groups import DEFAULTS, _setting_text
+from babelbus.cli.groups import DEFAULTS
+from babelbus.cli.topics import setting_text
 from babelbus.core.groups.settings import GroupSettings
 from tests.cli.shell import COMMAND, Served
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -96,7 +97,7 @@ def test_a_group_is_made_shown_changed_set_paused_and_removed(near: Near) -> Non
 
 
 def test_the_help_of_create_tells_the_defaults_that_a_group_gets() -> None:
-    shown = {name: _setting_text(name, getattr(GroupSettings(), name)) for name in DEFAULTS}
+    shown = {name: setting_text(name, getattr(GroupSettings(), name)) for name in DEFAULTS}
     assert shown == DEFAULTS
     told = CliRunner().invoke(program, ["groups", "create", "--help"]).output
     assert "[default: 1m]" in told
@@ -274,11 +275,11 @@ def test_a_consumer_of_a_group_that_is_removed_is_told(near: Near) -> None:
 
 
 def test_a_consumer_whose_group_is_removed_before_its_ack_is_told_so_too(near: Near) -> None:
-    publish(near, "late", "a")
-    near.run("groups", "create", "late", "g", "--from", "beginning")
-    remove = f"{OURS} groups remove late g --yes --data-folder {shlex.quote(str(near.served.data))}"
-    told = near.run("consume", "late", "--group", "g", "--exec", remove, code=1)
-    assert "group 'g' on topic 'late' was removed" in told
+    publish(near, "slow", "a")
+    near.run("groups", "create", "slow", "g", "--from", "beginning")
+    remove = f"{OURS} groups remove slow g --yes --data-folder {shlex.quote(str(near.served.data))}"
+    told = near.run("consume", "slow", "--group", "g", "--exec", remove, code=1)
+    assert "group 'g' on topic 'slow' was removed" in told
 
 
 def test_dead_letters_are_shown_replayed_once_and_purged(near: Near) -> None:

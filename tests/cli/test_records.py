@@ -89,8 +89,15 @@ def test_an_export_goes_through_a_pipe(served: Served, orders: str) -> None:
 def test_what_stands_before_a_wrong_line_is_imported_and_the_line_named(served: Served) -> None:
     told = served.run("import", "half", "-", "--create", input='{"payload":"a"}\n{"paylod":"b"}\n', code=1)
     assert "line 2 is no record" in told
-    assert "1 records were imported" in told
+    assert "1 record imported" in told
     assert len(served.rows("fetch", "half", "--json")) == 1
+
+
+def test_a_publisher_that_fails_says_how_many_records_are_stored(served: Served) -> None:
+    served.run("topics", "create", "partly")
+    told = served.run("publish", "partly", "--json", input='{"payload":"a"}\n{"payload":"b"}\nnonsense\n', code=1)
+    assert "line 3 is no record" in told
+    assert "2 of 2 records stored" in told
 
 
 @pytest.mark.parametrize("partition", [[], ["--partition", "1"]])

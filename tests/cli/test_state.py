@@ -113,7 +113,7 @@ def test_an_export_of_worterbuch_is_recognised(served: Served, packed: bool) -> 
 def test_what_stands_before_a_wrong_line_is_imported_and_the_line_named(served: Served, bad: str) -> None:
     told = served.run("state", "import", "-", input=f'{{"key":"i/a","value":1}}\n\n{bad}\n', code=1)
     assert "line 3 is no value" in told
-    assert "1 values were imported" in told
+    assert "1 value imported" in told
 
 
 def test_a_damaged_file_is_told(served: Served) -> None:

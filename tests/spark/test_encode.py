@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.record import Record
-from babelbus.spark import column_encoder as bulk
 from babelbus.spark import encode
 from babelbus.spark.encode import Encoder, NoPlaceError, Piece
+from babelbus.spark.errors import RowRefusedError
 from babelbus.spark.options import Place
-from babelbus.spark.sink_errors import RowRefusedError
 from babelbus.spark.sink_options import RECORD_BYTES_MAX, SinkOptions
 from tests.spark.support import NOW
 
@@ -122,7 +121,7 @@ def test_plain_rows_that_are_encoded_at_once_become_the_records_that_they_become
     given_rows = [row | {"partition": None if count < 3 else row.get("partition")} for row in given_rows]
     batch = chunk(given_rows)[first:]
     at_once = list(Encoder(options(partitioner=how), partitions({"t": count})).encode(batch, NOW))
-    # A header that one row has, in a chunk of its own making, sends all of them the long way.
+    # A header that one row has, in a chunk of its own making, makes records of all of them.
     marked = chunk([row | {"headers": [{"key": "h", "value": b""}]} for row in given_rows])[first:]
     one_by_one = list(Encoder(options(partitioner=how), partitions({"t": count})).encode(marked, NOW))
     assert records(at_once) == {
@@ -131,12 +130,13 @@ def test_plain_rows_that_are_encoded_at_once_become_the_records_that_they_become
     assert all(batch.count == len(batch.positions) == len(batch.timestamps) for one in at_once for batch in one.batches)
 
 
-def test_rows_of_one_topic_in_a_column_are_encoded_at_once_and_those_of_many_are_not() -> None:
-    one, many = [chunk([{"topic": name, "value": b"1"} for name in names]) for names in ("tt", "tu")]
-    assert bulk.PlainRows.find(one, options(""), NOW) is not None
-    assert bulk.PlainRows.find(many, options(""), NOW) is None
+def test_rows_go_to_the_topics_of_a_column() -> None:
+    many = chunk([{"topic": name, "value": b"%d" % at} for at, name in enumerate("tut")])
     found = records(list(Encoder(options(""), partitions({"t": 1, "u": 1})).encode(many, NOW)))
-    assert sorted(found) == [("t", 0), ("u", 0)]
+    assert {at: [one.payload for one in part] for at, part in found.items()} == {
+        ("t", 0): [b"0", b"2"],
+        ("u", 0): [b"1"],
+    }
 
 
 def test_a_key_goes_where_the_server_would_put_it_and_rows_without_one_go_round() -> None:
@@ -174,7 +174,7 @@ def test_rows_that_are_spread_go_round_one_by_one_whatever_their_keys_unless_the
 
 
 def test_batches_are_cut_by_size_and_a_large_record_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(encode, "BATCH_BYTES", 1000)
     values = [b"x" * 100] * 20 + [b"y" * 5000] + [b"z"] * 3
     (piece,) = Encoder(options(), partitions({"t": 1})).encode(chunk([{"value": value} for value in values]), NOW)
     assert [batch.count for batch in piece.batches] == [7, 7, 6, 1, 3]

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from babelbus.spark.errors import CheckpointInUseError, PipelineError
 from babelbus.spark.pipelines import progress
 from babelbus.spark.pipelines.bus import Bus
 from babelbus.spark.pipelines.delta import DeltaFolder, DeltaMissingError, need_delta
-from babelbus.spark.pipelines.errors import CheckpointInUseError, PipelineError
 from babelbus.spark.pipelines.load import Loaded, find, load
 from babelbus.spark.pipelines.metrics import PipelineMetrics
 from babelbus.spark.pipelines.parquet import JOURNAL, MERGED, DamagedArchiveError, finish_merge, merge

@@ -13,11 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from babelbus.client import BlockingClient, Record
+from babelbus.spark.errors import QueryFailedError
 from babelbus.spark.pipelines.bus import Bus
 from babelbus.spark.pipelines.check import check
-from babelbus.spark.pipelines.errors import QueryFailedError
 from babelbus.spark.pipelines.load import load
-from babelbus.spark.pipelines.progress import Batch
+from babelbus.spark.pipelines.progress import Batch, Watcher
 from babelbus.spark.pipelines.run import Policy, Runner
 from examples.flights import airlines, flights, weather
 from tests.support.server import LiveServer, configure
@@ -27,7 +27,7 @@ HOUR = 3_600_000
 pytestmark = pytest.mark.timeout(600)
 
 
-class Watched:
+class Watched(Watcher):
     """What a run told."""
 
     def __init__(self) -> None:
@@ -35,9 +35,6 @@ class Watched:
         self.failures: list[tuple[str, float | None]] = []
         self.skips: list[tuple[str, str]] = []
         self.seen = threading.Event()
-
-    def started(self, sink: str) -> None:
-        pass
 
     def batch(self, batch: Batch) -> None:
         self.batches.append(batch)
@@ -90,7 +87,7 @@ class Place:
         watched = Watched()
         # Spark gives a Python worker 15 s to connect, too short on a busy machine: what fails is done again.
         policy = Policy(str(self.folder / checkpoint), trigger, restarts_max=3, backoff_seconds=0.1)
-        Runner(self.spark, load(str(EXAMPLES / name), settings), lambda: self.bus, policy, watched).run()
+        Runner(self.spark, load(str(EXAMPLES / name), settings), lambda: self.bus, policy, [watched]).run()
         return watched
 
 
@@ -308,7 +305,7 @@ sinks:
 """)
     place.publish("flights", departures(5))
     policy = Policy(str(place.folder / "checkpoint"), "once", restarts_max=3, backoff_seconds=0.1)
-    Runner(place.spark, load(str(file)), lambda: place.bus, policy, Watched()).run()
+    Runner(place.spark, load(str(file)), lambda: place.bus, policy, [Watched()]).run()
     assert len(place.read("read")) == 5
     rows = place.spark.read.format("babelbus").options(path=place.bus.path, subscribe="read,made").load()
     found = {(row.topic, row.partition, row.subject) for row in rows.collect()}
@@ -325,7 +322,7 @@ def test_a_pipeline_runs_until_it_is_told_to_stop_and_goes_on_where_it_was(place
         waiter = threading.Thread(target=lambda w=watched, s=stop: (w.seen.wait(300), s.set()))
         waiter.start()
         policy = Policy(str(place.folder / "checkpoint"), "100ms", restarts_max=3)
-        Runner(place.spark, load(str(file)), lambda: place.bus, policy, watched, stop=stop).run()
+        Runner(place.spark, load(str(file)), lambda: place.bus, policy, [watched], stop=stop).run()
         waiter.join()
         assert [batch.lag for batch in watched.batches][-1:] == [0]
         assert len(place.read("out")) == expected
@@ -342,7 +339,7 @@ def test_a_query_that_fails_is_started_again_so_many_times_and_no_more(place: Pl
     policy = Policy(str(place.folder / "checkpoint"), "once", restarts_max=1, backoff_seconds=0.01)
     place.create("out")
     with pytest.raises(QueryFailedError, match=r"sinks.out: the query failed 2 times in a row: .*too bad"):
-        Runner(place.spark, load(str(file)), lambda: place.bus, policy, watched).run()
+        Runner(place.spark, load(str(file)), lambda: place.bus, policy, [watched]).run()
     assert [seconds for _, seconds in watched.failures] == [0.01, None]
 
 
@@ -437,9 +434,9 @@ def test_check_knows_what_a_sink_of_no_stream_refuses(place: Place) -> None:
     text = STATIC % (place.folder / "files")
     assert all(ok for ok, _ in findings(place, text).values())
     complete = findings(place, text.replace("format: noop", "format: noop, mode: complete"))
-    assert complete["sinks.out.mode"] == (False, "goes with streams, and 'files' is none")
+    assert complete["sinks.out.mode"] == (False, "goes with streams, and 'files' is no stream")
     compact = findings(place, text.replace("format: noop", "parquet: out, compact_files: 2"))
-    assert compact["sinks.out.compact_files"] == (False, "goes with streams, and 'files' is none")
+    assert compact["sinks.out.compact_files"] == (False, "goes with streams, and 'files' is no stream")
     csv = text.replace("from: files, format: noop", "from: rows, format: csv, options: {path: out}")
     assert '"ARRAY<BIGINT>"' in findings(place, csv)["sinks.out"][1]
 

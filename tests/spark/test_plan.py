@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.spark.plan import Span, limit_bytes, limit_records, make_tasks
+from babelbus.spark.plan import Span, limit, make_tasks
 
 spans = st.lists(
     st.builds(
@@ -64,9 +64,9 @@ def test_no_core_is_idle_while_others_read_much() -> None:
 def test_a_limit_is_shared_in_proportion_to_what_waits() -> None:
     start = {("t", 0): 0, ("t", 1): 50, ("t", 2): 7}
     end = {("t", 0): 900, ("t", 1): 150, ("t", 2): 7}
-    assert limit_records(start, end, 100) == {("t", 0): 90, ("t", 1): 60, ("t", 2): 7}
-    assert limit_records(start, end, 1000) == end
-    assert limit_bytes(start, end, {("t", 0): 10.0, ("t", 1): 10.0, ("t", 2): 1.0}, 1000) == {
+    assert limit(start, end, 100) == {("t", 0): 90, ("t", 1): 60, ("t", 2): 7}
+    assert limit(start, end, 1000) == end
+    assert limit(start, end, 1000, {("t", 0): 10.0, ("t", 1): 10.0, ("t", 2): 1.0}) == {
         ("t", 0): 90,
         ("t", 1): 60,
         ("t", 2): 7,
@@ -76,4 +76,4 @@ def test_a_limit_is_shared_in_proportion_to_what_waits() -> None:
 def test_each_partition_that_has_something_gets_at_least_one_record() -> None:
     start = {("t", n): 0 for n in range(5)}
     end = {("t", n): 1000 if n == 0 else 1 for n in range(5)}
-    assert limit_records(start, end, 2) == {("t", 0): 1, **{("t", n): 1 for n in range(1, 5)}}
+    assert limit(start, end, 2) == {("t", 0): 1, **{("t", n): 1 for n in range(1, 5)}}

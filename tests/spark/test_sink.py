@@ -22,10 +22,9 @@ from babelbus.core.groups import dead_letters
 from babelbus.records.record import Record
 from babelbus.spark.connection import connection
 from babelbus.spark.encode import DEAD_REASON, DEAD_TIME, DEAD_TOPIC
-from babelbus.spark.errors import OptionError, SchemaError
+from babelbus.spark.errors import OptionError, OutputModeError, SchemaError, SinkOwnerError, TargetError
 from babelbus.spark.options import Place
 from babelbus.spark.sink import Staged, Target, abort, check_targets, commit, stage
-from babelbus.spark.sink_errors import OutputModeError, SinkOwnerError, TargetError
 from babelbus.spark.sink_options import parse_sink
 from babelbus.spark.source import BabelbusDataSource
 from tests.cli.shell import Served

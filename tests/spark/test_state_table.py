@@ -196,7 +196,7 @@ def test_the_stream_has_each_change(live: LiveServer, place: dict[str, str]) -> 
 def test_options_and_columns_that_mean_nothing_are_refused(live: LiveServer) -> None:
     place = by_path(live)
     refused = {
-        ("subscribe", "news"): "option subscribe has no meaning with table=state",
+        ("subscribe", "news"): "option subscribe is unknown; table=state has path, url",
         ("table", "tree"): "option table: 'tree' is not possible",
         ("startingOffsets", "earliest"): "is for streams",
         ("asOfOffset", "-1"): "option asOfOffset: '-1' is not possible",
@@ -211,7 +211,7 @@ def test_options_and_columns_that_mean_nothing_are_refused(live: LiveServer) -> 
         parse_state(place | {"asOfOffset": "1", "asOfTimestamp": "1"}, "batch")
     with pytest.raises(SchemaError, match="there is no column 'text'; table=state has key"):
         state_table.check_state_schema(StructType().add("text", "string"))
-    with pytest.raises(SchemaError, match="column 'key' is a nullable string"):
+    with pytest.raises(SchemaError, match="column 'key' is string, not binary: cast it later"):
         state_table.check_state_schema(StructType().add("key", "binary"))
 
 

@@ -51,41 +51,26 @@ class AdminApi:
         self._address = address
         self._token = token
 
-    def topics(self) -> list[dict[str, Any]]:
-        """Return all topics."""
-        topics: list[dict[str, Any]] = self._ask("GET", "/api/topics")["topics"]
-        return topics
+    def call(
+        self, method: str, path: str, body: object = None, *, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> dict[str, Any]:
+        """Send a request with a JSON body, and return the JSON object of its answer."""
+        content = None if body is None else msgspec.json.encode(body)
+        answer: dict[str, Any] = self.ask(
+            method, path, {}, dict[str, Any], content=content, timeout_seconds=timeout_seconds
+        )
+        return answer
 
     def topic(self, name: str) -> dict[str, Any]:
         """Return one topic."""
-        return self._ask("GET", _path(name))
+        return self.call("GET", path_of("topics", name))
 
     def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, object]) -> dict[str, Any]:
         """Create a topic, and return its description."""
         body: dict[str, object] = {"name": name, "settings": dict(settings)}
         if partitions is not None:
             body["partitions"] = partitions
-        return self._ask("POST", "/api/topics", body)
-
-    def alter_topic(self, name: str, changes: Mapping[str, object]) -> dict[str, Any]:
-        """Update the settings of a topic, and return its description."""
-        return self._ask("PATCH", _path(name), dict(changes))
-
-    def remove_topic(self, name: str) -> None:
-        """Remove a topic and its records."""
-        self._ask("DELETE", _path(name))
-
-    def tell_pipeline(self, name: str, sinks: Mapping[str, object]) -> None:
-        """Send the state of a pipeline, for the server's metrics."""
-        self._ask("PUT", f"/api/pipelines/{quote(name, safe='')}", {"sinks": dict(sinks)})
-
-    def server(self) -> dict[str, Any]:
-        """Return version, data folder and addresses."""
-        return self._ask("GET", "/api/server")
-
-    def reload(self) -> None:
-        """Send the request to read the lists of clients again."""
-        self._ask("POST", "/api/reload")
+        return self.call("POST", "/api/topics", body)
 
     def ask(
         self,
@@ -124,11 +109,6 @@ class AdminApi:
                     yield decoder.decode(line) if line else None
         finally:
             connection.close()
-
-    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        content = None if body is None else msgspec.json.encode(body)
-        answer: dict[str, Any] = self.ask(method, path, {}, dict[str, Any], content=content)
-        return answer
 
     def _request(
         self, method: str, path: str, content: bytes | None, timeout_seconds: float
@@ -191,5 +171,6 @@ def _with_query(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(query, errors='surrogateescape')}"
 
 
-def _path(name: str) -> str:
-    return f"/api/topics/{quote(name, safe='')}"
+def path_of(*parts: str) -> str:
+    """Return the path of a request: `("topics", "a/b")` is /api/topics/a%2Fb."""
+    return "/".join(("/api", *(quote(part, safe="") for part in parts)))

@@ -2,20 +2,17 @@
 
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import click
 
-from babelbus.cli.command import BusGroup, CommandError, examples
-from babelbus.cli.output import note, print_json, print_line, print_table
+from babelbus.cli.command import BusGroup, CommandError, ask_first, examples, json_option, yes_option
+from babelbus.cli.output import note, print_all, print_json, print_line
 from babelbus.cli.target import Target, folder_options, lock_owner
 
 if TYPE_CHECKING:
     from babelbus.server.access import AccessLists, ClientEntry
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
 
 @click.group(cls=BusGroup)
@@ -62,7 +59,7 @@ def add_client(
     entry = ClientEntry(fingerprint.lower(), name, admin)
     lists.put(entry)
     effect = _apply(target)
-    server = target.server_fingerprint()
+    server = target.own_fingerprint()
     if as_json:
         extra = {"key_file": key_file, "server_fingerprint": server, "effective": effect.startswith("in effect")}
         print_json(_as_dict(entry) | extra)
@@ -82,13 +79,13 @@ def list_clients(target: Target, as_json: bool) -> None:
     """List the clients that may connect."""
     target.existing_folder()
     entries = sorted(_lists(target).clients.values(), key=lambda entry: entry.name)
-    if as_json:
-        for entry in entries:
-            print_json(_as_dict(entry))
-        return
-    rows = [(entry.name, "yes" if entry.admin else "no", entry.fingerprint) for entry in entries]
-    print_table(("Client", "Admin", "Fingerprint"), rows)
-    if server := target.server_fingerprint():
+    columns = {
+        "Client": lambda entry: entry["name"],
+        "Admin": lambda entry: "yes" if entry["admin"] else "no",
+        "Fingerprint": lambda entry: entry["fingerprint"],
+    }
+    print_all([_as_dict(entry) for entry in entries], as_json, "", columns)
+    if not as_json and (server := target.own_fingerprint()):
         note(f"the server's own fingerprint: {server}")
 
 
@@ -124,7 +121,7 @@ def change_client(target: Target, who: str, name: str | None, admin: bool | None
 
 @clients.command("remove", epilog=examples("babelbus clients remove console", "babelbus clients remove console --yes"))
 @click.argument("who")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @folder_options
 def remove_client(target: Target, who: str, yes: bool, as_json: bool) -> None:
@@ -135,10 +132,7 @@ def remove_client(target: Target, who: str, yes: bool, as_json: bool) -> None:
     target.existing_folder()
     lists = _lists(target)
     entry = _find(lists, who)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise CommandError(f"this would lock out client {entry.name}: add --yes if that is meant")
-        click.confirm(f"Remove client {entry.name}, {entry.fingerprint}?", abort=True, err=True)
+    ask_first(yes, f"remove client {entry.name}, {entry.fingerprint}")
     lists.remove(entry.fingerprint)
     effect = _apply(target)
     if as_json:
@@ -190,7 +184,7 @@ def _apply(target: Target) -> str:
         return "no server runs on this data folder; the next start reads the list"
     running = target.running()
     if running is not None and "admin" in running.addresses:
-        target.api().reload()
+        target.api().call("POST", "/api/reload")
         return f"in effect: the server (process {pid}) has read the list again"
     try:
         os.kill(pid, signal.SIGHUP)

@@ -69,6 +69,28 @@ def describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+summary_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the summary as JSON, on standard error if the data is on the output."
+)
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+max_option = click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N.")
+partition_option = click.option("--partition", type=click.IntRange(0), help="One partition.  [default: all]")
+
+
+def ask_first(yes: bool, action: str, warning: str = "") -> None:
+    """Continue if `yes`, or if the user of this terminal confirms `action`; abort the command if not.
+
+    Raises:
+        CommandError: there is no terminal to ask.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CommandError(f"this would {action}: add --yes if that is meant")
+    click.confirm(f"{action[0].upper()}{action[1:]}?{warning}", abort=True, err=True)
+
+
 def examples(*lines: str) -> str:
     """Return the examples at the end of a command's help: `("babelbus tail orders", "what it does")` a line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

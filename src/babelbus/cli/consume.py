@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from babelbus.cli.command import BusCommand, CommandError, examples
+from babelbus.cli.command import BusCommand, CommandError, examples, json_option, max_option
 from babelbus.cli.execute import Interrupts, run_command
-from babelbus.cli.groups import Seconds, ask_group, group_path
+from babelbus.cli.groups import Seconds, group_path, place_options, read_place
 from babelbus.cli.output import json_record, note, print_json, print_line, show_record
-from babelbus.cli.places import place_options, read_place
 from babelbus.cli.target import Target, admin_options
 from babelbus.units import format_duration
 
@@ -41,7 +40,7 @@ class CommandNotRunError(CommandError):
 @click.argument("topic")
 @click.option("--group", required=True, metavar="GROUP", help="The group to join; created if it does not exist.")
 @click.option("--exec", "command", metavar="CMD", help="Run this with the shell for each record, payload on its input.")
-@click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N records.")
+@max_option
 @click.option(
     "--timeout", "--wait", "idle_seconds", type=Seconds(), metavar="DURATION", help="Stop when none came for so long."
 )
@@ -54,7 +53,7 @@ class CommandNotRunError(CommandError):
     "--ack-seconds", type=Seconds(), metavar="DURATION",
     help="For a new group: a record without an ack for so long is delivered again.  [default: 1m]",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one record a line.")
+@json_option
 @admin_options
 def consume(
     target: Target,
@@ -115,7 +114,7 @@ def _ensure(
     from babelbus.cli.api import ApiError
 
     try:
-        ask_group(api, "POST", "/api/groups", body)
+        api.call("POST", "/api/groups", body)
     except ApiError as error:
         if error.code != "group_exists":
             raise

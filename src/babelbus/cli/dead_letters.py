@@ -1,17 +1,14 @@
 """`babelbus dead-letters`: records that groups gave up: list them, publish them again, remove them."""
 
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import click
-import msgspec
 
-from babelbus.cli.api import LONG_TIMEOUT_SECONDS, AdminApi
-from babelbus.cli.command import BusGroup, CommandError, examples
-from babelbus.cli.output import escape, human_time, json_record, note, print_json, print_line, print_table, show_record
+from babelbus.cli.api import LONG_TIMEOUT_SECONDS, AdminApi, path_of
+from babelbus.cli.command import BusGroup, CommandError, ask_first, examples, json_option, partition_option, yes_option
+from babelbus.cli.output import escape, human_time, json_record, note, print_all, print_json, print_line, show_record
 from babelbus.cli.target import Target, admin_options
 
 if TYPE_CHECKING:
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
 PAGE_COUNT = 500
 SHOWN_COUNT = 100
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 name_argument = click.argument("name", metavar="TOPIC|GROUP")
 
 
@@ -49,24 +45,17 @@ def list_topics(target: Target, as_json: bool) -> None:
 
     With the number of letters in each, and the groups that send to it.
     """
-    infos: list[dict[str, Any]] = target.api().ask("GET", "/api/dead-letters", {}, dict[str, Any])["dead_letters"]
-    if as_json:
-        for topic in infos:
-            print_json(topic)
-        return
-    if not infos:
-        print_line("there are no dead letters: no group gave a record up")
-        return
-    rows = [
-        (
-            topic["topic"],
-            topic["letters"],
-            topic["waiting"],
-            ", ".join(f"{sender['group']} on {sender['topic']}" for sender in topic["senders"]) or "-",
-        )
-        for topic in infos
-    ]
-    print_table(("Topic", "Letters", "Not replayed", "From groups"), rows, numbers=("Letters", "Not replayed"))
+    columns: dict[str, Callable[[Any], object]] = {
+        "Topic": lambda topic: topic["topic"],
+        "Letters": lambda topic: f"{topic['letters']:,}",
+        "Not replayed": lambda topic: f"{topic['waiting']:,}",
+        "From groups": lambda topic: (
+            ", ".join(f"{sender['group']} on {sender['topic']}" for sender in topic["senders"]) or "-"
+        ),
+    }
+    nothing = "there are no dead letters: no group gave a record up"
+    infos = target.api().call("GET", "/api/dead-letters")["dead_letters"]
+    print_all(infos, as_json, nothing, columns, numbers=("Letters", "Not replayed"))
 
 
 @dead_letters.command(
@@ -80,7 +69,7 @@ def list_topics(target: Target, as_json: bool) -> None:
 )
 @name_argument
 @click.option("--waiting", is_flag=True, help="Only letters that were not replayed.")
-@click.option("--partition", type=click.IntRange(0), help="One partition.  [default: all]")
+@partition_option
 @click.option("--from-offset", "offset", type=click.IntRange(0), default=0, help="Offset to begin at.")
 @click.option(
     "--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N.  [default: 100; --json: all]"
@@ -101,7 +90,7 @@ def show_letters(
     Why the group gave each record up, after how many deliveries, and where it came from.
     """
     api = target.api()
-    info = _info(api, name)
+    info = api.call("GET", path_of("dead-letters", name))
     partitions = range(info["partitions"]) if partition is None else [partition]
     most = count_max if count_max is not None or as_json else SHOWN_COUNT
     count = 0
@@ -144,14 +133,8 @@ def replay_letters(target: Target, name: str, count_max: int | None, places: tup
     if count_max is not None and places:
         raise click.UsageError("--max takes the oldest letters, --at names them: give only one of the two options")
     body = {"max": count_max, "places": [_place(text) for text in places]}
-    done: dict[str, Any] = target.api().ask(
-        "POST",
-        _path(name, "replay"),
-        {},
-        dict[str, Any],
-        content=msgspec.json.encode(body),
-        timeout_seconds=LONG_TIMEOUT_SECONDS,
-    )
+    path = path_of("dead-letters", name, "replay")
+    done = target.api().call("POST", path, body, timeout_seconds=LONG_TIMEOUT_SECONDS)
     if as_json:
         print_json(done)
     else:
@@ -171,7 +154,7 @@ def replay_letters(target: Target, name: str, count_max: int | None, places: tup
 )
 @name_argument
 @click.option("--all", "everything", is_flag=True, help="Also letters that were not replayed.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @admin_options
 def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_json: bool) -> None:
@@ -181,14 +164,11 @@ def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_jso
     creates the topic again, with the server's defaults. Without --all the command fails unless all were replayed.
     """
     api = target.api()
-    info = _info(api, name)
+    info = api.call("GET", path_of("dead-letters", name))
     letters = f"topic {info['topic']} with {info['letters']} dead letters, {info['waiting']} of them not replayed"
     if not yes and (everything or not info["waiting"]):  # else the server refuses with the reason
-        if not sys.stdin.isatty():
-            raise CommandError(f"this would remove {letters}: add --yes if that is meant")
-        click.confirm(f"Remove {letters}? There is no way back", abort=True, err=True)
-    content = msgspec.json.encode({"all": everything})
-    gone: dict[str, Any] = api.ask("POST", _path(info["topic"], "purge"), {}, dict[str, Any], content=content)
+        ask_first(yes, f"remove {letters}", " There is no way back")
+    gone = api.call("POST", path_of("dead-letters", info["topic"], "purge"), {"all": everything})
     if as_json:
         print_json({"removed": gone["topic"], "letters": gone["letters"], "waiting": gone["waiting"]})
     else:
@@ -198,11 +178,6 @@ def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_jso
         )
 
 
-def _info(api: AdminApi, name: str) -> dict[str, Any]:
-    info: dict[str, Any] = api.ask("GET", _path(name), {}, dict[str, Any])
-    return info
-
-
 def _letters(api: AdminApi, name: str, partitions: "range | list[int]", offset: int) -> "Iterator[LetterLine]":
     from babelbus.web.dead_letters import Letters
 
@@ -210,7 +185,7 @@ def _letters(api: AdminApi, name: str, partitions: "range | list[int]", offset: 
         at: int | None = offset
         while at is not None:
             query = {"offset": str(at), "max": str(PAGE_COUNT)}
-            page = api.ask("GET", _path(name, str(partition)), query, Letters)
+            page = api.ask("GET", path_of("dead-letters", name, str(partition)), query, Letters)
             yield from page.letters
             at = page.next_offset
 
@@ -250,7 +225,3 @@ def _place(text: str) -> tuple[int, int]:
     if match is None:
         raise click.UsageError(f"--at is an offset, or PARTITION:OFFSET, not {text!r}")
     return int(match[1] or 0), int(match[2])
-
-
-def _path(name: str, action: str = "") -> str:
-    return f"/api/dead-letters/{quote(name, safe='')}" + (f"/{action}" if action else "")

@@ -3,17 +3,17 @@
 import gzip
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from babelbus.cli.command import BusCommand, CommandError, examples
-from babelbus.cli.output import human_bytes, json_record, note, print_json, progress
-from babelbus.cli.read import from_offset_option, from_time_option, partition_option
-from babelbus.cli.spans import Span, find_spans
+from babelbus.cli.command import BusCommand, CommandError, examples, partition_option, summary_option
+from babelbus.cli.output import human_bytes, json_record, note, plural, print_json, progress
+from babelbus.cli.read import Span, check_start, find_spans, from_offset_option, from_time_option
 from babelbus.cli.target import Target, bus_options
 from babelbus.clock import SystemClock
 
@@ -44,7 +44,7 @@ format_option = click.option(
 @from_offset_option
 @from_time_option
 @partition_option
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, on standard error if FILE is '-'.")
+@summary_option
 @bus_options
 def export(
     target: Target,
@@ -60,8 +60,7 @@ def export(
 
     The file appears under its name when it is complete. 'babelbus import' reads it.
     """
-    if offset is not None and timestamp is not None:
-        raise click.UsageError("--from-offset and --from-time are both a beginning: give only one of them")
+    check_start(offset, timestamp)
     clock = SystemClock()
     start = clock.monotonic()
     with target.connect() as client:
@@ -82,18 +81,16 @@ def export(
 
 
 def _write_json(client: "BlockingClient", topic: str, span: Span, output: IO[bytes]) -> Iterator[int]:
-    """Write a line for each record; yield now and then how many were written since."""
-    encode = msgspec.json.Encoder().encode
-    lines: list[bytes] = []
-    for record in span.records(client, topic, until_end=True):
-        lines.append(encode(json_record(record, topic, span.partition)))
-        if len(lines) == LINES_AT_ONCE:
-            output.write(b"\n".join(lines) + b"\n")
-            yield len(lines)
-            lines.clear()
-    if lines:
-        output.write(b"\n".join(lines) + b"\n")
-        yield len(lines)
+    records = span.records(client, topic, until_end=True)
+    return write_lines((json_record(record, topic, span.partition) for record in records), output)
+
+
+def write_lines(objects: Iterable[Any], output: IO[bytes]) -> Iterator[int]:
+    """Write a JSON line for each object; yield now and then how many were written since."""
+    lines = map(msgspec.json.Encoder().encode, objects)
+    while part := list(islice(lines, LINES_AT_ONCE)):
+        output.write(b"\n".join(part) + b"\n")
+        yield len(part)
 
 
 def _write_log(client: "BlockingClient", topic: str, span: Span, output: IO[bytes]) -> Iterator[int]:
@@ -132,13 +129,18 @@ def open_new(file: str) -> "Iterator[IO[bytes]]":
 
 
 def tell_done(done: str, topic: str, file: str, count: int, seconds: float, as_json: bool) -> None:
-    """Show the number of records and their rate; on standard error where standard output has the data."""
-    if as_json:
-        summary = {"topic": topic, "file": file, "records": count, "seconds": round(seconds, 6)}
-        if file == "-" and done == "exported":
-            note(msgspec.json.encode(summary).decode())
-        else:
-            print_json(summary)
-        return
+    """Show the number of records and their rate."""
     size = f", {human_bytes(os.path.getsize(file))}" if file != "-" and os.path.isfile(file) else ""
-    note(f"{count} records {done}{size}, {count / max(seconds, 1e-9):,.0f} a second")
+    text = f"{plural(count, 'record')} {done}{size}, {count / max(seconds, 1e-9):,.0f} a second"
+    summary = {"topic": topic, "file": file, "records": count, "seconds": round(seconds, 6)}
+    tell_summary(text, summary, as_json, on_error=file == "-" and done == "exported")
+
+
+def tell_summary(text: str, summary: dict[str, object], as_json: bool, *, on_error: bool) -> None:
+    """Show a summary; as JSON `on_error`, on standard error, where standard output has the data."""
+    if not as_json:
+        note(text)
+    elif on_error:
+        note(msgspec.json.encode(summary).decode())
+    else:
+        print_json(summary)

@@ -1,21 +1,19 @@
 """`babelbus groups`: the consumer groups of a running server, with their lag."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
 
 import click
-import msgspec
 
-from babelbus.cli.api import AdminApi
-from babelbus.cli.command import BusGroup, CommandError, examples
-from babelbus.cli.output import human_time, note, print_json, print_line, print_table
-from babelbus.cli.places import place_options, read_place
+from babelbus.cli.api import path_of
+from babelbus.cli.command import BusGroup, ask_first, examples, json_option, partition_option, yes_option
+from babelbus.cli.output import human_time, note, print_all, print_json, print_line, print_table
 from babelbus.cli.target import Target, admin_options
-from babelbus.units import UnitError, format_duration, parse_duration
+from babelbus.cli.times import read_time
+from babelbus.cli.topics import setting_text
+from babelbus.units import UnitError, parse_duration
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+Command = Callable[..., Any]
 
 
 class Seconds(click.ParamType[float]):
@@ -64,10 +62,10 @@ DEFAULTS = {
 """Setting -> its default in a new group, as help shows it; a test compares it with the core's."""
 
 
-def setting_options(*, made: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def setting_options(*, made: bool) -> Callable[[Command], Command]:
     """Return a decorator that adds an option for each setting that can change; with `made`, help has the defaults."""
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(command: Command) -> Command:
         for name, (flag, type_, metavar, text) in reversed(_SETTINGS.items()):
             help_ = f"{text}  [default: {DEFAULTS[name]}]" if made and name in DEFAULTS else text
             command = click.option(flag, name, type=type_, metavar=metavar, help=help_)(command)
@@ -82,16 +80,54 @@ def given(values: dict[str, Any]) -> dict[str, object]:
             if value is not None}  # fmt: skip
 
 
-def group_path(topic: str, group: str, action: str = "") -> str:
+def group_path(topic: str, group: str, *action: str) -> str:
     """Return the path of a group's requests."""
-    return f"/api/topics/{quote(topic, safe='')}/groups/{quote(group, safe='')}" + (f"/{action}" if action else "")
+    return path_of("topics", topic, "groups", group, *action)
 
 
-def ask_group(api: AdminApi, method: str, path: str, body: object = None) -> dict[str, Any]:
-    """Send a request about a group, and return the answer."""
-    content = None if body is None else msgspec.json.encode(body)
-    answer: dict[str, Any] = api.ask(method, path, {}, dict[str, Any], content=content)
-    return answer
+def place_options(word: str, text: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds `--from`, `--from-offset` and `--from-time` (`word` "from"), or those with "to"."""
+    what = "begin" if word == "from" else "continue"
+
+    def decorate(command: Command) -> Command:
+        for option in (
+            click.option(f"--{word}-time", "place_time", metavar="TIME", callback=read_time,
+                         help=f"Time to {what} at: 2026-01-31T08:00 (UTC without a zone) or -1h."),
+            click.option(f"--{word}-offset", "place_offset", type=click.IntRange(0), help=f"Offset to {what} at."),
+            click.option(f"--{word}", "place_at", type=click.Choice(["beginning", "end"]), help=text),
+        ):  # fmt: skip
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def read_place(
+    word: str, at: str | None, offset: int | None, timestamp: int | None, partition: int | None = None
+) -> dict[str, object] | None:
+    """Return the position as the body of a request; `None` without an option."""
+    places = [
+        ({"at": at, "value": 0}, at),
+        ({"at": "offset", "value": offset}, offset),
+        ({"at": "time", "value": timestamp}, timestamp),
+    ]
+    chosen: list[dict[str, object]] = [dict(place) for place, value in places if value is not None]
+    if len(chosen) > 1:
+        raise click.UsageError(f"--{word}, --{word}-offset and --{word}-time are different places: give only one")
+    return chosen[0] | {"partition": partition} if chosen else None
+
+
+def _of_group(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds the arguments TOPIC and GROUP, `options`, and the options that all commands have."""
+
+    def decorate(command: Command) -> Command:
+        parts: list[Callable[[Command], Command]] = [click.argument("topic"), click.argument("group"), *options]
+        parts += [json_option, admin_options]
+        for part in reversed(parts):
+            command = part(command)
+        return command
+
+    return decorate
 
 
 @click.group(
@@ -123,52 +159,42 @@ def list_groups(target: Target, topic: str | None, as_json: bool) -> None:
     """
     query = {} if topic is None else {"topic": topic}
     infos: list[dict[str, Any]] = target.api().ask("GET", "/api/groups", query, dict[str, Any])["groups"]
-    if as_json:
-        for group in infos:
-            print_json(group)
-        return
-    if not infos:
-        print_line("there are no groups; 'babelbus groups create TOPIC GROUP' or 'babelbus consume' makes one")
-        return
-    rows = [
-        (
-            group["topic"], group["name"], _ack(group), "paused" if group["paused"] else group["members"],
-            group["lag"], group["in_flight"], group["counts"]["redelivered"], group["counts"]["dead_lettered"],
-        )
-        for group in infos
-    ]  # fmt: skip
-    columns = ("Topic", "Group", "Ack", "Members", "Lag", "In flight", "Redelivered", "Dead letters")
-    print_table(columns, rows, numbers=columns[3:])
+    columns: dict[str, Callable[[Any], object]] = {
+        "Topic": lambda group: group["topic"],
+        "Group": lambda group: group["name"],
+        "Ack": lambda group: setting_text("ack", group["settings"]["ack"]),
+        "Members": lambda group: "paused" if group["paused"] else group["members"],
+        "Lag": lambda group: f"{group['lag']:,}",
+        "In flight": lambda group: f"{group['in_flight']:,}",
+        "Redelivered": lambda group: f"{group['counts']['redelivered']:,}",
+        "Dead letters": lambda group: f"{group['counts']['dead_lettered']:,}",
+    }
+    nothing = "there are no groups; 'babelbus groups create TOPIC GROUP' or 'babelbus consume' makes one"
+    print_all(infos, as_json, nothing, columns, numbers=tuple(columns)[3:])
 
 
 @groups.command(
     "show", epilog=examples("babelbus groups show orders workers", "babelbus groups show orders workers --json")
 )
-@click.argument("topic")
-@click.argument("group")
-@json_option
-@admin_options
+@_of_group()
 def show_group(target: Target, topic: str, group: str, as_json: bool) -> None:
     """Show one group.
 
     Its settings, its position in each partition, and its counts since the server started.
     """
-    info = ask_group(target.api(), "GET", group_path(topic, group))
+    info = target.api().call("GET", group_path(topic, group))
     if as_json:
         print_json(info)
         return
     state = [("made", human_time(info["created_ms"])), ("members", info["members"])]
     state += [("paused", "yes")] if info["paused"] else []
-    settings = [(name, _setting_text(name, value)) for name, value in info["settings"].items() if name != "labels"]
+    settings = [(name, setting_text(name, value)) for name, value in info["settings"].items() if name != "labels"]
     labels = [(f"label {name}", value) for name, value in info["settings"]["labels"].items()]
     print_table(("Group", info["name"]), [*state, *settings, *labels])
     print_line("")
-    lanes = [
-        (lane["partition"], lane["committed"], lane["position"], lane["end"], lane["lag"], lane["in_flight"])
-        for lane in info["lanes"]
-    ]
+    names = ("partition", "committed", "position", "end", "lag", "in_flight")
     columns = ("Partition", "Done below", "Next", "End", "Lag", "In flight")
-    print_table(columns, lanes, numbers=columns)
+    print_table(columns, [[lane[name] for name in names] for lane in info["lanes"]], numbers=columns)
     print_line("")
     print_table(("Since the start", "Records"), list(info["counts"].items()), numbers=("Records",))
 
@@ -181,19 +207,14 @@ def show_group(target: Target, topic: str, group: str, as_json: bool) -> None:
         "babelbus groups create orders express --filter type=express --from-time -1h",
     ),
 )
-@click.argument("topic")
-@click.argument("group")
-@click.option(
-    "--ack",
-    type=click.Choice(["explicit", "on-delivery"]),
-    default="explicit",
-    show_default=True,
-    help="A record is done when a member acks it, or when it is delivered. Fixed.",
-)
-@place_options("from", "Where to begin.  [default: end]")
-@setting_options(made=True)
-@json_option
-@admin_options
+@_of_group(
+    click.option(
+        "--ack", type=click.Choice(["explicit", "on-delivery"]), default="explicit", show_default=True,
+        help="A record is done when a member acks it, or when it is delivered. Fixed.",
+    ),
+    place_options("from", "Where to begin.  [default: end]"),
+    setting_options(made=True),
+)  # fmt: skip
 def create_group(
     target: Target,
     topic: str,
@@ -216,7 +237,7 @@ def create_group(
         "settings": given(settings) | {"ack": ack.replace("-", "_")},
         "start": start or {"at": "end"},
     }
-    info = ask_group(target.api(), "POST", "/api/groups", body)
+    info = target.api().call("POST", "/api/groups", body)
     _print_done(info, "is made", as_json)
     _warn_of_waiting(info)
 
@@ -229,11 +250,7 @@ def create_group(
         "babelbus groups alter orders express --filter none           every record",
     ),
 )
-@click.argument("topic")
-@click.argument("group")
-@setting_options(made=False)
-@json_option
-@admin_options
+@_of_group(setting_options(made=False))
 def alter_group(target: Target, topic: str, group: str, as_json: bool, **settings: Any) -> None:
     """Update settings of a group.
 
@@ -242,7 +259,7 @@ def alter_group(target: Target, topic: str, group: str, as_json: bool, **setting
     changes = given(settings)
     if not changes:
         raise click.UsageError("nothing to change: name a setting, such as --ack-seconds 5m")
-    _print_done(ask_group(target.api(), "PATCH", group_path(topic, group), changes), "is changed", as_json)
+    _print_done(target.api().call("PATCH", group_path(topic, group), changes), "is changed", as_json)
 
 
 @groups.command(
@@ -254,12 +271,7 @@ def alter_group(target: Target, topic: str, group: str, as_json: bool, **setting
         "babelbus groups seek orders workers --to-offset 1700 --partition 2",
     ),
 )
-@click.argument("topic")
-@click.argument("group")
-@place_options("to", "Where to continue.")
-@click.option("--partition", type=click.IntRange(0), help="One partition.  [default: all]")
-@json_option
-@admin_options
+@_of_group(place_options("to", "Where to continue."), partition_option)
 def seek_group(
     target: Target,
     topic: str,
@@ -278,56 +290,43 @@ def seek_group(
     place = read_place("to", place_at, place_offset, place_time, partition)
     if place is None:
         raise click.UsageError("no position: give --to beginning, --to end, --to-offset N or --to-time TIME")
-    set_ = ask_group(target.api(), "POST", group_path(topic, group, "seek"), place)
-    _print_done(set_, "goes on there", as_json)
+    set_ = target.api().call("POST", group_path(topic, group, "seek"), place)
+    _print_done(set_, "continues at the new position", as_json)
     _warn_of_waiting(set_)
 
 
 @groups.command("pause", epilog=examples("babelbus groups pause orders workers"))
-@click.argument("topic")
-@click.argument("group")
-@json_option
-@admin_options
+@_of_group()
 def pause_group(target: Target, topic: str, group: str, as_json: bool) -> None:
     """Stop deliveries until 'resume'.
 
     The pause lasts over a restart. Acks are accepted meanwhile.
     """
-    _print_done(ask_group(target.api(), "POST", group_path(topic, group, "pause")), "is paused", as_json)
+    _print_done(target.api().call("POST", group_path(topic, group, "pause")), "is paused", as_json)
 
 
 @groups.command("resume", epilog=examples("babelbus groups resume orders workers"))
-@click.argument("topic")
-@click.argument("group")
-@json_option
-@admin_options
+@_of_group()
 def resume_group(target: Target, topic: str, group: str, as_json: bool) -> None:
     """Resume the deliveries of a paused group."""
-    _print_done(ask_group(target.api(), "POST", group_path(topic, group, "resume")), "goes on", as_json)
+    _print_done(target.api().call("POST", group_path(topic, group, "resume")), "goes on", as_json)
 
 
 @groups.command(
     "remove",
     epilog=examples("babelbus groups remove orders workers", "babelbus groups remove orders workers --yes"),
 )
-@click.argument("topic")
-@click.argument("group")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-@admin_options
+@_of_group(yes_option)
 def remove_group(target: Target, topic: str, group: str, yes: bool, as_json: bool) -> None:
     """Remove a group.
 
     Its position in the topic is forgotten; the topic's records are kept.
     """
     api = target.api()
-    info = ask_group(api, "GET", group_path(topic, group))
-    summary = f"group {group} of topic {topic}, with a lag of {info['lag']} records and {info['members']} members"
-    if not yes:
-        if not sys.stdin.isatty():
-            raise CommandError(f"this would remove {summary}: add --yes if that is meant")
-        click.confirm(f"Remove {summary}? Its position is forgotten", abort=True, err=True)
-    ask_group(api, "DELETE", group_path(topic, group))
+    info = api.call("GET", group_path(topic, group))
+    summary = f"group {group} of topic {topic}, with a lag of {info['lag']:,} records and {info['members']} members"
+    ask_first(yes, f"remove {summary}", " Its position is forgotten")
+    api.call("DELETE", group_path(topic, group))
     if as_json:
         print_json({"removed": group, "topic": topic, "lag": info["lag"]})
     else:
@@ -344,22 +343,9 @@ def _warn_of_waiting(group: dict[str, Any]) -> None:
             )
 
 
-def _ack(group: dict[str, Any]) -> str:
-    return str(group["settings"]["ack"]).replace("_", "-")
-
-
-def _setting_text(name: str, value: object) -> str:
-    if value is None:
-        return "none"
-    if name == "ack":
-        return str(value).replace("_", "-")
-    if isinstance(value, int | float) and (name.endswith("_seconds") or name == "retry_seconds_max"):
-        return format_duration(value)
-    return str(value)
-
-
 def _print_done(group: dict[str, Any], what: str, as_json: bool) -> None:
     if as_json:
         print_json(group)
     else:
-        print_line(f"group {group['name']} of topic {group['topic']} {what}: ack {_ack(group)}, lag {group['lag']}")
+        ack = setting_text("ack", group["settings"]["ack"])
+        print_line(f"group {group['name']} of topic {group['topic']} {what}: ack {ack}, lag {group['lag']:,}")

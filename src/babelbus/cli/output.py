@@ -1,8 +1,7 @@
 """The output of commands: tables for people, JSON lines for programs, progress on standard error."""
 
-import base64
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
@@ -70,6 +69,30 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num
         print_line(line.rstrip())
 
 
+def print_all(
+    items: Sequence[Any],
+    as_json: bool,
+    nothing: str,
+    columns: dict[str, Callable[[Any], object]],
+    *,
+    numbers: Sequence[str] = (),
+) -> None:
+    """Print JSON lines, or a table whose `columns` compute the cells of an item; the text `nothing` without items."""
+    if as_json:
+        for item in items:
+            print_json(item)
+    elif items or not nothing:
+        rows = [[cell(item) for cell in columns.values()] for item in items]
+        print_table(tuple(columns), rows, numbers=numbers)
+    else:
+        print_line(nothing)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 record", "1,000 records"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def human_bytes(size: float) -> str:
     """Return a size in two to four digits: 1536 is "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -87,45 +110,12 @@ def human_time(timestamp_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return bytes as one entry of a JSON object: text if they are UTF-8, else base64 under `<name>_base64`."""
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
-
-
 def json_record(record: "Record", topic: str, partition: int) -> dict[str, Any]:
     """Return a record as the JSON object of `tail`, `fetch` and `export`, which `publish` and `import` read."""
-    line: dict[str, Any] = {
-        "topic": topic,
-        "partition": partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        **json_bytes("key", record.key),
-        **json_bytes("payload", record.payload),
-    }
-    if record.headers:
-        line |= json_headers(record.headers)
-    if record.attributes:
-        line["attributes"] = record.attributes
-    return line
+    from babelbus.web.record_lines import line_of
 
-
-def json_headers(headers: Sequence[tuple[bytes, bytes | None]]) -> dict[str, Any]:
-    """Return headers as an object, or as a list of base64 pairs if a key is repeated or bytes are not UTF-8."""
-    try:
-        as_text = {key.decode(): None if value is None else value.decode() for key, value in headers}
-    except UnicodeDecodeError:
-        as_text = {}
-    if len(as_text) == len(headers):
-        return {"headers": as_text}
-    encode = base64.b64encode
-    return {
-        "headers_base64": [[encode(k).decode(), None if v is None else encode(v).decode()] for k, v in headers],
-    }
+    no_key = {"key": None} if record.key is None else {}
+    return {"topic": topic, **no_key, **msgspec.to_builtins(line_of(record, partition))}
 
 
 def show_record(record: "Record", partition: int) -> str:

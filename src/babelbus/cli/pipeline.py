@@ -1,6 +1,7 @@
 """`babelbus pipeline`: run, check, list and show pipelines that are files (docs/pipeline.md)."""
 
 import contextlib
+import importlib.util
 import os
 import signal
 import threading
@@ -15,13 +16,12 @@ from babelbus.cli.output import escape, human_bytes, note, print_json, print_lin
 from babelbus.cli.pipeline_report import Reporter
 from babelbus.cli.target import Target, bus_options
 from babelbus.clock import SystemClock
+from babelbus.spark.pipelines.progress import Batch, Watcher
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
     from babelbus.spark.pipelines.bus import Bus
     from babelbus.spark.pipelines.load import Loaded
-    from babelbus.spark.pipelines.metrics import PipelineMetrics
-    from babelbus.spark.pipelines.progress import Batch
     from babelbus.spark.pipelines.session import Place
 
 F = Callable[..., Any]
@@ -134,7 +134,7 @@ def run(
     bus = find_bus()
     if bus.url and not (target.running() or click.get_current_context().params["server"]):
         note(f"no server runs on {target.folder}: what is read from or written to the bus waits for {bus.url}")
-    watchers: list[Any] = [_Printer(as_json)]
+    watchers: list[Watcher] = [_Printer(as_json)]
     if metrics_port is not None:
         metrics = PipelineMetrics(name)
         note(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")
@@ -146,7 +146,7 @@ def run(
     with contextlib.nullcontext() if place.remote else lock(folder), _Stop() as stop, reporter:
         note(f"pipeline {name}: starting Spark on {place.remote or place.master}, checkpoint {folder}")
         with session(name, place, loaded.pipeline.spark | spark_options["conf"], checkpoint=folder) as spark:
-            Runner(spark, loaded, find_bus, policy, _All(watchers), stop=stop.begin()).run()
+            Runner(spark, loaded, find_bus, policy, watchers, stop=stop.begin()).run()
     note(f"pipeline {name}: {'stopped' if stop.asked.is_set() else 'done'}")
 
 
@@ -165,8 +165,9 @@ def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **
     of sinks; and, if a server can be reached, whether its topics exist. Exit code 1 if there is a fault.
     """
     _need_spark()
+    from babelbus.spark.errors import PipelineError
     from babelbus.spark.pipelines.check import check as look
-    from babelbus.spark.pipelines.errors import PipelineError
+    from babelbus.spark.pipelines.load import load
     from babelbus.spark.pipelines.session import session
 
     faults = 0
@@ -174,7 +175,7 @@ def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **
     loaded: list[Loaded] = []
     for file in _files(path):
         try:
-            loaded.append(_load(file, settings))
+            loaded.append(load(file, settings))
         except PipelineError as error:
             rows.append({"file": file, "field": error.field, "ok": False, "text": error.problem})
     if loaded:
@@ -201,12 +202,13 @@ def check(target: Target, path: str, settings: dict[str, str], as_json: bool, **
 def list_(path: str, as_json: bool) -> None:
     """List the pipelines in a folder; files that cannot be read are named too, and make the exit code 1."""
     _need_spark()
-    from babelbus.spark.pipelines.errors import PipelineError
+    from babelbus.spark.errors import PipelineError
+    from babelbus.spark.pipelines.load import load
 
     rows = []
     for file in _files(path):
         try:
-            entry = _load(file, {}).pipeline
+            entry = load(file, {}).pipeline
         except PipelineError as error:
             rows.append({"file": file, "name": "", "description": "", "error": str(error)})
             continue
@@ -231,7 +233,9 @@ def list_(path: str, as_json: bool) -> None:
 def show(file: str, settings: dict[str, str], as_json: bool) -> None:
     """Show the parts of the pipeline in FILE, with its parameters filled in."""
     _need_spark()
-    loaded = _load(file, settings)
+    from babelbus.spark.pipelines.load import load
+
+    loaded = load(file, settings)
     loaded_pipeline = loaded.pipeline
     fields = {name: _short(part) for name, part in msgspec.to_builtins(loaded_pipeline).items() if part}
     if as_json:
@@ -256,12 +260,6 @@ def _one_line(value: Any) -> str:
     return " ".join(str(value).split())
 
 
-def _load(file: str, settings: dict[str, str]) -> "Loaded":
-    from babelbus.spark.pipelines.load import load
-
-    return load(file, settings)
-
-
 def _files(path: str) -> list[str]:
     from babelbus.spark.pipelines.load import find
 
@@ -279,8 +277,6 @@ def _need_spark() -> None:
     Raises:
         CommandError: a module of Spark is missing.
     """
-    import importlib.util
-
     for module in ("pyspark", "yaml", "pyarrow"):
         if importlib.util.find_spec(module) is None:
             raise CommandError(f"pipelines need {module}, which is not installed: pip install 'babelbus[spark]'")
@@ -412,30 +408,7 @@ class _Stop:
         note("stopping after the batch under way; press again to stop at once")
 
 
-class _All:
-    """Calls several watchers."""
-
-    def __init__(self, watchers: "list[_Printer | PipelineMetrics | Reporter]") -> None:
-        self._watchers = watchers
-
-    def started(self, sink: str) -> None:
-        for watcher in self._watchers:
-            watcher.started(sink)
-
-    def batch(self, batch: "Batch") -> None:
-        for watcher in self._watchers:
-            watcher.batch(batch)
-
-    def skipped(self, sink: str, reason: str) -> None:
-        for watcher in self._watchers:
-            watcher.skipped(sink, reason)
-
-    def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
-        for watcher in self._watchers:
-            watcher.failed(sink, reason, restart_seconds)
-
-
-class _Printer:
+class _Printer(Watcher):
     """Prints a line for each batch."""
 
     def __init__(self, as_json: bool) -> None:
@@ -444,7 +417,7 @@ class _Printer:
     def started(self, sink: str) -> None:
         note(f"{sink}: started")
 
-    def batch(self, batch: "Batch") -> None:
+    def batch(self, batch: Batch) -> None:
         if self._as_json:
             print_json(batch)
             return

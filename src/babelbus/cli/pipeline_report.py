@@ -4,17 +4,18 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from babelbus.cli.api import path_of
 from babelbus.cli.command import CommandError
 from babelbus.cli.output import note
+from babelbus.spark.pipelines.progress import Batch, Watcher
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
-    from babelbus.spark.pipelines.progress import Batch
 
 TELL_SECONDS = 5.0
 
 
-class Reporter:
+class Reporter(Watcher):
     """Records each batch and reports to the server from a thread of its own: a slow server delays no batch.
 
     Use it in a `with`; the last report says that nothing runs any more. While no server is found, nothing is reported.
@@ -34,7 +35,7 @@ class Reporter:
         with self._lock:
             self._sink(sink)["running"] = True
 
-    def batch(self, batch: "Batch") -> None:
+    def batch(self, batch: Batch) -> None:
         """Count a batch."""
         with self._lock:
             sink = self._sink(batch.sink)
@@ -44,9 +45,6 @@ class Reporter:
                 sink[name] += getattr(batch, name)
             sink["state_rows"], sink["state_bytes"] = batch.state_rows, batch.state_bytes
             sink["lag_records"] = batch.lag if batch.lag is not None else sink["lag_records"]
-
-    def skipped(self, sink: str, reason: str) -> None:
-        """Count nothing."""
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         """Count a failure."""
@@ -61,7 +59,7 @@ class Reporter:
         try:
             api = self._find_api()
             if api is not None:
-                api.tell_pipeline(self._pipeline, sinks)
+                api.call("PUT", path_of("pipelines", self._pipeline), {"sinks": sinks})
             self._complained = False
         except CommandError as error:
             if not self._complained:

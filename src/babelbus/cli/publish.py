@@ -3,19 +3,23 @@
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from babelbus.cli.command import BusCommand, examples
-from babelbus.cli.output import print_json, print_line
+from babelbus.cli.command import BusCommand, CommandError, examples
+from babelbus.cli.output import plural, print_json, print_line
 from babelbus.cli.target import Target, bus_options
 from babelbus.cli.times import read_time
 from babelbus.clock import SystemClock
+from babelbus.errors import BabelbusError
 
 if TYPE_CHECKING:
     from babelbus.client import BlockingClient
     from babelbus.records.record import Record
+
+T = TypeVar("T")
+FLUSH_SECONDS = 1.0
 
 
 def read_headers(
@@ -129,14 +133,7 @@ def _from_json(texts: Iterable[bytes], given: "Record") -> "Iterator[Record]":
 
 
 def _publish_one(client: "BlockingClient", topic: str, record: "Record", partition: int, as_json: bool) -> None:
-    position = client.publish(
-        topic,
-        record.payload,
-        key=record.key,
-        headers=record.headers,
-        timestamp=record.timestamp,
-        partition=partition,
-    )
+    position = _send(client.publish, topic, record, partition)
     if as_json:
         print_json({"topic": topic, "partition": position.partition, "offset": position.offset})
     else:
@@ -151,22 +148,26 @@ def _publish_many(
     as_json: bool,
 ) -> None:
     clock, count = SystemClock(), 0
-    start, send = clock.monotonic(), client.send
+    start = flushed_at = clock.monotonic()
     try:
-        for record in records:
-            send(
-                topic,
-                record.payload,
-                key=record.key,
-                headers=record.headers,
-                timestamp=record.timestamp,
-                partition=choose(record.key),
-            )
-            count += 1
-    finally:
-        client.flush()  # also when a later line is wrong: the lines before it are published
+        try:
+            for record in records:
+                _send(client.send, topic, record, choose(record.key))
+                count += 1
+                if clock.monotonic() - flushed_at > FLUSH_SECONDS:  # so that a server that stores nothing is noticed
+                    client.flush()
+                    flushed_at = clock.monotonic()
+        finally:
+            client.flush()  # also when a later line is wrong: the lines before it are published
+    except BabelbusError as error:
+        raise CommandError(f"{error}; {client.acknowledged:,} of {plural(count, 'record')} stored") from error
     seconds = max(clock.monotonic() - start, 1e-9)
     if as_json:
         print_json({"topic": topic, "records": count, "seconds": round(seconds, 6)})
     else:
-        print_line(f"{count} records published, {count / seconds:,.0f} a second")
+        print_line(f"{plural(count, 'record')} published, {count / seconds:,.0f} a second")
+
+
+def _send(send: Callable[..., T], topic: str, record: "Record", partition: int) -> T:
+    key, headers = record.key, record.headers
+    return send(topic, record.payload, key=key, headers=headers, timestamp=record.timestamp, partition=partition)

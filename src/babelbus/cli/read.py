@@ -1,20 +1,21 @@
 """`babelbus tail` and `babelbus fetch`: records on the screen, new ones or stored ones."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from babelbus.cli.command import BusCommand, examples
+from babelbus.cli.command import BusCommand, CommandError, examples, json_option, max_option, partition_option
 from babelbus.cli.output import json_record, print_json, print_line, show_record
-from babelbus.cli.spans import Span, all_partitions, find_ends, find_spans
 from babelbus.cli.target import Target, bus_options, clear_errors
 from babelbus.cli.times import read_time
 
 if TYPE_CHECKING:
+    from babelbus.client import BlockingClient
     from babelbus.records.record import Record
 
 QUEUE_RECORDS_MAX = 10_000
@@ -24,9 +25,85 @@ from_time_option = click.option(
     "--from-time", "timestamp", metavar="TIME", callback=read_time,
     help="Time to begin at: 2026-01-31T08:00 (UTC without a zone), milliseconds since 1970, or -1h.",
 )  # fmt: skip
-partition_option = click.option("--partition", type=click.IntRange(0), help="One partition.  [default: all]")
-max_option = click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N records.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one record a line.")
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A part of one partition, from `offset` or `timestamp` on (from its first record with neither).
+
+    `count_max` is the number of records from `offset` (or the beginning) on when the span was built; `None`: unknown.
+    """
+
+    partition: int
+    offset: int | None = None
+    timestamp: int | None = None
+    count_max: int | None = None
+
+    def records(self, client: "BlockingClient", topic: str, *, until_end: bool) -> "Iterator[Record]":
+        """Yield the records; with `until_end`, stop at the present end of the partition."""
+        return client.follow(
+            topic, offset=self.offset, timestamp=self.timestamp, partition=self.partition, until_end=until_end
+        )
+
+
+def find_partitions(target: Target, client: "BlockingClient", topic: str) -> list[dict[str, Any]]:
+    """Return number, `first_offset` and `high_watermark` of a topic's partitions.
+
+    Raises:
+        CommandError, ClientError: there is no such topic.
+    """
+    partitions = target.partitions(topic)
+    if partitions is not None:
+        return partitions
+    (positions,) = client.positions([topic])
+    return [
+        {"partition": number, "first_offset": partition.first_offset, "high_watermark": partition.high_watermark}
+        for number, partition in enumerate(positions.partitions)
+    ]
+
+
+def find_spans(
+    target: Target,
+    client: "BlockingClient",
+    topic: str,
+    partition: int | None,
+    *,
+    offset: int | None = None,
+    timestamp: int | None = None,
+    follow: bool = False,
+    at_end: bool = False,
+) -> list[Span]:
+    """Return the spans of one partition or of all from a start on, or with `at_end` from their present ends on.
+
+    A command that follows the topic also gets partitions that have no record behind the start so far.
+
+    Raises:
+        CommandError: there is no such topic, partition or offset.
+    """
+    partitions = find_partitions(target, client, topic)
+    spans, bounds, has_start = [], [], False
+    for info in partitions:
+        number, first, end = info["partition"], info["first_offset"], info["high_watermark"]
+        if partition is not None and number != partition:
+            continue
+        bounds.append(f"{first} to {end}" if len(partitions) == 1 else f"{first} to {end} in partition {number}")
+        begin = end if at_end else first if offset is None else offset
+        has_start |= first <= begin <= end
+        if first <= begin < end:
+            spans.append(Span(number, offset, timestamp, end - begin))
+        elif follow and begin >= end:  # empty, or shorter than others: all its later records are behind the start
+            spans.append(Span(number, end))
+    if not bounds:
+        raise CommandError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {partition}")
+    if not has_start:
+        raise CommandError(f"topic {topic!r} has no offset {offset}: there are {', '.join(bounds)}")
+    return spans
+
+
+def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = (from_offset_option, from_time_option, partition_option, max_option, json_option, bus_options)
+    for option in reversed((click.argument("topic"), *options)):
+        command = option(command)
+    return command
 
 
 @click.command(
@@ -37,13 +114,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
         "babelbus tail orders --from-time -1h --json | jq -r .payload",
     ),
 )
-@click.argument("topic")
-@from_offset_option
-@from_time_option
-@partition_option
-@max_option
-@json_option
-@bus_options
+@_reading_options
 def tail(
     target: Target,
     topic: str,
@@ -57,13 +128,13 @@ def tail(
 
     A line is partition:offset, time, key if there is one, payload, and headers. A lost connection is opened again.
     """
-    _one_start(offset, timestamp)
+    check_start(offset, timestamp)
     with suppress(KeyboardInterrupt):
         with target.connect() as client:
-            if offset is not None or timestamp is not None:
-                spans = all_partitions(target, client, topic, partition, offset, timestamp)
-            else:
-                spans = find_ends(target, client, topic, partition)
+            spans = find_spans(
+                target, client, topic, partition, offset=offset, timestamp=timestamp,
+                follow=True, at_end=offset is None and timestamp is None,
+            )  # fmt: skip
         asyncio.run(_tail(target, topic, spans, count_max, as_json))
 
 
@@ -75,13 +146,7 @@ def tail(
         "babelbus fetch orders --from-time 2026-01-31T08:00 --json",
     ),
 )
-@click.argument("topic")
-@from_offset_option
-@from_time_option
-@partition_option
-@max_option
-@json_option
-@bus_options
+@_reading_options
 def fetch(
     target: Target,
     topic: str,
@@ -92,14 +157,19 @@ def fetch(
     as_json: bool,
 ) -> None:
     """Print the stored records of a topic, up to its present end; one partition after the other."""
-    _one_start(offset, timestamp)
+    check_start(offset, timestamp)
     with target.connect() as client:
         spans = find_spans(target, client, topic, partition, offset=offset, timestamp=timestamp)
         records = ((span.partition, record) for span in spans for record in span.records(client, topic, until_end=True))
         _print(islice(records, count_max), topic, as_json)
 
 
-def _one_start(offset: int | None, timestamp: int | None) -> None:
+def check_start(offset: int | None, timestamp: int | None) -> None:
+    """Check that a command has one beginning.
+
+    Raises:
+        UsageError: it has two.
+    """
     if offset is not None and timestamp is not None:
         raise click.UsageError("--from-offset and --from-time are both a beginning: give only one of them")
 

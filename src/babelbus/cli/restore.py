@@ -3,7 +3,6 @@
 import gzip
 import io
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +11,10 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from babelbus.cli.api import ApiError
-from babelbus.cli.command import BusCommand, CommandError, examples
+from babelbus.cli.command import BusCommand, CommandError, examples, summary_option
 from babelbus.cli.export import format_option, tell_done
 from babelbus.cli.lines import parse_line
-from babelbus.cli.output import progress
+from babelbus.cli.output import plural, progress
 from babelbus.cli.target import Target, bus_options
 from babelbus.clock import SystemClock
 from babelbus.errors import BabelbusError
@@ -46,7 +45,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 @click.option(
     "--partition", type=click.IntRange(0), help="Partition for all.  [default: the one they came from, or by key]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@summary_option
 @bus_options
 def import_(
     target: Target, topic: str, file: str, form: str, create: bool, partition: int | None, as_json: bool
@@ -64,7 +63,7 @@ def import_(
     with (
         target.connect() as client,
         progress(f"import {topic}", size, "bytes") as advance,
-        _open(file, advance) as input_,
+        open_file(file, advance) as input_,
     ):
         records = _from_json(input_) if form == "json" else _from_log(input_)
         choose = _partition_chooser(count_partitions, partition)
@@ -97,10 +96,9 @@ def _find_topic(target: Target, topic: str, create: bool) -> int | None:
 
 
 def _partition_chooser(count: int | None, partition: int | None) -> Callable[[bytes | None, int], int]:
-    if partition is not None:
-        return lambda key, old: partition
-
     def choose(key: bytes | None, old: int) -> int:
+        if partition is not None:
+            return partition
         if count is None:
             return max(old, 0)  # an error for a missing partition is better than a lost order
         if old >= 0:
@@ -128,7 +126,6 @@ def _publish(
         client.publish_many(topic, batch, partition=number)
         count += len(batch)
 
-    failure: BabelbusError | None = None
     try:
         for record, old in records:
             number = choose(record.key, old)
@@ -138,11 +135,11 @@ def _publish(
             if len(lane) >= BATCH_RECORDS or sizes[number] >= BATCH_BYTES:
                 send(number)
     except BabelbusError as error:
-        failure = error
+        for number in list(lanes):
+            send(number)
+        raise CommandError(f"{error}; {plural(count, 'record')} imported") from error
     for number in list(lanes):
         send(number)
-    if failure is not None:
-        raise CommandError(f"{failure}; {count} records were imported") from failure
     return count
 
 
@@ -178,7 +175,7 @@ def _from_log(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
 class _Counted(io.RawIOBase):
     """A file that counts the bytes read."""
 
-    def __init__(self, file: IO[bytes], advance: Callable[[int], None]) -> None:
+    def __init__(self, file: IO[bytes], advance: Callable[[int], object]) -> None:
         self._file, self._advance = file, advance
 
     def readable(self) -> bool:
@@ -194,18 +191,21 @@ class _Counted(io.RawIOBase):
 
 
 @contextmanager
-def _open(file: str, advance: Callable[[int], None]) -> "Iterator[IO[bytes]]":
-    """Open a file to read, decompressed if it begins as gzip does."""
-    raw: IO[bytes] = sys.stdin.buffer if file == "-" else open(file, "rb")  # noqa: SIM115 - closed below
-    try:
-        counted = io.BufferedReader(_Counted(raw, advance), 2**18)
-        if counted.peek(2)[:2] == GZIP_MAGIC:
+def open_file(file: str, advance: Callable[[int], object] = int) -> "Iterator[IO[bytes]]":
+    """Open a file to read ('-' is standard input), decompressed if it begins as gzip does; `advance` counts its bytes.
+
+    Raises:
+        CommandError: the compressed file is cut off or damaged.
+    """
+    with (
+        open(0 if file == "-" else file, "rb", closefd=file != "-") as raw,
+        io.BufferedReader(_Counted(raw, advance), 2**18) as counted,
+    ):
+        if counted.peek(2)[:2] != GZIP_MAGIC:
+            yield counted
+            return
+        try:
             with gzip.GzipFile(fileobj=counted) as unpacked:
                 yield unpacked  # type: ignore[misc]  # a GzipFile is an IO[bytes] in all that is used
-        else:
-            yield counted
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CommandError(f"{file} is damaged: {error}") from error
-    finally:
-        if file != "-":
-            raw.close()
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise CommandError(f"{file}: the compressed file is cut off or damaged: {error}") from error

@@ -25,6 +25,10 @@ NO_PID_FILE = "/dev/null"
 DESCRIPTOR = "/dev/fd/"
 
 
+_NAMES = {"-a": "address", "-c": "close_when_empty", "-f": "foreground", "-g": "group", "-o": "others",
+          "-p": "pid_file", "-r": "replace"}  # fmt: skip
+
+
 class Arguments(msgspec.Struct):
     """The parsed options."""
 
@@ -48,23 +52,10 @@ def parse(arguments: Sequence[str]) -> Arguments | None:
         return None
     parsed = Arguments()
     for option, value in options:
-        match option:
-            case "-a":
-                parsed.address = value
-            case "-c":
-                parsed.close_when_empty = True
-            case "-f":
-                parsed.foreground = True
-            case "-g":
-                parsed.group = True
-            case "-o":
-                parsed.others = True
-            case "-p":
-                parsed.pid_file = value
-            case "-r":
-                parsed.replace = True
-            case "-u":
-                parsed.users += (value,)
+        if option == "-u":
+            parsed.users += (value,)
+        else:
+            setattr(parsed, _NAMES[option], value or True)
     return parsed
 
 

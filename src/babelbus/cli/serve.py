@@ -23,6 +23,12 @@ def flag_of(key: str) -> str:
     return "--" + key.replace(".", "-").replace("_", "-")
 
 
+def metavar_of(type_text: str) -> str:
+    """Return how help shows the value of a setting: "duration or none" is DURATION|none."""
+    kinds = {"size", "duration", "integer", "number", "text"}
+    return "|".join(word.upper() if word in kinds else word for word in type_text.split(" or "))
+
+
 class SettingOption(click.Option):
     """The flag of one setting. Its value is text, which the configuration reads like the environment."""
 
@@ -33,7 +39,7 @@ class SettingOption(click.Option):
         names = [f"{flag}/--no-{flag[2:]}" if is_switch else flag, "setting_" + key.replace(".", "_")]
         if key == "server.insecure":
             names.insert(1, "--insecure")
-        metavar = None if is_switch else type_text.upper().replace(" OR ", "|")
+        metavar = None if is_switch else metavar_of(type_text)
         super().__init__(names, default=None, metavar=metavar, help=f"{doc}.  [default: {default}]")
 
 
@@ -105,9 +111,9 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
         run(settings, ready)
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
-            ports = ", ".join(flag_of(one.key) for one in describe() if one.key.endswith(".port"))
+            advice = " or ".join(_flags_of_port(settings, str(error)))
             raise CommandError(
-                f"cannot listen: {error.strerror}; choose another port with one of {ports}, "
+                f"cannot listen: {error.strerror}; choose another port with {advice}, "
                 "another address with the flag that ends in -host, or stop what listens there"
             ) from error
         raise
@@ -115,6 +121,16 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
         for path in noted:
             if os.path.exists(path):
                 os.unlink(path)
+
+
+def _flags_of_port(settings: Config, problem: str) -> list[str]:
+    """Return the flags of the port that the text of an error names, or of all ports."""
+    ports = {}
+    for entry in describe():
+        section, _, name = entry.key.partition(".")
+        if name.endswith("port") and name != "any_port":
+            ports[flag_of(entry.key)] = getattr(getattr(settings, section), name)
+    return [flag for flag, port in ports.items() if port and f", {port})" in problem] or list(ports)
 
 
 def _note_addresses(path: str, addresses: dict[str, str]) -> None:

@@ -2,35 +2,42 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import click
 import msgspec
 
 from babelbus.cli.api import LONG_TIMEOUT_SECONDS, TIMEOUT_SECONDS
-from babelbus.cli.command import BusGroup, CommandError, examples
-from babelbus.cli.export import open_new
-from babelbus.cli.output import escape, human_time, note, print_json, print_line, print_table
+from babelbus.cli.command import (
+    BusGroup,
+    CommandError,
+    ask_first,
+    examples,
+    json_option,
+    max_option,
+    summary_option,
+)  # fmt: skip
+from babelbus.cli.export import open_new, tell_summary, write_lines
+from babelbus.cli.output import escape, human_time, note, plural, print_json, print_line, print_table
 from babelbus.cli.state_lines import Line, batches, read_file
 from babelbus.cli.target import Target, admin_options
 from babelbus.cli.times import parse_time
 from babelbus.clock import SystemClock
 from babelbus.units import UnitError
 
-LINES_AT_ONCE = 1_000
 SHOWN_CHARACTERS = 200
 """Most characters of a value in a table."""
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
 UNSET = msgspec.UNSET
 Unset = msgspec.UnsetType
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of a watch: a present value, a change, or the number of missing lines."""
+    """A line of a watch (a present value, a change, or the number of missing lines), or a stored change of a key."""
 
+    offset: int | Unset = UNSET
     timestamp: int | Unset = UNSET
     source: str | Unset = UNSET
     key: str | Unset = UNSET
@@ -40,30 +47,12 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     dropped: int = 0
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """The answer to a change of one value."""
-
-    key: str
-    version: int
-
-
-class Revision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One stored change of a key: a value, or its deletion."""
-
-    offset: int
-    timestamp: int
-    source: str
-    value: msgspec.Raw | Unset = UNSET
-    version: int = 0
-    deleted: bool = False
-
-
-class Revisions(msgspec.Struct, frozen=True):
+class Changes(msgspec.Struct, frozen=True):
     """The last changes of a key, complete from an offset on."""
 
     key: str
     complete_from: int
-    revisions: list[Revision]
+    revisions: list[Change]
 
 
 def read_moment(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, str]:
@@ -153,11 +142,11 @@ def set_(target: Target, key: str, value: str | None, text: bool, version: int |
     data = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode("utf-8", "surrogateescape")
     content = _as_text(data) if text else _as_json(data)
     query = {"key": key} | ({} if version is None else {"version": str(version)})
-    stored = target.api().ask("PUT", "/api/state/value", query, Stored, content=content)
+    stored = target.api().ask("PUT", "/api/state/value", query, dict[str, Any], content=content)
     if as_json:
         print_json(stored)
-    elif stored.version:
-        print_line(f"{escape(key)} has version {stored.version}")
+    elif stored["version"]:
+        print_line(f"{escape(key)} has version {stored['version']}")
 
 
 def _as_text(given: bytes) -> bytes:
@@ -209,7 +198,7 @@ def match(target: Target, pattern: str, moment: dict[str, str], as_json: bool) -
 )
 @click.argument("pattern")
 @click.option("--new-only", is_flag=True, help="Do not begin with the present values.")
-@click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N lines.")
+@max_option
 @json_option
 @admin_options
 def watch(target: Target, pattern: str, new_only: bool, count_max: int | None, as_json: bool) -> None:
@@ -275,14 +264,12 @@ def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
         return
     if not yes:
         count_before = sum(line is not None for line in api.lines("/api/state/values", {"pattern": pattern}, Line))
-        if not sys.stdin.isatty():
-            raise CommandError(f"this would delete {count_before} values: add --yes if that is meant")
-        click.confirm(f"Delete {count_before} values?", abort=True, err=True)
+        ask_first(yes, f"delete {plural(count_before, 'value')}")
     count = api.ask("DELETE", "/api/state/values", {"pattern": pattern}, dict[str, int])["deleted"]
     if as_json:
         print_json({"pattern": pattern, "deleted": count})
     else:
-        print_line(f"{count} values deleted")
+        print_line(f"{plural(count, 'value')} deleted")
 
 
 @state.command(
@@ -294,7 +281,7 @@ def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
 )
 @click.argument("file")
 @as_of_option
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, on standard error if FILE is '-'.")
+@summary_option
 @admin_options
 def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> None:
     """Write all values to FILE ('-' is standard output; compressed if it ends in .gz), one JSON line each.
@@ -303,21 +290,9 @@ def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> 
     appears under its name when it is complete. 'babelbus state import' reads it.
     """
     lines = target.api().lines("/api/state/tree", moment, Line, timeout_seconds=_patience(moment))
-    encode = msgspec.json.Encoder().encode
-    count = 0
     with open_new(file) as output:
-        batch: list[bytes] = []
-        for line in lines:
-            if line is None:
-                continue
-            count += 1
-            batch.append(encode(line))
-            if len(batch) == LINES_AT_ONCE:
-                output.write(b"\n".join(batch) + b"\n")
-                batch.clear()
-        if batch:
-            output.write(b"\n".join(batch) + b"\n")
-    _tell_done("exported", file, count, as_json, beside=file == "-")
+        count = sum(write_lines((line for line in lines if line is not None), output))
+    _tell_done("exported", file, count, as_json)
 
 
 @state.command(
@@ -329,7 +304,7 @@ def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> 
     ),
 )
 @click.argument("file")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@summary_option
 @admin_options
 def import_(target: Target, file: str, as_json: bool) -> None:
     """Write the values of FILE ('-' is standard input) to the state: lines of 'state export', or a Wörterbuch export.
@@ -339,23 +314,18 @@ def import_(target: Target, file: str, as_json: bool) -> None:
     """
     api = target.api()
     count = 0
-    entries: Iterable[Line] = read_file(file)
     try:
-        for batch in batches(entries):
+        for batch in batches(read_file(file)):
             api.ask("POST", "/api/state/values", {}, dict[str, int], content=msgspec.json.encode({"values": batch}))
             count += len(batch)
     except CommandError as error:
-        raise CommandError(f"{error}; {count} values were imported") from error
-    _tell_done("imported", file, count, as_json, beside=False)
+        raise CommandError(f"{error}; {plural(count, 'value')} imported") from error
+    _tell_done("imported", file, count, as_json)
 
 
-def _tell_done(done: str, file: str, count: int, as_json: bool, *, beside: bool) -> None:
-    if not as_json:
-        note(f"{count} values {done}")
-    elif beside:
-        note(msgspec.json.encode({"file": file, "values": count}).decode())
-    else:
-        print_json({"file": file, "values": count})
+def _tell_done(done: str, file: str, count: int, as_json: bool) -> None:
+    summary: dict[str, object] = {"file": file, "values": count}
+    tell_summary(f"{plural(count, 'value')} {done}", summary, as_json, on_error=file == "-" and done == "exported")
 
 
 @state.command(
@@ -373,7 +343,7 @@ def _tell_done(done: str, file: str, count: int, as_json: bool, *, beside: bool)
 def history(target: Target, key: str, count_max: int, before: int | None, as_json: bool) -> None:
     """Print the stored changes of a key, oldest first: offset in $state, time, version, source, and the value."""
     query = {"key": key, "max": str(count_max)} | ({} if before is None else {"before": str(before)})
-    answer = target.api().ask("GET", "/api/state/revisions", query, Revisions, timeout_seconds=LONG_TIMEOUT_SECONDS)
+    answer = target.api().ask("GET", "/api/state/revisions", query, Changes, timeout_seconds=LONG_TIMEOUT_SECONDS)
     if as_json:
         for revision in answer.revisions:
             print_json(revision)
@@ -385,11 +355,12 @@ def history(target: Target, key: str, count_max: int, before: int | None, as_jso
         note(f"complete from offset {answer.complete_from} on; compaction may have removed changes in front of it")
 
 
-def _rows(revisions: list[Revision]) -> Iterator[tuple[object, ...]]:
+def _rows(revisions: list[Change]) -> Iterator[tuple[object, ...]]:
     for revision in revisions:
         value = "(deleted)" if isinstance(revision.value, Unset) else bytes(revision.value).decode()
         if len(value) > SHOWN_CHARACTERS:
             value = f"{value[:SHOWN_CHARACTERS]}... ({len(value)} characters)"
+        assert isinstance(revision.timestamp, int)  # stored changes have all fields
         yield revision.offset, human_time(revision.timestamp), revision.version or "-", revision.source or "-", value
 
 

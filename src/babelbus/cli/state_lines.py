@@ -2,18 +2,16 @@
 
 import gzip
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import IO
 
 import msgspec
 
 from babelbus.cli.command import CommandError
+from babelbus.cli.restore import open_file
 from babelbus.errors import BabelbusError
 from babelbus.units import GIB, MIB
 
 BATCH_VALUES = 10_000
 BATCH_BYTES = 4 * MIB
-GZIP_MAGIC = b"\x1f\x8b"
 DOCUMENT_BYTES_MAX = GIB
 """Largest Wörterbuch export, unpacked: the export is one JSON document, which must fit into memory."""
 
@@ -36,7 +34,7 @@ def read_file(file: str) -> Iterator[Line]:
         CommandError: a line is wrong (the lines before it were yielded), or the document is.
         OSError: the file cannot be read.
     """
-    with _open(file) as input_:
+    with open_file(file) as input_:
         head = input_.peek(64)[:64].lstrip()  # type: ignore[attr-defined]  # both kinds of readers have it
         if head[:1] == b"{" and head[1:].lstrip().startswith(b'"data"'):
             yield from _read_document(input_.read(DOCUMENT_BYTES_MAX + 1))
@@ -78,39 +76,16 @@ def batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
     """Yield values in requests, in order. If a line is wrong, the values before it are yielded first."""
     batch: list[Line] = []
     size = 0
-    failure: CommandError | None = None
-    iterator = iter(lines)
-    while failure is None:
-        try:
-            line = next(iterator, None)
-        except CommandError as error:
-            failure = error
-            break
-        if line is None:
-            break
-        batch.append(line)
-        size += len(line.key) + len(bytes(line.value))
-        if len(batch) >= BATCH_VALUES or size >= BATCH_BYTES:
+    try:
+        for line in lines:
+            batch.append(line)
+            size += len(line.key) + len(bytes(line.value))
+            if len(batch) >= BATCH_VALUES or size >= BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+    except CommandError:
+        if batch:
             yield batch
-            batch, size = [], 0
+        raise
     if batch:
         yield batch
-    if failure is not None:
-        raise failure
-
-
-@contextmanager
-def _open(file: str) -> Iterator[IO[bytes]]:
-    """Open a file to read, decompressed if it begins as gzip does."""
-    raw = open(0 if file == "-" else file, "rb", closefd=file != "-")  # noqa: SIM115 - closed below
-    try:
-        if raw.peek(2)[:2] == GZIP_MAGIC:
-            try:
-                with gzip.GzipFile(fileobj=raw) as packed:
-                    yield packed  # type: ignore[misc]  # a GzipFile is an IO[bytes] in all that is used
-            except (EOFError, gzip.BadGzipFile) as error:
-                raise CommandError(f"{file}: the compressed file is cut off or damaged: {error}") from error
-        else:
-            yield raw
-    finally:
-        raw.close()

@@ -8,14 +8,13 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import update_wrapper
+from functools import cached_property, update_wrapper
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from babelbus.cli.command import CommandError
-from babelbus.errors import ConfigError
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
@@ -48,38 +47,25 @@ class Running(msgspec.Struct, frozen=True):
     addresses: dict[str, str]
 
 
-class Target:
-    """The server of a command; each part is looked up when it is needed."""
+class Target(msgspec.Struct, kw_only=True, dict=True):
+    """The server of a command, as the options of the same names say; each part is looked up when it is needed."""
 
-    def __init__(
-        self,
-        *,
-        config: str | None = None,
-        data_folder: str | None = None,
-        admin: str | None = None,
-        server: str | None = None,
-        identity: str | None = None,
-        server_fingerprint: str | None = None,
-    ) -> None:
-        self._config_path = config
-        self._data_folder = data_folder
-        self._admin = admin
-        self._server = server
-        self._identity = identity
-        self._fingerprint = server_fingerprint
-        self._warned = False
-        self._config: Config | None = None
+    config_path: str | None = None
+    data_folder: str | None = None
+    admin: str | None = None
+    server: str | None = None
+    identity: str | None = None
+    server_fingerprint: str | None = None
+    warned: bool = False
 
-    @property
+    @cached_property
     def config(self) -> "Config":
         """The configuration that a server started from here would have.
 
         Raises:
             ConfigError: the configuration is wrong.
         """
-        if self._config is None:
-            self._config = load_config(self._config_path, {"data.folder": self._data_folder})
-        return self._config
+        return load_config(self.config_path, {"data.folder": self.data_folder})
 
     @property
     def folder(self) -> str:
@@ -126,18 +112,18 @@ class Target:
 
     def admin_address(self) -> str:
         """Return "host:port" of the administration endpoint."""
-        if self._admin:
-            return self._admin
+        if self.admin:
+            return self.admin
         return self._address("admin", self.config.admin.host, self.config.admin.port)
 
     def jebp_address(self) -> str:
         """Return "host:port" of the jebp listener; with `--admin` alone, as that server tells it."""
-        if self._server:
-            return self._server
-        if self._admin:
-            addresses = self.api().server()["addresses"]
+        if self.server:
+            return self.server
+        if self.admin:
+            addresses = self.api().call("GET", "/api/server")["addresses"]
             if "jebp" not in addresses:
-                raise CommandError(f"the server at {self._admin} does not speak jebp: start it with --jebp-enabled")
+                raise CommandError(f"the server at {self.admin} does not speak jebp: start it with --jebp-enabled")
             return _reachable(addresses["jebp"])
         return self._address("jebp", self.config.jebp.host, self.config.jebp.port)
 
@@ -179,9 +165,9 @@ class Target:
         """
         from babelbus.protocols.jebp.identity import Identity
 
-        path = self._identity or self.conf("admin_key")
+        path = self.identity or self.conf("admin_key")
         if not os.path.exists(path):
-            hint = "name another with --identity" if self._identity else f"{FIRST_START}, or name a key with --identity"
+            hint = "name another with --identity" if self.identity else f"{FIRST_START}, or name a key with --identity"
             raise CommandError(f"there is no key file {path}; {hint}")
         return {
             "address": self.jebp_address(),
@@ -196,28 +182,28 @@ class Target:
             ApiError: there is no such topic.
             CommandError: no server runs.
         """
-        running = None if self._admin else self.running()
-        if not self._admin and (self._server or (running is not None and "admin" not in running.addresses)):
+        running = None if self.admin else self.running()
+        if not self.admin and (self.server or (running is not None and "admin" not in running.addresses)):
             return None
         partitions: list[dict[str, Any]] = self.api().topic(topic)["partitions"]
         return partitions
 
     def _expected_fingerprint(self) -> str | None:
         """Return the fingerprint that the server's certificate must have; `None` accepts any server."""
-        if self._fingerprint:
-            return self._fingerprint.lower()
-        if self._server:
-            if not self._warned:
-                self._warned = True
+        if self.server_fingerprint:
+            return self.server_fingerprint.lower()
+        if self.server:
+            if not self.warned:
+                self.warned = True
                 click.echo(
                     "babelbus: the server's certificate is not checked; pin it with --server-fingerprint "
                     "('babelbus clients list' on the server prints it)",
                     err=True,
                 )
             return None
-        return self.server_fingerprint()
+        return self.own_fingerprint()
 
-    def server_fingerprint(self) -> str | None:
+    def own_fingerprint(self) -> str | None:
         """Return the fingerprint of the data folder's server; `None` before its first start."""
         from babelbus.protocols.jebp.identity import Identity
 
@@ -283,64 +269,51 @@ def _check_address(ctx: click.Context, param: click.Parameter, value: str | None
     return f"{host}:{port}"
 
 
-_PLACE = (
-    click.option(
-        "--data-folder", metavar="FOLDER", help="The server's data folder.  [default: from the configuration]"
-    ),
-    click.option(
-        "--config", metavar="FILE", help="The server's configuration.  [default: ./babelbus.toml if it is there]"
-    ),
-)  # fmt: skip
-_PLACE_NAMES = ("data_folder", "config")
-_ADMIN = (
-    click.option(
-        "--admin", metavar="HOST:PORT", envvar=ADMIN_VARIABLE, callback=_check_address,
-        help=f"Administration endpoint; also {ADMIN_VARIABLE}.  [default: of the server on the data folder]",
-    ),
-)  # fmt: skip
-_BUS = (
-    click.option(
+_OPTIONS = {
+    "server": click.option(
         "--server", metavar="HOST:PORT", envvar=SERVER_VARIABLE, callback=_check_address,
         help=f"Server to connect to; also {SERVER_VARIABLE}.  [default: the one on the data folder]",
     ),
-    click.option(
+    "identity": click.option(
         "--identity", metavar="FILE", envvar=IDENTITY_VARIABLE,
         help=f"Key file to connect with; also {IDENTITY_VARIABLE}.  [default: the administrator's of the data folder]",
     ),
-    click.option(
+    "server_fingerprint": click.option(
         "--server-fingerprint", metavar="HEX", envvar=FINGERPRINT_VARIABLE,
         help="Fingerprint that the server's certificate must have.  [default: of the server of the data folder]",
     ),
-)  # fmt: skip
+    "admin": click.option(
+        "--admin", metavar="HOST:PORT", envvar=ADMIN_VARIABLE, callback=_check_address,
+        help=f"Administration endpoint; also {ADMIN_VARIABLE}.  [default: of the server on the data folder]",
+    ),
+    "data_folder": click.option(
+        "--data-folder", metavar="FOLDER", help="The server's data folder.  [default: from the configuration]"
+    ),
+    "config_path": click.option(
+        "--config", "config_path", metavar="FILE",
+        help="The server's configuration.  [default: ./babelbus.toml if it is there]",
+    ),
+}  # fmt: skip
 
 
-def _with_target(
-    command: Callable[..., Any], options: tuple[Callable[..., Any], ...], names: tuple[str, ...]
-) -> Callable[..., Any]:
-    def run(**values: Any) -> Any:
-        target = Target(**{name: values.pop(name) for name in names})
-        return command(target, **values)
+def _with_target(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds options to a command, whose first argument is the `Target` of their values."""
 
-    wrapped: Callable[..., Any] = update_wrapper(run, command)
-    for option in reversed(options):
-        wrapped = option(wrapped)
-    return wrapped
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        def run(**values: Any) -> Any:
+            return command(Target(**{name: values.pop(name) for name in names}), **values)
 
+        wrapped: Callable[..., Any] = update_wrapper(run, command)
+        for name in reversed(names):
+            wrapped = _OPTIONS[name](wrapped)
+        return wrapped
 
-def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with the options that name a data folder; its first argument is the `Target`."""
-    return _with_target(command, _PLACE, _PLACE_NAMES)
+    return decorate
 
 
-def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with the options that name an administration endpoint; its first argument is the `Target`."""
-    return _with_target(command, (*_ADMIN, *_PLACE), ("admin", *_PLACE_NAMES))
-
-
-def bus_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with the options of a client of the bus; its first argument is the `Target`."""
-    names = ("server", "identity", "server_fingerprint", "admin", *_PLACE_NAMES)
-    return _with_target(command, (*_BUS, *_ADMIN, *_PLACE), names)
-
-
-__all__ = ["ConfigError", "Running", "Target", "admin_options", "bus_options", "folder_options", "lock_owner"]
+folder_options = _with_target("data_folder", "config_path")
+"""The options that name a data folder."""
+admin_options = _with_target("admin", "data_folder", "config_path")
+"""The options that name an administration endpoint."""
+bus_options = _with_target(*_OPTIONS)
+"""The options of a client of the bus."""

@@ -1,42 +1,31 @@
 """`babelbus topics`: the topics of a running server, through its administration endpoint."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from babelbus.cli.command import BusGroup, CommandError, examples
-from babelbus.cli.output import human_bytes, print_json, print_line, print_table
+from babelbus.cli.api import path_of
+from babelbus.cli.command import BusGroup, ask_first, examples, json_option, yes_option
+from babelbus.cli.output import human_bytes, print_all, print_json, print_line, print_table
+from babelbus.cli.serve import flag_of, metavar_of
 from babelbus.cli.target import Target, admin_options
+from babelbus.config import describe
 from babelbus.units import format_duration, format_size
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
-
-# setting -> (flags, form of its value, meaning). The server checks the values and reads the units.
-_SETTINGS = {
-    "ack": (("--ack",), "accepted|written|flushed", "When a publisher is answered."),
-    "retention_seconds": (("--retention", "--retention-seconds"), "DURATION|none", "Remove older segments, as in 7d."),
-    "retention_bytes": (("--retention-bytes",), "SIZE|none", "Bound of each partition, as in 10GiB."),
-    "retention_records": (("--retention-records",), "COUNT|none", "Records that each partition keeps at least."),
-    "cleanup": (("--cleanup",), "delete|compact", "Remove old segments, or keep the last record of each key."),
-    "segment_bytes": (("--segment-bytes",), "SIZE|none", "Size at which a new segment begins."),
-    "segment_seconds": (("--segment-seconds",), "DURATION|none", "Age at which a new segment begins."),
-    "tombstone_seconds": (("--tombstone-seconds",), "DURATION", "How long a compacted topic shows removed keys."),
-    "compact_after_seconds": (
-        ("--compact-after", "--compact-after-seconds"),
-        "DURATION|none",
-        "Compaction leaves younger records alone.",
-    ),
-    "retain": (("--retain",), "none|last", "Also keep the last event of each subject as state."),
-}
-_ENGINE = {"engine": (("--engine",), "disk|memory|db", "Where the records are stored; fixed for a topic.")}
+_SHORT_FLAGS = {"retention_seconds": "--retention", "compact_after_seconds": "--compact-after"}
 
 
-def _setting_options(settings: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _setting_options(*left_out: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds an option for each setting; the server checks the values and reads the units."""
+
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for name, (flags, metavar, text) in reversed(settings.items()):
-            command = click.option(*flags, name, metavar=metavar, help=text)(command)
+        for entry in reversed(describe()):
+            section, _, name = entry.key.partition(".")
+            if section != "topics" or name in ("partitions", *left_out):
+                continue
+            flags = filter(None, (_SHORT_FLAGS.get(name), flag_of(name), name))
+            command = click.option(*flags, metavar=metavar_of(entry.type), help=f"{entry.doc}.")(command)
         return click.option("--partitions", type=click.IntRange(1, 1024), help="Ordered logs; can grow later.")(command)
 
     return decorate
@@ -59,28 +48,18 @@ def topics() -> None:
 @admin_options
 def list_topics(target: Target, as_json: bool) -> None:
     """List all topics, with their sizes."""
-    infos = target.api().topics()
-    if as_json:
-        for topic in infos:
-            print_json(topic)
-        return
-    if not infos:
-        print_line("there are no topics yet; 'babelbus topics create NAME' makes one")
-        return
-    rows = [
-        (
-            topic["name"],
-            len(topic["partitions"]),
-            _records(topic),
-            human_bytes(sum(partition["bytes"] for partition in topic["partitions"])),
-            topic["settings"]["ack"],
-            topic["settings"]["cleanup"],
-            _retention(topic["settings"]),
-        )
-        for topic in infos
-    ]
-    columns = ("Topic", "Partitions", "Records", "Size", "Ack", "Cleanup", "Retention")
-    print_table(columns, rows, numbers=("Partitions", "Records", "Size"))
+    columns: dict[str, Callable[[Any], object]] = {
+        "Topic": lambda topic: topic["name"],
+        "Partitions": lambda topic: len(topic["partitions"]),
+        "Records": lambda topic: f"{_records(topic):,}",
+        "Size": lambda topic: human_bytes(sum(partition["bytes"] for partition in topic["partitions"])),
+        "Ack": lambda topic: topic["settings"]["ack"],
+        "Cleanup": lambda topic: topic["settings"]["cleanup"],
+        "Retention": lambda topic: _retention(topic["settings"]),
+    }
+    nothing = "there are no topics yet; 'babelbus topics create NAME' makes one"
+    topics = target.api().call("GET", "/api/topics")["topics"]
+    print_all(topics, as_json, nothing, columns, numbers=("Partitions", "Records", "Size"))
 
 
 @topics.command("show", epilog=examples("babelbus topics show orders", "babelbus topics show orders --json"))
@@ -102,7 +81,7 @@ def show_topic(target: Target, name: str, as_json: bool) -> None:
     ),
 )
 @click.argument("name")
-@_setting_options(_SETTINGS | _ENGINE)
+@_setting_options()
 @json_option
 @admin_options
 def create_topic(target: Target, name: str, partitions: int | None, as_json: bool, **settings: str | None) -> None:
@@ -120,7 +99,7 @@ def create_topic(target: Target, name: str, partitions: int | None, as_json: boo
     ),
 )
 @click.argument("name")
-@_setting_options(_SETTINGS)
+@_setting_options("engine")
 @json_option
 @admin_options
 def alter_topic(target: Target, name: str, partitions: int | None, as_json: bool, **settings: str | None) -> None:
@@ -128,27 +107,26 @@ def alter_topic(target: Target, name: str, partitions: int | None, as_json: bool
     changes = _given({**settings, "partitions": partitions})
     if not changes:
         raise click.UsageError("nothing to change: name a setting, such as --retention 7d")
-    _print_done(target.api().alter_topic(name, changes), f"topic {name} is changed", as_json)
+    topic = target.api().call("PATCH", path_of("topics", name), changes)
+    shown = "".join(f", {key} {setting_text(key, topic['settings'][key])}" for key in changes if key != "partitions")
+    _print_done(topic, f"topic {name} is changed{shown}", as_json)
 
 
 @topics.command("remove", epilog=examples("babelbus topics remove orders", "babelbus topics remove orders --yes"))
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @admin_options
 def remove_topic(target: Target, name: str, yes: bool, as_json: bool) -> None:
     """Remove a topic and all its records. There is no way back."""
     api = target.api()
     records = _records(api.topic(name))
-    if not yes:
-        if not sys.stdin.isatty():
-            raise CommandError(f"this would remove {records} records of topic {name}: add --yes if that is meant")
-        click.confirm(f"Remove topic {name} with {records} records? There is no way back", abort=True, err=True)
-    api.remove_topic(name)
+    ask_first(yes, f"remove topic {name} with {records:,} records", " There is no way back")
+    api.call("DELETE", path_of("topics", name))
     if as_json:
         print_json({"removed": name, "records": records})
     else:
-        print_line(f"topic {name} is removed, with {records} records")
+        print_line(f"topic {name} is removed, with {records:,} records")
 
 
 def _records(topic: dict[str, Any]) -> int:
@@ -156,24 +134,22 @@ def _records(topic: dict[str, Any]) -> int:
 
 
 def _retention(settings: dict[str, Any]) -> str:
-    bounds = []
-    if settings["retention_seconds"] is not None:
-        bounds.append(format_duration(settings["retention_seconds"]))
-    if settings["retention_bytes"] is not None:
-        bounds.append(format_size(settings["retention_bytes"]))
-    if settings["retention_records"] is not None:
-        bounds.append(f"{settings['retention_records']} records")
+    names = ("retention_seconds", "retention_bytes", "retention_records")
+    bounds = [setting_text(name, settings[name]) for name in names if settings[name] is not None]
     return ", ".join(bounds) or "forever"
 
 
-def _setting_text(name: str, value: object) -> str:
+def setting_text(name: str, value: object) -> str:
+    """Return the value of a setting of a topic or a group for a person."""
     if value is None:
         return "none"
-    if name.endswith("_seconds") and isinstance(value, int | float):
+    if name.removesuffix("_max").endswith("_seconds") and isinstance(value, int | float):
         return format_duration(value)
     if name.endswith("_bytes") and isinstance(value, int):
         return format_size(value)
-    return str(value)
+    if name == "retention_records":
+        return f"{value:,} records"
+    return str(value).replace("_", "-") if name == "ack" else str(value)
 
 
 def _print_done(topic: dict[str, Any], text: str, as_json: bool) -> None:
@@ -188,12 +164,9 @@ def _print_topic(topic: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(topic)
         return
-    print_table(("Topic", topic["name"]), [(name, _setting_text(name, v)) for name, v in topic["settings"].items()])
+    print_table(("Topic", topic["name"]), [(name, setting_text(name, v)) for name, v in topic["settings"].items()])
     print_line("")
-    rows = [
-        (partition["partition"], partition["first_offset"], partition["high_watermark"], partition["next_offset"],
-         human_bytes(partition["bytes"]), partition["segments"])
-        for partition in topic["partitions"]
-    ]  # fmt: skip
     columns = ("Partition", "First offset", "High watermark", "Next offset", "Size", "Segments")
+    shown = [{**part, "size": human_bytes(part["bytes"])} for part in topic["partitions"]]
+    rows = [[part[name.lower().replace(" ", "_")] for name in columns] for part in shown]
     print_table(columns, rows, numbers=columns)

@@ -46,3 +46,59 @@ class RecordsRefusedError(SparkError):
         where = "" if offset is None else f", offset {offset}"
         super().__init__(f"topic {topic!r}, partition {partition}{where} cannot be read: {reason}")
         self.topic, self.partition, self.offset = topic, partition, offset
+
+
+class RowRefusedError(SparkError):
+    """A row cannot be a record, and there is no topic where it would go instead; `advice` says what would help."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"a row cannot be published: {reason}; {advice}")
+        self.reason = reason
+
+
+class TargetError(SparkError):
+    """Nothing can go to a topic that an option names."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"option {option}: {reason}")
+        self.option = option
+
+
+class OutputModeError(SparkError):
+    """The output mode asks for what a log cannot do."""
+
+
+class SinkOwnerError(SparkError):
+    """Another query has committed under this transaction id, whose batch ids are not ours."""
+
+    def __init__(self, transaction: str, owner: str, query: str) -> None:
+        super().__init__(
+            f"transaction id {transaction!r} belongs to the query {owner}, this one is {query or 'none'}: its"
+            " checkpoint was deleted, or the id is used twice; batches that were committed would be skipped. Go on"
+            " with the old checkpoint, or give another txnId (or checkpointLocation) and everything is published again"
+        )
+        self.transaction, self.owner = transaction, owner
+
+
+class PipelineError(SparkError):
+    """A pipeline's file is wrong, or what it asks for is not possible."""
+
+    def __init__(self, file: str, field: str, problem: str) -> None:
+        super().__init__(f"{file}: {field}: {problem}" if field else f"{file}: {problem}")
+        self.file, self.field, self.problem = file, field, problem
+
+
+class WorkerLateError(PipelineError):
+    """A Python process of Spark's was not there in time: the machine is busy, and it may be the next time."""
+
+
+class QueryFailedError(SparkError):
+    """A query of a running pipeline ended with an error, and was not to be started again."""
+
+
+class CheckpointInUseError(SparkError):
+    """Another process runs on this folder: two queries on one checkpoint would destroy it."""
+
+
+class NoteDamagedError(SparkError):
+    """The note of a save cannot be read."""

@@ -31,7 +31,7 @@ from babelbus.spark.record_source import Reach, open_reach
 
 _PUSH_DOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp"})
-_EPOCH_MS = 1000
+_COMPARISONS = EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
 
 
 def is_push_down() -> bool:
@@ -67,12 +67,10 @@ def is_exact(one: Filter) -> bool:
     column = _column(one)
     if isinstance(one, IsNotNull):
         return column in _NEVER_NULL
-    if isinstance(one, EqualTo | EqualNullSafe | In) and column in ("topic", "partition"):
-        return _is_known(one)
-    if isinstance(one, GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual) and column == "partition":
-        return _is_known(one)
-    exact = EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
-    return isinstance(one, exact) and column == "offset" and _is_known(one)
+    if column == "topic":
+        return isinstance(one, EqualTo | EqualNullSafe | In) and _is_known(one)
+    exact = _COMPARISONS | In if column == "partition" else _COMPARISONS
+    return column in ("partition", "offset") and isinstance(one, exact) and _is_known(one)
 
 
 def _is_known(one: Any) -> bool:
@@ -95,16 +93,14 @@ def prune(spans: list[Span], filters: Iterable[Filter], reach: Reach) -> list[Sp
 
 def _by_number(span: Span, one: Any) -> list[Span]:
     column, value = _column(one), one.value
-    if column == "offset":
-        low, high = _range(one, value)
-        return _cut(span, span.start if low is None else low, span.end if high is None else high)
-    have: Any = span.topic if column == "topic" else span.partition
-    if isinstance(one, In):
-        return [span] if have in value else []
-    if column == "topic":
-        return [span] if have == value else []
+    if column == "topic" or isinstance(one, In):
+        have: Any = span.topic if column == "topic" else span.partition
+        return [span] if have in (value if isinstance(one, In) else (value,)) else []
     low, high = _range(one, value)
-    return [span] if (low is None or have >= low) and (high is None or have < high) else []
+    if column == "offset":
+        return _cut(span, span.start if low is None else low, span.end if high is None else high)
+    number = span.partition
+    return [span] if (low is None or number >= low) and (high is None or number < high) else []
 
 
 def _range(one: Any, value: int) -> tuple[int | None, int | None]:
@@ -126,7 +122,7 @@ def _by_time(span: Span, one: Any, reach: Reach) -> list[Span]:
     """Begin at the first record that is late enough; nothing can be left out at the end, for times need not rise."""
     if not isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual) or not isinstance(one.value, datetime):
         return [span]
-    begin = reach.find_time(span.topic, span.partition, int(one.value.timestamp() * _EPOCH_MS))
+    begin = reach.find_time(span.topic, span.partition, int(one.value.timestamp() * 1000))
     return [] if begin is None else _cut(span, begin, span.end)
 
 

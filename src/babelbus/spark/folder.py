@@ -259,7 +259,7 @@ class PartitionFolder:
         return position, segment.base_offset + number * BLOCK_RECORDS
 
     def find_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms), `None` without such a record."""
         bases = find_bases(self._files, self._folder)
         for base, following in zip(bases, [*bases[1:], None], strict=True):
             try:
@@ -283,7 +283,7 @@ class _Kept(msgspec.Struct):
 
 
 def _topic_id(path: str) -> str:
-    """Return the id that the server gave to a topic, empty if there is none that can be read."""
+    """Return the id that the server gave to a topic, empty if the settings cannot be read."""
     try:
         with open(f"{path}/{SETTINGS_NAME}", "rb") as file:
             return notes.decode(file.read(), _Kept, path=file.name, bare=True).id
@@ -319,7 +319,7 @@ def _flush_file(file: File) -> None:
 
 
 class FolderReach:
-    """The topics of a data folder; see `reach.Reach`. Topics of the engine `memory` are not in it."""
+    """The topics of a data folder; see `record_source.Reach`. Topics of the engine `memory` are not in it."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -353,7 +353,7 @@ class FolderReach:
         return found
 
     def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:
-        """Return the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms), `None` without such a record."""
         return self._partition(topic, partition).find_time(timestamp)
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:

@@ -32,17 +32,16 @@ OPTION_VARIABLES = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "S
 CONFIGURATION_VARIABLES = ("SPARK_HOME", "SPARK_CONF_DIR")
 _COLLECTOR = re.compile(r"-XX:[+-]Use\w*GC\b")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-_INSTALLERS = (
-    ("apt-get", "apt-get install openjdk-17-jre-headless"),
-    ("dnf", "dnf install java-17-openjdk-headless"),
-    ("yum", "yum install java-17-openjdk-headless"),
-    ("zypper", "zypper install java-17-openjdk-headless"),
-    ("pacman", "pacman -S jre17-openjdk-headless"),
-    ("apk", "apk add openjdk17-jre-headless"),
-    ("brew", "brew install openjdk@17"),
-)
-_QUIETLY = {"apt-get": ("-y", "-qq"), "dnf": ("-y",), "yum": ("-y",), "zypper": ("--non-interactive",),
-            "pacman": ("--noconfirm",)}  # fmt: skip
+_INSTALLERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "apt-get": ("apt-get install openjdk-17-jre-headless", ("-y", "-qq")),
+    "dnf": ("dnf install java-17-openjdk-headless", ("-y",)),
+    "yum": ("yum install java-17-openjdk-headless", ("-y",)),
+    "zypper": ("zypper install java-17-openjdk-headless", ("--non-interactive",)),
+    "pacman": ("pacman -S jre17-openjdk-headless", ("--noconfirm",)),
+    "apk": ("apk add openjdk17-jre-headless", ()),
+    "brew": ("brew install openjdk@17", ()),
+}
+"""Program -> its command, and the options with which it asks nothing."""
 
 
 class JavaMissingError(BabelbusError):
@@ -53,7 +52,7 @@ def java_home(environment: Mapping[str, str] | None = None, folders: Iterable[st
     """Return the folder of a Java of version 17 or newer: of JAVA_HOME, else of PATH, else of the usual places.
 
     Raises:
-        JavaMissingError: there is none. A JAVA_HOME that is set counts alone, as it does for Spark.
+        JavaMissingError: there is no such Java. A JAVA_HOME that is set counts alone, as it does for Spark.
     """
     environment = os.environ if environment is None else environment
     named = environment.get("JAVA_HOME")
@@ -64,30 +63,27 @@ def java_home(environment: Mapping[str, str] | None = None, folders: Iterable[st
         what = "holds no Java" if version is None else f"holds Java {version}"
         raise JavaMissingError(f"JAVA_HOME is {named}, which {what}; Spark needs {VERSION_MIN} or newer: {_advice()}")
     on_path = shutil.which("java", path=environment.get("PATH", os.defpath))
-    candidates = [] if on_path is None else [os.path.dirname(os.path.dirname(os.path.realpath(on_path)))]
+    first = None if on_path is None else os.path.dirname(os.path.dirname(os.path.realpath(on_path)))
+    homes = sorted(path for pattern in folders for path in glob(os.path.expanduser(pattern)))
     old: list[str] = []
-    for home in candidates:
-        version = java_version(home)
-        if version is not None and version >= VERSION_MIN:
-            return home
-        if version is not None:
-            old.append(f"{version} in {home}")
     found: list[tuple[int, str]] = []
-    for home in sorted({path for pattern in folders for path in glob(os.path.expanduser(pattern))} - set(candidates)):
+    for home in dict.fromkeys([*filter(None, [first]), *homes]):
         version = java_version(home)
-        if version is not None and version >= VERSION_MIN:
-            found.append((version, home))
-        elif version is not None:
+        if version is not None and version < VERSION_MIN:
             old.append(f"{version} in {home}")
+        elif version is not None and home == first:
+            return home
+        elif version is not None:
+            found.append((version, home))
     if found:
-        # The oldest that is new enough: it is the one that Spark is tested with.
+        # The oldest that is new enough: Spark is tested with that version.
         return min(found)[1]
     have = f"found only Java {', '.join(old)}" if old else "found none"
     raise JavaMissingError(f"Spark needs Java {VERSION_MIN} or newer, {have}: {_advice()}")
 
 
 def java_version(home: str) -> int | None:
-    """Return the major version of the Java in a folder, `None` when there is none that runs."""
+    """Return the major version of the Java in a folder, `None` without a Java that runs."""
     program = os.path.join(home, "bin", "java")
     if not os.access(program, os.X_OK):
         return None
@@ -113,25 +109,19 @@ def fast_options(given: str = "", environment: Mapping[str, str] | None = None) 
     return " ".join(filter(None, [FAST_COLLECTOR if free else "", FAST_OPTIONS, given]))
 
 
-def install_command() -> str | None:
-    """Return the command that installs a Java with this system's package manager, `None` when we know of none."""
-    return next((command for program, command in _INSTALLERS if shutil.which(program)), None)
-
-
 def install() -> int:
-    """Install a Java with this system's package manager if we may; return the exit code of that.
+    """Run this system's package manager to install a Java, if we may; return its exit code.
 
     Raises:
         JavaMissingError: there is no package manager that we know, or only root may use it; it says what to do.
     """
-    command = install_command()
-    if command is None or not (_is_root() or command.startswith("brew")):
+    command = _install_command()
+    if command is None or _needs_root(command):
         raise JavaMissingError(f"Spark needs Java {VERSION_MIN} or newer, found none: {_advice()}")
     program, verb, package = command.split()
-    words = [program, verb, *_QUIETLY.get(program, ()), package]
     if program == "apt-get":  # a fresh image knows no packages yet
         subprocess.run([program, "update", "-qq"], check=False)  # noqa: S603
-    return subprocess.run(words, check=False).returncode  # noqa: S603
+    return subprocess.run([program, verb, *_INSTALLERS[program][1], package], check=False).returncode  # noqa: S603
 
 
 def main() -> int:
@@ -149,17 +139,20 @@ def main() -> int:
     return 0
 
 
+def _install_command() -> str | None:
+    return next((command for program, (command, _) in _INSTALLERS.items() if shutil.which(program)), None)
+
+
+def _needs_root(command: str) -> bool:
+    return not command.startswith("brew") and os.geteuid() != 0
+
+
 def _advice() -> str:
-    command = install_command()
+    command = _install_command()
     if command is not None:
-        who = "" if command.startswith("brew") or _is_root() else "sudo "
-        return f"run '{who}{command}'"
-    every = "; ".join(command for _, command in _INSTALLERS)
+        return f"run '{'sudo ' if _needs_root(command) else ''}{command}'"
+    every = "; ".join(command for command, _ in _INSTALLERS.values())
     return f"install one with your package manager ({every}), or unpack a JRE and set JAVA_HOME"
-
-
-def _is_root() -> bool:
-    return sys.platform != "win32" and os.geteuid() == 0
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ GROUP_BYTES_MAX = 249
 TASK_BYTES = 256 * 2**20
 """Default size of a task: a second's work. With half of it, reading takes an eighth longer."""
 
-_ALIASES = {
+ALIASES = {
     "maxrecordspertrigger": "maxOffsetsPerTrigger",
     "minrecordspertrigger": "minOffsetsPerTrigger",
     "kafka.group.id": "groupId",
@@ -113,7 +113,7 @@ def parse(given: Mapping[str, str], query: Literal["batch", "stream", "any"] = "
     Raises:
         OptionError: an option is unknown, missing, wrong, or does not go with another option.
     """
-    options = normalise(given, NAMES, SERVER_ALIASES | _ALIASES, "the source")
+    options = normalise(given, NAMES, SERVER_ALIASES | ALIASES, "the source")
     for name in _STREAM_ONLY if query == "batch" else _BATCH_ONLY if query == "stream" else ():
         if name in options:
             other = "streams: it has no meaning in spark.read" if query == "batch" else "batches: a stream has no end"

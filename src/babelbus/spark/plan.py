@@ -56,7 +56,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def split(span: Span, records_max: int) -> list[Span]:
-    """Split a span into equal pieces of `records_max` offsets at the most."""
+    """Return a span as equal pieces of `records_max` offsets at the most."""
     pieces = -(-len(span) // max(records_max, 1))
     edges = [span.start + len(span) * number // pieces for number in range(pieces + 1)]
     return [Span(span.topic, span.partition, start, end, span.size_bytes // pieces) for start, end in pairwise(edges)]
@@ -70,11 +70,11 @@ def make_tasks(
     tasks_min: int | None = None,
     cores: int = 1,
 ) -> list[list[Span]]:
-    """Assign spans to tasks: large spans are split, small spans share a task.
+    """Return spans as tasks: large spans are split, small spans share a task.
 
     A task costs Spark about 35 ms whatever it does, so there is not one for each partition. A piece has `target_bytes`
     at the most, fewer if `tasks_min` tasks are wanted, and with `records_max` each task reads that many at the most.
-    What is not small keeps all `cores` busy until the end: five equal tasks take two cores as long as six.
+    Larger work keeps all `cores` busy until the end: five equal tasks take two cores as long as six.
     """
     spans = [span for span in spans if len(span) > 0]
     total = sum(span.size_bytes for span in spans)
@@ -101,19 +101,15 @@ def make_tasks(
     return tasks
 
 
-def limit_records(start: Mapping[At, int], end: Mapping[At, int], most: int) -> dict[At, int]:
-    """Return the end of reading in each partition, about `most` offsets in all, in proportion to backlogs.
+def limit(
+    start: Mapping[At, int], end: Mapping[At, int], most: float, record_bytes: Mapping[At, float] | None = None
+) -> dict[At, int]:
+    """Return the end of reading in each partition, about `most` offsets (or bytes) in all, in proportion to backlogs.
 
     Each partition with a backlog gets at least one offset, as in Spark's Kafka source, so that none starves.
     """
-    return limit_bytes(start, end, dict.fromkeys(end, 1.0), most)
-
-
-def limit_bytes(
-    start: Mapping[At, int], end: Mapping[At, int], record_bytes: Mapping[At, float], most: float
-) -> dict[At, int]:
-    """Return the end of reading in each partition, about `most` bytes in all, given the sizes of records."""
-    total = sum((end[at] - start[at]) * record_bytes[at] for at in end)
+    sizes = record_bytes or {}
+    total = sum((end[at] - start[at]) * sizes.get(at, 1) for at in end)
     if total <= most:
         return dict(end)
     share = most / total

@@ -52,7 +52,7 @@ class BatchReader(DataSourceReader):
 
 
 def plan_tasks(options: SourceOptions, spans: list[Span]) -> list[InputPartition]:
-    """Assign spans to the tasks of one job."""
+    """Return spans as the tasks of one job."""
     tasks = make_tasks(
         spans,
         target_bytes=options.task_bytes,

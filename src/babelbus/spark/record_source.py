@@ -25,12 +25,12 @@ class Reach(Protocol):
         """
 
     def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:
-        """Return the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms), `None` without such a record."""
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:
         """Yield the records of some offsets (`end` excluded) a few MiB at a time, every byte checked.
 
-        What comes first and last may reach beyond both. Offsets that compaction removed are left out.
+        The first and the last chunk may reach beyond both. Offsets that compaction removed are left out.
 
         Raises:
             OffsetOutOfRangeError: `start` was removed, or there are not so many records.

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class ServerReach:
-    """The topics of a server; see `reach.Reach`. The connection is made with the first call, and again when lost.
+    """The topics of a server (`record_source.Reach`). The connection is made with the first call, and again when lost.
 
     A server that is away is waited for, `requestTimeoutMs` for each request: all of them may be sent twice.
     """
@@ -72,7 +72,7 @@ class ServerReach:
         }
 
     def find_time(self, topic: str, partition: int, timestamp: int) -> int | None:
-        """Return the offset of the first record at or after `timestamp` (ms), `None` when there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms), `None` without such a record."""
         batch, _ = self._fetch(topic, partition, timestamp=timestamp, bytes_max=PROBE_BYTES)
         return batch.base_offset if batch is not None else None
 
@@ -192,28 +192,23 @@ class ServerReach:
             RecordsRefusedError: the server cannot send the records: usually the first one is damaged.
             UnknownTopicError, ClientError: see `bounds`.
         """
-        while True:
-            try:
-                return self._fetch_once(topic, partition, offset, timestamp, end, bytes_max)
-            except RecordTooLargeError as error:
-                if bytes_max >= FETCH_BYTES_MAX:
-                    raise RecordsRefusedError(topic, partition, offset, str(error)) from error
-                bytes_max = min(16 * bytes_max, FETCH_BYTES_MAX)
-            except NoTopicError:
-                raise self._no_topic(topic) from None
-            except UnknownPartitionError:
-                raise self._no_topic(topic, f"with a partition {partition} ") from None
-            except NoOffsetError:
-                raise
-            except RequestError as error:
-                raise RecordsRefusedError(topic, partition, offset, str(error)) from error
-
-    def _fetch_once(
-        self, topic: str, partition: int, offset: int | None, timestamp: int | None, end: int | None, bytes_max: int
-    ) -> tuple[FetchedBatch | None, int]:
-        fetched = self._ask(
-            lambda client: client.fetch_partition(
-                topic, partition, offset=offset, timestamp=timestamp, end_offset=end, bytes_max=bytes_max
+        try:
+            fetched = self._ask(
+                lambda client: client.fetch_partition(
+                    topic, partition, offset=offset, timestamp=timestamp, end_offset=end, bytes_max=bytes_max
+                )
             )
-        )
-        return fetched.batch, fetched.next_offset
+            return fetched.batch, fetched.next_offset
+        except RecordTooLargeError as error:
+            if bytes_max >= FETCH_BYTES_MAX:
+                raise RecordsRefusedError(topic, partition, offset, str(error)) from error
+            larger = min(16 * bytes_max, FETCH_BYTES_MAX)
+            return self._fetch(topic, partition, offset=offset, timestamp=timestamp, end=end, bytes_max=larger)
+        except NoTopicError:
+            raise self._no_topic(topic) from None
+        except UnknownPartitionError:
+            raise self._no_topic(topic, f"with a partition {partition} ") from None
+        except NoOffsetError:
+            raise
+        except RequestError as error:
+            raise RecordsRefusedError(topic, partition, offset, str(error)) from error

@@ -22,8 +22,9 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.protocols.jebp.messages import PartRecords
 from babelbus.records.format import encode_payloads
 from babelbus.spark.connection import connection
+from babelbus.spark.errors import SinkOwnerError, TargetError
 from babelbus.spark.options import Place
-from babelbus.spark.sink_errors import SinkOwnerError, TargetError
+from babelbus.spark.python import keep_imports
 from babelbus.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Target(msgspec.Struct, frozen=True):
 def check_targets(options: SinkOptions, clock: Clock | None = None) -> None:
     """Check on the driver, before there are rows, that they can go to the topics that the options name.
 
-    What was found in order is believed for `KNOWN_SECONDS`, for a stream asks with each batch.
+    A good result is believed for `KNOWN_SECONDS`, for a stream asks with each batch.
 
     Raises:
         TargetError: there is no such topic, we may not publish to it, or it does not keep the state that is to be set.
@@ -95,7 +96,7 @@ def check_targets(options: SinkOptions, clock: Clock | None = None) -> None:
 def stage(
     chunks: "Iterator[pa.RecordBatch]", options: SinkOptions, target: Target, clock: Clock | None = None
 ) -> Staged:
-    """Stage the rows of one task. A few MiB are on their way to the server's disk while Spark is asked for more.
+    """Send the rows of one task to be staged. A few MiB are on their way while Spark is asked for more.
 
     Raises:
         RowRefusedError: a row cannot be a record, and there is no dead-letter topic.
@@ -110,6 +111,7 @@ def stage(
         return told
     with connection(options.place) as client:
         task = _Task(client, options, target, part, clock or SystemClock())
+        keep_imports()
         if task.is_committed():
             log.info("batch %d of %r was committed before", target.batch_id, target.transaction)
             return told

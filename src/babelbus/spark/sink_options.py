@@ -9,12 +9,10 @@ from typing import Literal, get_args
 import msgspec
 
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.spark.errors import OptionError
+from babelbus.spark.errors import OptionError, OutputModeError
 from babelbus.spark.option_values import SERVER_ALIASES, normalise, read_bytes, read_choice, wrong_value
 from babelbus.spark.options import NAMES as SOURCE_NAMES
 from babelbus.spark.options import SERVER_VARIABLE, Place, read_place
-from babelbus.spark.partitioner import Kind as Partitioning
-from babelbus.spark.sink_errors import OutputModeError
 
 NAMES = (
     "url", "identity", "serverFingerprint", "requestTimeoutMs",
@@ -29,6 +27,7 @@ ID_BYTES_MAX = 512
 INT64_MAX = 2**63 - 1
 
 Kind = Literal["batch", "stream"]
+Partitioning = Literal["key", "spread"]
 
 
 class SinkOptions(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """The data source `babelbus` as Spark sees it."""
 
+from typing import TYPE_CHECKING, Literal
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -10,8 +12,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from babelbus.spark.options import parse
-from babelbus.spark.schema import check_schema, full_schema
+from babelbus.spark.schema import check_columns, check_schema, full_schema
 from babelbus.spark.state_options import is_state, parse_state
+
+if TYPE_CHECKING:
+    from babelbus.spark.sink_options import SinkOptions
 
 
 class BabelbusDataSource(DataSource):
@@ -75,14 +80,9 @@ class BabelbusDataSource(DataSource):
         Raises:
             OptionError, SchemaError, OutputModeError: an option, a column or the mode is wrong.
         """
-        from babelbus.spark.sink_options import check_mode, parse_sink
-        from babelbus.spark.sink_schema import check_columns
         from babelbus.spark.writer import BatchWriter
 
-        options = parse_sink(self.options, "batch")
-        check_mode(options, "batch", overwrite=overwrite)
-        check_columns(schema, options)
-        return BatchWriter(options)
+        return BatchWriter(self._sink_options("batch", schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - as above
         """Return the writer of a stream.
@@ -90,11 +90,14 @@ class BabelbusDataSource(DataSource):
         Raises:
             OptionError, SchemaError, OutputModeError: an option, a column or the mode is wrong.
         """
-        from babelbus.spark.sink_options import check_mode, parse_sink
-        from babelbus.spark.sink_schema import check_columns
-        from babelbus.spark.stream_writer import StreamWriter
+        from babelbus.spark.writer import StreamWriter
 
-        options = parse_sink(self.options, "stream")
-        check_mode(options, "stream", overwrite=overwrite)
+        return StreamWriter(self._sink_options("stream", schema, overwrite=overwrite))
+
+    def _sink_options(self, kind: Literal["batch", "stream"], schema: StructType, *, overwrite: bool) -> "SinkOptions":
+        from babelbus.spark.sink_options import check_mode, parse_sink
+
+        options = parse_sink(self.options, kind)
+        check_mode(options, kind, overwrite=overwrite)
         check_columns(schema, options)
-        return StreamWriter(options)
+        return options

@@ -8,17 +8,16 @@ from typing import Literal
 import msgspec
 
 from babelbus.spark.errors import OptionError
-from babelbus.spark.options import SourceOptions, parse
+from babelbus.spark.option_values import SERVER_ALIASES, normalise
+from babelbus.spark.options import ALIASES, SourceOptions, parse
 
 STATE_TOPIC = "$state"
 """Where the server records all changes of the state (docs/state.md)."""
-_PLACE = ("path", "url", "kafka.bootstrap.servers", "bootstrap.servers", "servers", "identity", "serverFingerprint",
-          "requestTimeoutMs")  # fmt: skip
+_PLACE = ("path", "url", "identity", "serverFingerprint", "requestTimeoutMs")
 _OF_BATCHES = ("asOfOffset", "asOfTimestamp")
 _OF_STREAMS = (
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger",
-    "maxRecordsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "minRecordsPerTrigger", "maxTriggerDelay",
-    "failOnDataLoss",
+    "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "failOnDataLoss",
 )  # fmt: skip
 
 
@@ -48,18 +47,16 @@ def parse_state(given: Mapping[str, str], query: Literal["batch", "stream", "any
     Raises:
         OptionError: an option is unknown, missing, wrong, or does not go with another option.
     """
-    known = {name.lower(): name for name in (*_PLACE, *_OF_BATCHES, *_OF_STREAMS)}
-    options: dict[str, str] = {}
-    for key, value in given.items():
-        if key.lower() == "table":
-            continue
-        name = known.get(key.lower())
-        if name is None:
-            raise OptionError(f"option {key} has no meaning with table=state, which has {', '.join(known.values())}")
-        if (query == "batch" and name in _OF_STREAMS) or (query == "stream" and name in _OF_BATCHES):
+    options = normalise(
+        {name: value for name, value in given.items() if name.lower() != "table"},
+        (*_PLACE, *_OF_BATCHES, *_OF_STREAMS),
+        SERVER_ALIASES | ALIASES,
+        "table=state",
+    )
+    for name in _OF_STREAMS if query == "batch" else _OF_BATCHES if query == "stream" else ():
+        if name in options:
             other = "streams: a batch reads the state of one moment" if query == "batch" else "batches"
             raise OptionError(f"option {name} of table=state is for {other}")
-        options[name] = value
     moment = {name: options.pop(name) for name in _OF_BATCHES if name in options}
     if len(moment) == 2:
         raise OptionError("options asOfOffset and asOfTimestamp do not go together: give one")

@@ -12,20 +12,17 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType, TimestampType
 
 from babelbus.clock import Clock, SystemClock
-from babelbus.records.columns import Columns
-from babelbus.records.format import TOMBSTONE, decode_headers
-from babelbus.spark.errors import OptionError, SchemaError, SparkError
+from babelbus.spark.errors import OptionError, SparkError
 from babelbus.spark.options import Place
 from babelbus.spark.plan import Bounds
 from babelbus.spark.reader import read_task
 from babelbus.spark.record_source import Reach, open_reach
 from babelbus.spark.schema import COLUMNS as RECORD_COLUMNS
-from babelbus.spark.schema import arrow_schema
+from babelbus.spark.schema import arrow_schema, check_schema
 from babelbus.spark.state_options import STATE_TOPIC, StateOptions
 from babelbus.spark.stream import StreamReader
 from babelbus.storage.disk import compaction_note, folder_name
@@ -68,13 +65,8 @@ class HistoryGoneError(SparkError):
         self.offset, self.earliest = offset, earliest
 
 
-class _Value(msgspec.Struct, gc=False):
-    """The value of a key."""
-
-    value: bytes
-    version: int
-    timestamp: int
-    offset: int
+_Values = dict[str, tuple[Any, ...]]
+"""Key -> value, version, timestamp (us) and offset."""
 
 
 def state_schema() -> StructType:
@@ -83,17 +75,12 @@ def state_schema() -> StructType:
 
 
 def check_state_schema(schema: StructType) -> None:
-    """Check that a query asks only for columns that there are: any of them in any order.
+    """Check that a query asks only for columns of the state: any of them in any order, each of which can be null.
 
     Raises:
         SchemaError: a column is unknown or of another type.
     """
-    for field in schema.fields:
-        kind = COLUMNS.get(field.name)
-        if kind is None:
-            raise SchemaError(f"there is no column {field.name!r}; table=state has {', '.join(COLUMNS)}")
-        if not field.nullable or field.dataType != kind:
-            raise SchemaError(f"column {field.name!r} is a nullable {kind.simpleString()}: ask for that, cast it later")
+    check_schema(schema, COLUMNS, COLUMNS, "table=state")
 
 
 class StateTask(InputPartition):
@@ -159,10 +146,10 @@ class StateReader(DataSourceReader):
             yield from _rows(load(partition), arrow_schema(self._schema))
 
 
-def load(task: StateTask) -> dict[bytes, _Value]:
+def load(task: StateTask) -> _Values:
     """Read the log and return what it makes of the state; 1 to 2 us a record."""
     reach = open_reach(task.place)
-    values: dict[bytes, _Value] = {}
+    values: _Values = {}
     gaps = _replay(reach, task.first, task.end, values) or task.first > 0
     if not task.now:
         _check_history(task.place, task.end, gaps=gaps)  # once more: compaction may have come past
@@ -177,41 +164,23 @@ def load(task: StateTask) -> dict[bytes, _Value]:
     return values
 
 
-def _replay(reach: Reach, start: int, end: int, values: dict[bytes, _Value]) -> bool:
-    """Apply the changes of a range of offsets; return whether offsets were missing."""
-    count = 0
+def _replay(reach: Reach, start: int, end: int, values: _Values) -> bool:
+    """Update values by the changes of a range of offsets; return whether offsets were missing."""
+    from babelbus.spark.decode import Decoder
+
+    decoder, wanted, count = Decoder(arrow_schema(_RAW), STATE_TOPIC, PARTITION), arrow_schema(state_schema()), 0
     for columns in reach.read(STATE_TOPIC, PARTITION, start, end) if end > start else ():
-        count += _apply(columns, start, end, values)
+        for batch in decoder.batches(columns, start, end):
+            count += batch.num_rows
+            changes = _changes(batch, wanted)
+            times = changes.column("timestamp").cast("int64").to_pylist()
+            others = [changes.column(name).to_pylist() for name in ("key", "deleted", "value", "version", "offset")]
+            for timestamp, key, deleted, value, version, offset in zip(times, *others, strict=True):
+                if deleted:
+                    values.pop(key, None)
+                else:
+                    values[key] = value, version, timestamp, offset
     return count < end - start
-
-
-def _apply(columns: Columns, start: int, end: int, values: dict[bytes, _Value]) -> int:
-    data, count = bytes(columns.data), 0
-    rows = zip(
-        columns.offsets.tolist(),
-        columns.timestamps.tolist(),
-        columns.attributes.tolist(),
-        columns.key_lengths.tolist(),
-        columns.payload_positions.tolist(),
-        columns.headers_positions.tolist(),
-        columns.headers_counts.tolist(),
-        strict=True,
-    )
-    for offset, timestamp, attributes, key_length, position, stop, headers in rows:
-        if not start <= offset < end:
-            continue
-        count += 1
-        key = data[position - 4 - key_length : position - 4]
-        if key_length < 0 or key[:1] == TESTAMENT_MARK:
-            continue
-        if attributes & TOMBSTONE:
-            values.pop(key, None)
-            continue
-        version = 0
-        if headers > 1:
-            version = int(dict(decode_headers(data, stop + 1, headers)).get(VERSION_HEADER) or 0)
-        values[key] = _Value(data[position:stop], version, timestamp, offset)
-    return count
 
 
 def _check_history(place: Place, end: int, *, gaps: bool) -> None:
@@ -231,20 +200,14 @@ def _check_history(place: Place, end: int, *, gaps: bool) -> None:
         raise HistoryGoneError(end - 1, None)
 
 
-def _rows(values: dict[bytes, _Value], schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
+def _rows(values: _Values, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
     import pyarrow as pa
 
-    entries = iter(values.items())
-    while some := list(islice(entries, ROWS_PER_BATCH)):
-        columns = {
-            "key": _texts(pa.array([key for key, _ in some], pa.binary())),
-            "value": _texts(pa.array([one.value for _, one in some], pa.binary())),
-            "version": pa.array([one.version for _, one in some], pa.int64()),
-            "timestamp": pa.array([one.timestamp * 1000 for _, one in some], pa.int64()),
-            "offset": pa.array([one.offset for _, one in some], pa.int64()),
-            "deleted": pa.array([False] * len(some), pa.bool_()),
-        }
-        yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
+    rows = ((key, *value, False) for key, value in values.items())
+    while part := list(islice(rows, ROWS_PER_BATCH)):
+        columns = dict(zip(COLUMNS, map(list, zip(*part, strict=True)), strict=True))
+        arrays = [pa.array(columns[field.name], field.type) for field in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class StateStreamReader(StreamReader):
@@ -267,12 +230,14 @@ def _changes(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from babelbus.spark.decode import texts
+
     keys = batch.column("key")
     testaments = pc.starts_with(keys, pattern=TESTAMENT_MARK)
     batch = batch.filter(pc.and_(keys.is_valid(), pc.invert(pc.fill_null(testaments, True))))
     columns: dict[str, Any] = {
-        "key": _texts(batch.column("key")),
-        "value": _texts(batch.column("value")),
+        "key": texts(batch.column("key")),
+        "value": texts(batch.column("value")),
         "version": _versions(batch.column("headers")),
         "timestamp": batch.column("timestamp"),
         "offset": batch.column("offset"),
@@ -293,13 +258,3 @@ def _versions(headers: "pa.Array") -> "pa.Array":
     if len(rows):
         found[rows.to_numpy()] = entries.field("value").filter(said).cast(pa.string()).cast(pa.int64()).to_numpy()
     return pa.array(found)
-
-
-def _texts(values: "pa.Array") -> "pa.Array":
-    """Return bytes as text; what is not UTF-8 gets replacement characters, since Spark's strings must be."""
-    import pyarrow as pa
-
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([one and one.decode("utf-8", "replace") for one in values.to_pylist()], pa.string())

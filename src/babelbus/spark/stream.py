@@ -20,9 +20,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from babelbus.clock import Clock, SystemClock
+from babelbus.spark import plan
 from babelbus.spark.available_offsets import Survey
 from babelbus.spark.options import SourceOptions
-from babelbus.spark.plan import IDS, LOST, NOTE, At, Bounds, limit_bytes, limit_records
+from babelbus.spark.plan import IDS, LOST, NOTE, At, Bounds
 from babelbus.spark.reader import plan_tasks, read_task
 from babelbus.spark.record_source import Reach, open_reach
 
@@ -238,9 +239,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is None and self._must_wait(begin, end):
             return start
         if isinstance(limit, ReadMaxRows):
-            return limit_records(begin, end, limit.max_rows)
+            return plan.limit(begin, end, limit.max_rows)
         if isinstance(limit, ReadMaxBytes):
-            return limit_bytes(begin, end, {at: bounds[at].record_bytes for at in end}, limit.max_bytes)
+            return plan.limit(begin, end, limit.max_bytes, {at: bounds[at].record_bytes for at in end})
         return end
 
     def _must_wait(self, begin: dict[At, int], end: dict[At, int]) -> bool:

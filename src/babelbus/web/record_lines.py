@@ -49,9 +49,9 @@ def line_of(record: Record, partition: int) -> RecordLine:
 def record_of(line: RecordLine) -> Record:
     """Return the record of a line."""
     return Record(
-        _bytes_of(line.payload, line.payload_base64),
-        _bytes_of(line.key, line.key_base64),
-        _headers_of(line),
+        bytes_of(line.payload, line.payload_base64),
+        bytes_of(line.key, line.key_base64),
+        headers_of(line.headers, line.headers_base64),
         line.timestamp,
         line.attributes,
         line.offset,
@@ -77,15 +77,19 @@ def split_headers(headers: Headers) -> tuple[dict[str, str | None] | Unset, list
     return (as_text, UNSET) if len(as_text) == len(headers) else (UNSET, list(headers))
 
 
-def _bytes_of(text: str | Unset | None, data: bytes | Unset) -> bytes | None:
+def bytes_of(text: str | Unset | None, data: bytes | Unset | None) -> bytes | None:
+    """Return the bytes that are under the plain name or under `..._base64`; `None` for null."""
     if isinstance(data, bytes):
         return data
     return text.encode() if isinstance(text, str) else None
 
 
-def _headers_of(line: RecordLine) -> Headers:
-    if isinstance(line.headers_base64, list):
-        return tuple(line.headers_base64)
-    if not isinstance(line.headers, dict):
+def headers_of(
+    headers: dict[str, str | None] | Unset, pairs: list[tuple[bytes, bytes | None]] | Unset | None
+) -> Headers:
+    """Return the headers that are an object, or pairs."""
+    if isinstance(pairs, list):
+        return tuple(pairs)
+    if not isinstance(headers, dict):
         return ()
-    return tuple((name.encode(), None if value is None else value.encode()) for name, value in line.headers.items())
+    return tuple((name.encode(), None if value is None else value.encode()) for name, value in headers.items())

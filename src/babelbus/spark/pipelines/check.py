@@ -15,20 +15,18 @@ from pyspark.sql.utils import is_remote
 
 from babelbus.errors import BabelbusError
 from babelbus.spark.available_offsets import Survey
-from babelbus.spark.errors import UnknownTopicError
+from babelbus.spark.errors import PipelineError, UnknownTopicError
 from babelbus.spark.options import SourceOptions, parse
 from babelbus.spark.pipelines.bus import WAYS, Bus
 from babelbus.spark.pipelines.delta import need_delta
-from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.frames import build, open_source, text_options, where
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Scalar, Sink, Source
 from babelbus.spark.pipelines.session import REFUSALS, cause
 from babelbus.spark.pipelines.sinks import Target, bus_options, check_save, shape
 from babelbus.spark.record_source import open_reach
-from babelbus.spark.schema import full_schema
+from babelbus.spark.schema import check_columns, full_schema
 from babelbus.spark.sink_options import SinkOptions, check_mode, parse_sink
-from babelbus.spark.sink_schema import check_columns
 from babelbus.spark.state_options import parse_state
 from babelbus.spark.state_table import state_schema
 

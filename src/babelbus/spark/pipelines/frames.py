@@ -9,8 +9,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from babelbus.spark.errors import PipelineError
 from babelbus.spark.pipelines.bus import Bus
-from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Function, Scalar, Source
 from babelbus.spark.pipelines.session import REFUSALS, refused

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from babelbus.spark.pipelines.errors import PipelineError
+from babelbus.spark.errors import PipelineError
 from babelbus.spark.pipelines.model import Function, Pipeline, Scalar, Step, Wrong, fill, read
 
 SUFFIXES = (".yaml", ".yml", ".py")

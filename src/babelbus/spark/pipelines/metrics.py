@@ -4,37 +4,39 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from babelbus.spark.pipelines.progress import Batch
+from babelbus.spark.pipelines.progress import Batch, Watcher
 
 LABELS = ("pipeline", "sink")
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+COUNTERS = {
+    "rows_in": "Rows read.",
+    "rows_out": "Rows handed to the sink.",
+    "rows_late": "Rows dropped because they came behind the watermark.",
+    "rows_lost": "Offsets that were gone when their turn came.",
+    "failures": "Times that the query failed.",
+}
+GAUGES = {
+    "running": "1 while the query runs.",
+    "lag_records": "Records that were there and not read yet at the end of the last batch.",
+    "state_rows": "Rows in Spark's state stores.",
+    "state_bytes": "Memory of Spark's state stores.",
+}
 
 
-class PipelineMetrics:
+class PipelineMetrics(Watcher):
     """Metrics of the queries of one pipeline; one label each for the pipeline and the sink."""
 
     def __init__(self, pipeline: str) -> None:
-        self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         self._pipeline = pipeline
         self._server: WSGIServer | None = None
-
-        def counter(name: str, doc: str) -> Counter:
-            return Counter(f"babelbus_pipeline_{name}", doc, LABELS, registry=self.registry)
-
-        def gauge(name: str, doc: str) -> Gauge:
-            return Gauge(f"babelbus_pipeline_{name}", doc, LABELS, registry=self.registry)
-
-        self._rows_in = counter("rows_in_total", "Rows read.")
-        self._rows_out = counter("rows_out_total", "Rows handed to the sink.")
-        self._rows_late = counter("rows_late_total", "Rows dropped because they came behind the watermark.")
-        self._rows_lost = counter("rows_lost_total", "Offsets that were gone when their turn came.")
-        self._failures = counter("failures_total", "Times that the query failed.")
-        self._running = gauge("running", "1 while the query runs.")
-        self._lag = gauge("lag_records", "Records that were there and not read yet at the end of the last batch.")
-        self._state_rows = gauge("state_rows", "Rows in Spark's state stores.")
-        self._state_bytes = gauge("state_bytes", "Memory of Spark's state stores.")
+        prefix = "babelbus_pipeline"
+        self._counters = {
+            name: Counter(f"{prefix}_{name}_total", doc, LABELS, registry=registry) for name, doc in COUNTERS.items()
+        }
+        self._gauges = {name: Gauge(f"{prefix}_{name}", doc, LABELS, registry=registry) for name, doc in GAUGES.items()}
         self._seconds = Histogram(
-            "babelbus_pipeline_batch_seconds", "Duration of a batch.", LABELS, buckets=SECONDS, registry=self.registry
+            f"{prefix}_batch_seconds", "Duration of a batch.", LABELS, buckets=SECONDS, registry=registry
         )
 
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
@@ -52,25 +54,20 @@ class PipelineMetrics:
 
     def started(self, sink: str) -> None:
         """Record that a query runs."""
-        self._running.labels(self._pipeline, sink).set(1)
+        self._gauges["running"].labels(self._pipeline, sink).set(1)
 
     def batch(self, batch: Batch) -> None:
         """Count a batch."""
         at = batch.pipeline, batch.sink
-        self._rows_in.labels(*at).inc(batch.rows_in)
-        self._rows_out.labels(*at).inc(batch.rows_out)
-        self._rows_late.labels(*at).inc(batch.rows_late)
-        self._rows_lost.labels(*at).inc(batch.rows_lost)
-        self._state_rows.labels(*at).set(batch.state_rows)
-        self._state_bytes.labels(*at).set(batch.state_bytes)
+        for name in ("rows_in", "rows_out", "rows_late", "rows_lost"):
+            self._counters[name].labels(*at).inc(getattr(batch, name))
+        for name in ("state_rows", "state_bytes"):
+            self._gauges[name].labels(*at).set(getattr(batch, name))
         self._seconds.labels(*at).observe(batch.seconds)
         if batch.lag is not None:
-            self._lag.labels(*at).set(batch.lag)
-
-    def skipped(self, sink: str, reason: str) -> None:
-        """Accept the notice: there is nothing to count."""
+            self._gauges["lag_records"].labels(*at).set(batch.lag)
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         """Count a failure."""
-        self._failures.labels(self._pipeline, sink).inc()
-        self._running.labels(self._pipeline, sink).set(0)
+        self._counters["failures"].labels(self._pipeline, sink).inc()
+        self._gauges["running"].labels(self._pipeline, sink).set(0)

@@ -74,9 +74,9 @@ class ParquetFolder:
 
 
 def merge(folder: str, batch: int, files_max: int) -> bool:
-    """Merge the files of one folder, if `files_max` of batches before `batch` are there; return whether.
+    """Replace files of one folder by one file, if `files_max` of batches before `batch` are there; return whether.
 
-    What was merged before is left alone until `files_max` of such files are there too, so that a row is rewritten a few
+    Merged files are left alone until `files_max` of such files are there too, so that a row is rewritten a few
     times and not with every merge. Rows keep their order. A reader that has listed the folder before may find a file
     gone, and has to list it again; for a moment the rows of the merged files are missing, never twice.
     """

@@ -31,6 +31,22 @@ class Batch(msgspec.Struct, frozen=True):
     watermark: str | None
 
 
+class Watcher:
+    """Receives the events of a run; a subclass handles those that it needs."""
+
+    def started(self, sink: str) -> None:
+        """Record that a query runs."""
+
+    def batch(self, batch: Batch) -> None:
+        """Record a batch that is done."""
+
+    def skipped(self, sink: str, reason: str) -> None:
+        """Record that a save is skipped, since it was done before."""
+
+    def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
+        """Record that a query failed, and when it is started again (`None`: never)."""
+
+
 class _Operator(msgspec.Struct):
     rows: int = msgspec.field(default=0, name="numRowsTotal")
     memory: int = msgspec.field(default=0, name="memoryUsedBytes")

@@ -4,9 +4,8 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -14,16 +13,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.errors import BabelbusError
+from babelbus.spark.errors import CheckpointInUseError, QueryFailedError, WorkerLateError
 from babelbus.spark.pipelines import progress
 from babelbus.spark.pipelines.bus import Bus
-from babelbus.spark.pipelines.errors import CheckpointInUseError, QueryFailedError, WorkerLateError
 from babelbus.spark.pipelines.frames import build
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import read_trigger
-from babelbus.spark.pipelines.progress import Batch
-from babelbus.spark.pipelines.saves import identity
+from babelbus.spark.pipelines.progress import Batch, Watcher
 from babelbus.spark.pipelines.session import cause, is_local
-from babelbus.spark.pipelines.sinks import Target, save, start
+from babelbus.spark.pipelines.sinks import Target, identity, save, start
 
 log = logging.getLogger(__name__)
 
@@ -47,22 +45,6 @@ class Policy(msgspec.Struct, frozen=True):
     """The checkpoint is where a Connect server is."""
 
 
-class Watcher(Protocol):
-    """Receives what happens in a run."""
-
-    def started(self, sink: str) -> None:
-        """Record that a query runs."""
-
-    def batch(self, batch: Batch) -> None:
-        """Record a batch that is done."""
-
-    def skipped(self, sink: str, reason: str) -> None:
-        """Record that a save is skipped, since it was done before."""
-
-    def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
-        """Record that a query failed, and when it is started again (`None`: never)."""
-
-
 class Runner:
     """Runs one pipeline in one session. All calls are of one thread; `stop` is set by any.
 
@@ -75,7 +57,7 @@ class Runner:
         loaded: Loaded,
         find_bus: Callable[[], Bus],
         policy: Policy,
-        watcher: Watcher,
+        watchers: Sequence[Watcher],
         *,
         stop: threading.Event | None = None,
         clock: Clock | None = None,
@@ -84,7 +66,7 @@ class Runner:
         self._loaded = loaded
         self._find_bus = find_bus
         self._policy = policy
-        self._watcher = watcher
+        self._watchers = watchers
         self._stop = stop or threading.Event()
         self._clock = clock or SystemClock()
 
@@ -130,11 +112,11 @@ class Runner:
             return
         job.query = start(frame, job.target)
         job.start_at = None
-        self._watcher.started(job.target.name)
+        self._tell(lambda watcher: watcher.started(job.target.name))
 
     def _save(self, job: "_Job", frame: DataFrame) -> None:
         """Write a frame that is no stream to a sink, once, as one batch."""
-        self._watcher.started(job.target.name)
+        self._tell(lambda watcher: watcher.started(job.target.name))
         begun = self._clock.monotonic()
         rows = save(frame, job.target)
         seconds = self._clock.monotonic() - begun
@@ -142,11 +124,11 @@ class Runner:
         job.done = True
         if rows is None:
             where = os.path.join(self._policy.checkpoint, job.target.name)
-            self._watcher.skipped(
-                job.target.name, f"was done before, says {where}; with another --checkpoint it is again"
-            )
+            reason = f"was done before, says {where}; with another --checkpoint it is again"
+            self._tell(lambda watcher: watcher.skipped(job.target.name, reason))
             return
-        self._watcher.batch(Batch(name, job.target.name, 0, rows, rows, 0, 0, None, 0, 0, seconds, None))
+        batch = Batch(name, job.target.name, 0, rows, rows, 0, 0, None, 0, 0, seconds, None)
+        self._tell(lambda watcher: watcher.batch(batch))
 
     def _look(self, job: "_Job") -> None:
         """Check what became of one query since the last check."""
@@ -158,9 +140,8 @@ class Runner:
                 self._restart(job)
             return
         active = job.query.isActive  # asked first: what ends in between is reported with the next look
-        for batch in job.news(self._loaded.pipeline.name):
+        if self._tell_news(job):
             job.failures = 0
-            self._watcher.batch(batch)
         if active:
             return
         error = job.query.exception()
@@ -181,14 +162,14 @@ class Runner:
         job.failures += 1
         if job.failures > self._policy.restarts_max:
             job.done = True
-            self._watcher.failed(job.target.name, reason, None)
+            self._tell(lambda watcher: watcher.failed(job.target.name, reason, None))
             again = f" {job.failures} times in a row" if job.failures > 1 else ""
             raise QueryFailedError(
                 f"{self._loaded.file}: sinks.{job.target.name}: the query failed{again}: {reason}"
             ) from error
         seconds = min(self._policy.backoff_seconds * 2 ** (job.failures - 1), BACKOFF_SECONDS_MAX)
         job.start_at = self._clock.monotonic() + seconds
-        self._watcher.failed(job.target.name, reason, seconds)
+        self._tell(lambda watcher: watcher.failed(job.target.name, reason, seconds))
 
     def _end(self, jobs: "list[_Job]") -> None:
         """Stop what still runs, when the batch under way has ended where that comes soon enough.
@@ -211,12 +192,23 @@ class Runner:
                 pause.wait(0.02)
             if query.isActive:
                 query.stop()
-            for batch in job.news(self._loaded.pipeline.name):
-                self._watcher.batch(batch)
+            self._tell_news(job)
+
+    def _tell(self, event: Callable[[Watcher], None]) -> None:
+        for watcher in self._watchers:
+            event(watcher)
+
+    def _tell_news(self, job: "_Job") -> bool:
+        """Send the watchers the batches that were done since the last call; return whether there were any."""
+        news = job.news(self._loaded.pipeline.name)
+        for batch in news:
+            for watcher in self._watchers:
+                watcher.batch(batch)
+        return bool(news)
 
 
 def _last_batch(query: StreamingQuery) -> int:
-    """Return the number of the last batch that a query has done, -1 if it is none."""
+    """Return the number of the last batch that a query has done, -1 before its first."""
     last = query.lastProgress
     return -1 if last is None else last.batchId
 

@@ -21,9 +21,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from babelbus.spark.errors import SparkError
+from babelbus.spark.errors import PipelineError, SparkError, WorkerLateError
 from babelbus.spark.java import fast_options, java_home
-from babelbus.spark.pipelines.errors import PipelineError, WorkerLateError
 from babelbus.spark.pipelines.model import Scalar
 from babelbus.spark.python import worker_python
 
@@ -175,7 +174,7 @@ def _launch(conf: SparkConf) -> None:
 
 @contextmanager
 def _held_signals() -> Iterator[None]:
-    """Schedule Ctrl-C and SIGTERM for the end of a `with`: a JVM whose start is broken off would stay for ever.
+    """Keep Ctrl-C and SIGTERM back until the end of a `with`: a JVM whose start is broken off would stay for ever.
 
     It also takes PySpark's own handler of Ctrl-C away, which cancels the batch under way.
     """

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 from typing import Any
 
 import msgspec
@@ -10,16 +11,16 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
+from babelbus.spark.errors import NoteDamagedError, PipelineError
 from babelbus.spark.pipelines.bus import WAYS, Bus
 from babelbus.spark.pipelines.delta import DeltaFolder, need_delta
-from babelbus.spark.pipelines.errors import PipelineError
 from babelbus.spark.pipelines.frames import OF_SOURCE, text_options
-from babelbus.spark.pipelines.model import Sink
+from babelbus.spark.pipelines.model import Pipeline, Sink
 from babelbus.spark.pipelines.parquet import ParquetFolder
 from babelbus.spark.pipelines.progress import OBSERVED, ROWS
-from babelbus.spark.pipelines.saves import Save
 from babelbus.spark.pipelines.session import REFUSALS, is_local, refused
-from babelbus.spark.sink_schema import STATE_COLUMNS
+from babelbus.spark.schema import STATE_COLUMNS
+from babelbus.storage.files import LocalFiles
 
 CARRIED = ("key", "value", "headers", "timestamp", "partition", "subject")
 """Columns of a record that are taken from a frame as they are. A partition and a subject that were read from the bus
@@ -38,9 +39,63 @@ class Target(msgspec.Struct, frozen=True):
     trigger_seconds: float | None
     """Between two batches; 0: at once; `None`: what there is now, then the end."""
     identity: str = ""
-    """Identity of a save, for sinks of frames that are no streams (`saves.identity`)."""
+    """Identity of a save, for sinks of frames that are no streams (`identity`)."""
     remote: bool = False
     """The checkpoint is where a Connect server is."""
+
+
+class _Noted(msgspec.Struct, frozen=True):
+    transaction: str
+    done: bool = False
+
+
+def identity(pipeline: Pipeline, sink: str) -> str:
+    """Return the identity of a save: it changes with a parameter, a source, a step and the sink.
+
+    The code of Python steps has no influence, nor have the records that there are to read.
+    """
+    parts = pipeline.sources, pipeline.steps, pipeline.sinks[sink], sorted(pipeline.parameters.items())
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
+
+
+class Save:
+    """One save, as it is noted in the folder of its sink's checkpoint: without that folder the save is done again.
+
+    The note has the transaction, so that a save that was killed goes on with it; and it says when all is done. Where
+    the folder is out of reach there is no note: the transaction is of its name, and the bus alone knows what was done.
+    """
+
+    def __init__(self, folder: str, identity: str, *, in_reach: bool) -> None:
+        self._folder = folder
+        self._identity = identity
+        self._in_reach = in_reach
+        self._path = os.path.join(folder, f"save-{identity}.json")
+        self._files = LocalFiles()
+
+    def begin(self) -> str | None:
+        """Return the transaction id to save under; `None`: it was done before.
+
+        Raises:
+            NoteDamagedError: the note cannot be read.
+        """
+        if not self._in_reach:
+            return f"pipeline {hashlib.sha256(f'{self._folder} {self._identity}'.encode()).hexdigest()[:40]}"
+        try:
+            noted = msgspec.json.decode(self._files.read_file(self._path), type=_Noted)
+        except FileNotFoundError:
+            self._files.make_folder(self._folder)
+            noted = _Noted(f"pipeline save {secrets.token_hex(16)}")
+            self._files.replace_file(self._path, msgspec.json.encode(noted))
+        except msgspec.MsgspecError as error:
+            raise NoteDamagedError(f"{self._path} is damaged ({error}); without it all is saved once more") from None
+        self._noted = noted
+        return None if noted.done else noted.transaction
+
+    def end(self) -> None:
+        """Record that it is done."""
+        if self._in_reach:
+            done = msgspec.structs.replace(self._noted, done=True)
+            self._files.replace_file(self._path, msgspec.json.encode(done))
 
 
 def start(frame: DataFrame, target: Target) -> StreamingQuery:
@@ -111,13 +166,13 @@ def check_save(target: Target) -> None:
     for name, given in (("mode", sink.mode != "append"), ("compact_files", sink.compact_files is not None)):
         if given:
             field = f"sinks.{target.name}.{name}"
-            raise PipelineError(target.file, field, f"goes with streams, and {sink.input!r} is none")
+            raise PipelineError(target.file, field, f"goes with streams, and {sink.input!r} is no stream")
 
 
 def shape(frame: DataFrame, target: Target) -> DataFrame:
     """Return the columns that the bus takes; other sinks get the frame as it is.
 
-    A frame without a column `value` becomes JSON: an object for each row, with `null` where there is none. Its columns
+    A frame without a column `value` becomes JSON: an object for each row, with `null` for a missing value. Its columns
     `key` and (in a topic) `timestamp` are those of the record too.
 
     Raises:

@@ -1,16 +1,22 @@
-"""`babelbus listen`: the events of all protocols as they happen, with their sources."""
+"""`babelbus listen` and `babelbus send`: the events of all protocols as they happen, and one event to the bus."""
 
 import base64
+import sys
 from contextlib import suppress
 from typing import Any
 
 import click
 
-from babelbus.cli.command import BusCommand, CommandError, examples
-from babelbus.cli.output import escape, human_time, print_json, print_line, show_bytes
+from babelbus.cli.command import BusCommand, CommandError, examples, json_option, max_option
+from babelbus.cli.output import escape, human_time, note, print_json, print_line, show_bytes
+from babelbus.cli.publish import read_headers
 from babelbus.cli.state import tell_dropped
 from babelbus.cli.target import Target, admin_options
 from babelbus.records.envelope import CONTENT_TYPE
+from babelbus.units import MIB
+
+PAYLOAD_BYTES_MAX = 40 * MIB
+"""The largest payload that fits into a request of 64 MiB as base64."""
 
 
 @click.command(
@@ -23,8 +29,8 @@ from babelbus.records.envelope import CONTENT_TYPE
     ),
 )
 @click.argument("pattern", default="#")
-@click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N events.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one event a line.")
+@max_option
+@json_option
 @admin_options
 def listen(target: Target, pattern: str, count_max: int | None, as_json: bool) -> None:
     """Print the events whose subject matches PATTERN, as they happen, until Ctrl-C.
@@ -37,6 +43,8 @@ def listen(target: Target, pattern: str, count_max: int | None, as_json: bool) -
     command is too slow, it prints how many events it missed.
     """
     count = 0
+    if "*" in pattern:
+        note("babelbus: '*' stands for itself here: '?' matches one element, '#' at the end one or more")
     with suppress(KeyboardInterrupt):
         for event in target.api().lines("/api/listen", {"pattern": pattern}, dict[str, Any]):
             if event is None:
@@ -81,3 +89,62 @@ def _headers(event: dict[str, Any]) -> list[tuple[bytes, bytes | None]]:
     for name, value in event.get("headers", {}).items():
         pairs.append((name.encode(), None if value is None else value.encode()))
     return [pair for pair in pairs if pair[0] != CONTENT_TYPE]
+
+
+@click.command(
+    cls=BusCommand,
+    epilog=examples(
+        "babelbus send plant/line1/temp 21.5",
+        "babelbus send plant/line1/status '{\"on\": true}' --content-type application/json",
+        "babelbus send orders/new - --key 17 --header type=order < order.xml",
+    ),
+)
+@click.argument("subject")
+@click.argument("payload", required=False)
+@click.option("--key", help="Key of the event: it chooses the partition, and what compaction keeps.")
+@click.option(
+    "--header", "headers", multiple=True, callback=read_headers, metavar="NAME=VALUE", help="Header; may be repeated."
+)
+@click.option("--content-type", metavar="TYPE", help="Type of the payload, such as application/json.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@admin_options
+def send(
+    target: Target,
+    subject: str,
+    payload: str | None,
+    key: str | None,
+    headers: tuple[tuple[bytes, bytes | None], ...],
+    content_type: str | None,
+    as_json: bool,
+) -> None:
+    """Publish one event under SUBJECT: to all subscribers of any protocol, and to the topic that covers the subject.
+
+    Without PAYLOAD, or with '-', the whole standard input is the payload. This command is for one event on the bus;
+    'publish' is for one or many records of a topic. It prints where the event was recorded, or that it was live only.
+    """
+    if payload is None and sys.stdin.isatty():
+        raise click.UsageError("no payload: give one, pipe it in, or write '-' to type it")
+    data = sys.stdin.buffer.read() if payload in (None, "-") else _octets(str(payload))
+    if len(data) > PAYLOAD_BYTES_MAX:
+        raise CommandError(f"the payload has {len(data)} bytes, the limit is {PAYLOAD_BYTES_MAX}")
+    if content_type is not None:
+        headers = (*headers, (CONTENT_TYPE, content_type.encode()))
+    body = {
+        "subject_base64": _octets(subject),
+        "payload_base64": data,
+        "key_base64": None if key is None else _octets(key),
+        "headers_base64": headers,
+    }
+    sent = target.api().call("POST", "/api/send", body)
+    if as_json:
+        print_json({"subject": subject.encode("utf-8", "surrogateescape").decode("utf-8", "replace")} | sent)
+    elif sent["topic"] is None:
+        print_line(f"live only, no topic covers it; subscriptions that received it: {sent['receivers']}")
+    else:
+        print_line(
+            f"{escape(sent['topic'])} {sent['partition']}:{sent['offset']}; live subscriptions: {sent['receivers']}"
+        )
+
+
+def _octets(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
