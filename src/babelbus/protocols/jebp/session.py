@@ -200,7 +200,7 @@ class Session(contract.Session):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _handle(self, requests: Sequence[Request]) -> None:
-        """Carry out requests in order: runs of records together, until the outbox is full."""
+        """Carry out requests in order: records that follow each other together, until the outbox is full."""
         count, outbox = len(requests), self._outbox
         at = 0
         while at < count:
@@ -208,18 +208,17 @@ class Session(contract.Session):
                 self._backlog.extend(requests[at:])
                 return
             request = requests[at]
-            if type(request) is CreateRecord:
+            kind = type(request)
+            if kind is CreateRecord or kind is CreateRecords:
                 after = at + 1
-                while after < count and type(requests[after]) is CreateRecord:
+                while after < count and type(requests[after]) is kind:
                     after += 1
-                run = requests[at:after]
-                self._publisher.create_run(run, self._client or NOBODY)  # type: ignore[arg-type]  # the loop looked at each
+                publish = self._publisher.create_each if kind is CreateRecord else self._publisher.create_batches
+                publish(requests[at:after], self._client or NOBODY)  # type: ignore[arg-type]  # the loop looked at each
                 at = after
                 continue
             at += 1
             match request:
-                case CreateRecords():
-                    self._publisher.create_records(request, self._client or NOBODY)
                 case Fetch():
                     self._fetch(request)
                 case Subscribe():
