@@ -2,7 +2,6 @@
 
 import struct
 import zlib
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -237,9 +236,8 @@ def test_impossible_numbers_of_a_batch_are_refused(numbers: tuple[int, int, int]
     assert codec.decode_request(content) == Malformed(0x13, Outcome.CREATE_RECORDS_REFUSED)
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray])
-def test_the_records_of_a_batch_can_be_patched_in_place(kind: Callable[[bytes], bytes]) -> None:
-    request_ = codec.decode_request(kind(codec.encode_request(CreateRecords("news", 0, 1, 0, STORED))))
+def test_the_records_of_a_batch_in_writable_memory_can_be_patched_in_place() -> None:
+    request_ = codec.decode_request(bytearray(codec.encode_request(CreateRecords("news", 0, 1, 0, STORED))))
     assert isinstance(request_, CreateRecords)
     assert isinstance(request_.records, memoryview)
     request_.records[:8] = (7).to_bytes(8, "big")

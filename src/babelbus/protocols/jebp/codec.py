@@ -56,12 +56,20 @@ from babelbus.protocols.jebp.names import (
     NAME_BYTES_MAX,
     encode_name,
     encode_name_field,
-    find_name_field,
+    known_name,
     read_name,
+    read_name_field,
 )
 from babelbus.protocols.jebp.partition_codec import decode_partition_request, encode_partition_request
 from babelbus.protocols.jebp.staging_codec import decode_staging, encode_staging
 from babelbus.protocols.jebp.status import REPEAT_NO, REPEAT_YES, Outcome
+
+_RESPONSES: Final = {
+    bytes((status, repetition)): Response(status, repetition == REPEAT_YES)
+    for status in range(0xA0, 0xC0)
+    for repetition in (REPEAT_NO, REPEAT_YES)
+}
+"""All answers without content: acks are alike, and one object serves all of them."""
 
 TopicExists = Callable[[str], bool]
 
@@ -90,8 +98,7 @@ def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Re
     """Read one request; what cannot be carried out becomes a `Malformed` with its answer, for the connection stays.
 
     Args:
-        content: the opened content of a frame. Records of a `CreateRecords` are a part of it if it is writable
-            (the caller gives it away then), and a copy otherwise.
+        content: the opened content of a frame, which the records of a batch are a part of.
         topic_exists: given with the option `jebp_bare_records` only: says which topics there are (DECISION 19).
     """
     if not content:
@@ -120,11 +127,11 @@ def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Re
 def _read_record(content: Data, topic_exists: TopicExists | None) -> Request:
     if topic_exists is not None and len(content) > 1 and content[1] > 8:  # no name starts with a byte up to 08
         return _read_bare_record(content, topic_exists)
-    field = find_name_field(content, 1)
-    if field is None:
-        return _RECORD_REFUSED
-    start, end = field
-    topic = read_name(content[start:end])
+    if len(content) > 2 and content[1] == 1:  # the common form, without a call
+        end = 3 + content[2]
+        topic = known_name(bytes(content[3:end]))
+    else:
+        topic, end = read_name_field(content, 1) or (None, 0)
     fields_end = end + RECORD_FIELDS.size
     if topic is None or fields_end > len(content):
         return _RECORD_REFUSED
@@ -155,24 +162,19 @@ def _read_bare_record(content: Data, topic_exists: TopicExists) -> Request:
 
 
 def _read_records(content: Data) -> Request:
-    field = find_name_field(content, 1)
+    field = read_name_field(content, 1)
     if field is None:
         return _BATCH_REFUSED
-    start, end = field
-    topic = read_name(content[start:end])
+    topic, end = field
     fields_end = end + _BATCH_FIELDS.size
-    if topic is None or fields_end >= len(content):
+    if fields_end >= len(content):
         return _BATCH_REFUSED
     partition, producer_id, first_sequence = _BATCH_FIELDS.unpack_from(content, end)
     if partition < ANY_PARTITION or producer_id < NO_PRODUCER or first_sequence < NO_SEQUENCE:
         return _BATCH_REFUSED
     if (producer_id == NO_PRODUCER) != (first_sequence == NO_SEQUENCE):
         return _BATCH_REFUSED
-    if isinstance(content, bytes):  # small: the copy is what makes it writable
-        records = memoryview(bytearray(content[fields_end:]))
-    else:
-        records = memoryview(content)[fields_end:]
-    return CreateRecords(topic, partition, producer_id, first_sequence, records)
+    return CreateRecords(topic, partition, producer_id, first_sequence, memoryview(content)[fields_end:])
 
 
 def _read_fetch(content: Data) -> Request:
@@ -258,10 +260,10 @@ def decode_response(content: bytes | memoryview) -> Response:
     """
     if len(content) < 2:
         raise RemoteProtocolError(f"response of {len(content)} bytes, at least 2")
-    status, repetition = content[0], content[1]
-    if status >> 4 not in (0xA, 0xB) or repetition not in (REPEAT_NO, REPEAT_YES):
-        raise RemoteProtocolError(f"response starts with {status:02x} {repetition:02x}")
-    return Response(status, repetition == REPEAT_YES, content[2:])
+    response = _RESPONSES.get(bytes(content[:2]))
+    if response is None:
+        raise RemoteProtocolError(f"response starts with {content[0]:02x} {content[1]:02x}")
+    return response if len(content) == 2 else Response(response.status, response.repeat, content[2:])
 
 
 def batch_head(topic: str, partition: int, size: int) -> bytes:
@@ -278,12 +280,12 @@ def decode_batches(content: bytes | memoryview) -> list[Batch]:
     batches = []
     position = 0
     while position < len(content):
-        field = find_name_field(content, position)
-        topic = read_name(content[field[0] : field[1]]) if field else None
-        if field is None or topic is None or field[1] + _PLACE_FIELDS.size > len(content):
+        field = read_name_field(content, position)
+        if field is None or field[1] + _PLACE_FIELDS.size > len(content):
             raise RemoteProtocolError(f"batch at byte {position} of the fetched content has no head")
-        partition, size = _PLACE_FIELDS.unpack_from(content, field[1])
-        start = field[1] + _PLACE_FIELDS.size
+        topic, end = field
+        partition, size = _PLACE_FIELDS.unpack_from(content, end)
+        start = end + _PLACE_FIELDS.size
         position = start + size
         if partition < 0 or size < 0 or position > len(content):
             raise RemoteProtocolError(f"batch of {topic!r}: partition {partition}, {size} bytes")

@@ -59,8 +59,8 @@ class CreateRecord(msgspec.Struct, frozen=True, gc=False):
 class CreateRecords(msgspec.Struct, frozen=True, gc=False):
     """`13`: append a batch of records that have the stored form already (extension jebp/1.1).
 
-    `records` are not looked at here, and there is at least one byte of them. From a decoder they are a writable
-    memoryview of a buffer that nobody else holds: whoever stores them may patch the offsets in place.
+    `records` are not looked at here, and there is at least one byte of them. From a decoder they are a memoryview of a
+    buffer that nobody else holds; the store may patch the offsets in place if the buffer is writable.
     With a producer id, `first_sequence` is the number of the first record, otherwise it is -1.
     """
 

@@ -59,8 +59,8 @@ def encode_name_field(topic: str) -> bytes:
     return encode_length(len(encoded)) + encoded
 
 
-def find_name_field(data: Data, position: int) -> tuple[int, int] | None:
-    """Find the name whose length starts at `position`: where it starts and where it ends; None if it is not whole."""
+def find_field(data: Data, position: int) -> tuple[int, int] | None:
+    """Find the text whose length is at `position`: where it starts and where it ends; None if it is not whole."""
     if position >= len(data) or data[position] > 8:
         return None
     start = position + 1 + data[position]
@@ -68,3 +68,16 @@ def find_name_field(data: Data, position: int) -> tuple[int, int] | None:
         return None
     end = start + int.from_bytes(data[position + 1 : start], "big")
     return (start, end) if end <= len(data) else None
+
+
+def read_name_field(data: Data, position: int) -> tuple[str, int] | None:
+    """Read the topic name whose length is at `position`: the name and where it ends; None as `read_name`."""
+    field = find_field(data, position)
+    if field is None or field[1] - field[0] > NAME_BYTES_MAX:
+        return None
+    name = known_name(bytes(data[field[0] : field[1]]))
+    return None if name is None else (name, field[1])
+
+
+known_name = lru_cache(maxsize=1024)(read_name)
+"""`read_name` that remembers: most clients write many records to few topics."""

@@ -35,7 +35,7 @@ from babelbus.protocols.jebp.messages import (
     TellPositions,
     TopicPositions,
 )
-from babelbus.protocols.jebp.names import encode_name_field, find_name_field, read_name
+from babelbus.protocols.jebp.names import encode_name_field, read_name_field
 from babelbus.protocols.jebp.status import Outcome
 
 TOPICS_MAX: Final = 10_000
@@ -70,38 +70,36 @@ def _read_positions(content: Data) -> TellPositions | None:
     if content[position] == 0:
         position += 1
     else:
-        field = find_name_field(content, position)
-        name = read_name(content[field[0] : field[1]]) if field else None
-        if field is None or name is None:
+        field = read_name_field(content, position)
+        if field is None:
             return None
-        after, position = name, field[1]
+        after, position = field
     topics: dict[str, None] = {}
     while position < len(content):
-        field = find_name_field(content, position)
-        name = read_name(content[field[0] : field[1]]) if field else None
-        if field is None or name is None or len(topics) == TOPICS_MAX:
+        field = read_name_field(content, position)
+        if field is None or len(topics) == TOPICS_MAX:
             return None
+        name, position = field
         topics[name] = None
-        position = field[1]
     return TellPositions(tuple(topics), timestamp, after) if timestamp >= NO_TIMESTAMP else None
 
 
 def _read_fetch(content: Data) -> FetchPartition | None:
-    field = find_name_field(content, 1)
-    topic = read_name(content[field[0] : field[1]]) if field else None
-    if field is None or topic is None or field[1] + _FETCH_FIELDS.size != len(content):
+    field = read_name_field(content, 1)
+    if field is None or field[1] + _FETCH_FIELDS.size != len(content):
         return None
-    request = FetchPartition(topic, *_FETCH_FIELDS.unpack_from(content, field[1]))
+    topic, end = field
+    request = FetchPartition(topic, *_FETCH_FIELDS.unpack_from(content, end))
     return request if _why_not(request) is None else None
 
 
 def _read_move(content: Data) -> MoveGroup | None:
-    field = find_name_field(content, 1)
-    topic = read_name(content[field[0] : field[1]]) if field else None
-    if field is None or topic is None or field[1] >= len(content):
+    field = read_name_field(content, 1)
+    if field is None or field[1] >= len(content):
         return None
-    begin = field[1] + 1
-    end = begin + content[field[1]]
+    topic, at = field
+    begin = at + 1
+    end = begin + content[at]
     if not 0 < end - begin <= GROUP_BYTES_MAX or end >= len(content) or (len(content) - end) % _MOVED.size:
         return None
     try:
@@ -210,11 +208,11 @@ def decode_positions(content: bytes | memoryview) -> PositionsTold:
 def _topics(content: bytes) -> Iterator[TopicPositions]:
     position = 1
     while position < len(content):
-        field = find_name_field(content, position)
-        topic = read_name(content[field[0] : field[1]]) if field else None
-        if field is None or topic is None:
+        field = read_name_field(content, position)
+        if field is None:
             raise RemoteProtocolError(f"positions at byte {position} name no topic")
-        identifier, position = _read_text(content, field[1])
+        topic, position = field
+        identifier, position = _read_text(content, position)
         engine, position = _read_text(content, position)
         end = position + _COUNT.size
         count = _COUNT.unpack_from(content, position)[0] if end <= len(content) else -1

@@ -32,7 +32,7 @@ from babelbus.protocols.jebp.messages import (
     StagingRequest,
     TransactionTold,
 )
-from babelbus.protocols.jebp.names import encode_name_field, find_name_field, read_name
+from babelbus.protocols.jebp.names import encode_name_field, find_field, read_name_field
 from babelbus.protocols.jebp.status import Outcome
 
 ID_BYTES_MAX: Final = 512
@@ -59,7 +59,11 @@ class _Fields:
 
     def text(self, bytes_min: int = 1) -> str:
         """Read an id."""
-        start, end = self._field()
+        field = find_field(self._content, self.position)
+        if field is None:
+            raise _MalformedError
+        start, end = field
+        self.position = end
         if not bytes_min <= end - start <= ID_BYTES_MAX:
             raise _MalformedError
         try:
@@ -69,18 +73,11 @@ class _Fields:
 
     def name(self) -> str:
         """Read a topic's name."""
-        start, end = self._field()
-        name = read_name(self._content[start:end])
-        if name is None:
-            raise _MalformedError
-        return name
-
-    def _field(self) -> tuple[int, int]:
-        field = find_name_field(self._content, self.position)
+        field = read_name_field(self._content, self.position)
         if field is None:
             raise _MalformedError
-        self.position = field[1]
-        return field
+        name, self.position = field
+        return name
 
     def numbers(self, fields: struct.Struct) -> tuple[int, ...]:
         """Read numbers."""
@@ -102,11 +99,9 @@ class _Fields:
             raise _MalformedError
 
     def rest(self) -> memoryview:
-        """Return what follows, at least a byte, in memory that may be written to."""
+        """Return the bytes that follow, at least one."""
         if self.position >= len(self._content):
             raise _MalformedError
-        if isinstance(self._content, bytes):
-            return memoryview(bytearray(self._content[self.position :]))
         return memoryview(self._content)[self.position :]
 
 
