@@ -191,6 +191,28 @@ def test_a_batch_that_can_never_be_stored_is_given_up_in_the_end() -> None:
     with_peer(lambda script, request: AGAIN, check, request_timeout_seconds=0.1)
 
 
+def test_a_server_that_cannot_store_is_told_of_at_once_and_in_the_end_with_how_many_records_are_stored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reason = "topic 't': the server cannot store at present (its disk may be full): 5 of 10 records are stored"
+    warnings: list[list[str]] = []
+
+    def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
+        if script.turn > 1:
+            warnings.append(caplog.messages[:])
+            return AGAIN
+        return script.store(request)
+
+    async def check(_: Script, client: Client) -> None:
+        with pytest.raises(RequestError) as caught:
+            await client.publish_many("t", PAYLOADS, batch_records=5)
+        assert str(caught.value).startswith(f"{reason}; given up after ")
+
+    with_peer(answer, check, request_timeout_seconds=0.1)
+    assert warnings[:2] == [[], [f"{reason}; trying for 0.1 s"]]
+    assert len(caplog.messages) == 1
+
+
 def test_a_server_that_stores_and_breaks_off_before_each_answer_stores_each_batch_once() -> None:
     def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
         stored = script.store(request)
