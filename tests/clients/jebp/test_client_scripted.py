@@ -20,8 +20,8 @@ from babelbus.client import (
 )
 from babelbus.clients.jebp import connection, reconnect
 from babelbus.protocols.jebp.box import Sealer
-from babelbus.protocols.jebp.codec import encode_records_created
 from babelbus.protocols.jebp.decoder import ServerDecoder
+from babelbus.protocols.jebp.fields import encode_numbers
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ServerHandshake
 from babelbus.protocols.jebp.identity import Identity as ServerIdentity
@@ -97,7 +97,7 @@ class Script:
             self._next[request.producer_id] = request.first_sequence + len(payloads)
             self._batches[known] = len(self.stored)
             self.stored += payloads
-        return CREATED + encode_records_created(RecordsCreated(0, self._batches[known]))
+        return CREATED + encode_numbers(RecordsCreated(0, self._batches[known]))
 
     def batches(self) -> list[CreateRecords]:
         return [request for request in self.seen if isinstance(request, CreateRecords)]

@@ -10,11 +10,13 @@ from babelbus.clients.jebp.errors import (
 )
 from babelbus.clients.jebp.requests import Requests, check
 from babelbus.protocols.jebp.codec import decode_missing_topics, encode_request
+from babelbus.protocols.jebp.fields import decode_numbers
 from babelbus.protocols.jebp.messages import (
     NO_OFFSET,
     NO_TIMESTAMP,
     FetchPartition,
     MoveGroup,
+    OffsetBounds,
     PartitionFetched,
     Response,
     TellPositions,
@@ -23,7 +25,6 @@ from babelbus.protocols.jebp.messages import (
 from babelbus.protocols.jebp.partition_codec import (
     TOPICS_MAX,
     WAIT_MS_MAX,
-    decode_offset_bounds,
     decode_partition_fetched,
     decode_positions,
 )
@@ -94,7 +95,7 @@ class PartitionReader:
         if status == NO_PARTITION_STATUS:
             raise UnknownPartitionError(str(response.content, "utf-8", "replace"), status, response.repeat)
         if status == NO_OFFSET_STATUS:
-            bounds = decode_offset_bounds(response.content)
+            bounds = decode_numbers(OffsetBounds, response.content)
             raise OffsetOutOfRangeError(start, status, bounds.first_offset, bounds.high_watermark)
         if status == TOO_LARGE_STATUS:
             raise RecordTooLargeError(bytes_max, status)

@@ -22,10 +22,10 @@ from babelbus.clients.jebp.errors import (
 )
 from babelbus.clients.jebp.requests import UNKNOWN_COMMAND_STATUS
 from babelbus.errors import BabelbusError, LocalProtocolError
-from babelbus.protocols.jebp.codec import decode_records_created, request_parts
+from babelbus.protocols.jebp.codec import request_parts
+from babelbus.protocols.jebp.fields import decode_numbers, encode_name
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.protocols.jebp.messages import CREATE_RECORDS, CreateRecords, Data, Response
-from babelbus.protocols.jebp.names import encode_name
+from babelbus.protocols.jebp.messages import CREATE_RECORDS, CreateRecords, Data, RecordsCreated, Response
 from babelbus.protocols.jebp.status import is_success
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class TopicQueue:
         """Handle the answer to the batch that was sent first."""
         assert self._in_flight[0] is batch, "answers come in the order of the requests"
         # Read first: a broken answer ends the connection, and the batch must then still be among those on the way.
-        place = decode_records_created(response.content) if is_success(response.status) else None
+        place = decode_numbers(RecordsCreated, response.content) if is_success(response.status) else None
         self._in_flight.popleft()
         if place is not None:
             self._known, self._hole, self._warned = True, False, False

@@ -12,6 +12,14 @@ from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.jebp.fields import (
+    NAME_BYTES_MAX,
+    encode_name,
+    encode_name_field,
+    known_name,
+    read_name,
+    read_name_field,
+)
 from babelbus.protocols.jebp.messages import (
     ABORT_BATCH,
     ANY_PARTITION,
@@ -44,21 +52,12 @@ from babelbus.protocols.jebp.messages import (
     FetchPartition,
     Malformed,
     MoveGroup,
-    RecordsCreated,
     RemoveTopic,
     Request,
     Response,
     StageRecords,
     Subscribe,
     TellPositions,
-)
-from babelbus.protocols.jebp.names import (
-    NAME_BYTES_MAX,
-    encode_name,
-    encode_name_field,
-    known_name,
-    read_name,
-    read_name_field,
 )
 from babelbus.protocols.jebp.partition_codec import decode_partition_request, encode_partition_request
 from babelbus.protocols.jebp.staging_codec import decode_staging, encode_staging
@@ -77,7 +76,6 @@ RECORD_FIELDS: Final = struct.Struct(">Iq")  # checksum, timestamp
 _BATCH_FIELDS: Final = struct.Struct(">iqq")  # partition, producer id, first sequence
 _FETCH_FIELDS: Final = struct.Struct(">BBqi")  # command, start type, start, bytes_max
 _PLACE_FIELDS: Final = struct.Struct(">ii")  # partition, size
-_CREATED_FIELDS: Final = struct.Struct(">iq")  # partition, base offset
 _START: Final = struct.Struct(">q")
 
 _EMPTY: Final = Malformed(None, Outcome.UNKNOWN_COMMAND)
@@ -291,25 +289,6 @@ def decode_batches(content: bytes | memoryview) -> list[Batch]:
             raise RemoteProtocolError(f"batch of {topic!r}: partition {partition}, {size} bytes")
         batches.append(Batch(topic, partition, content[start:position]))
     return batches
-
-
-def encode_records_created(created: RecordsCreated) -> bytes:
-    """Return the content of a successful answer to `CreateRecords`, after the two status bytes."""
-    return _CREATED_FIELDS.pack(created.partition, created.base_offset)
-
-
-def decode_records_created(content: bytes | memoryview) -> RecordsCreated:
-    """Read the content of a successful answer to `CreateRecords`.
-
-    Raises:
-        RemoteProtocolError: it does not have 12 bytes, or a number is negative.
-    """
-    if len(content) != _CREATED_FIELDS.size:
-        raise RemoteProtocolError(f"answer to create records of {len(content)} bytes, not {_CREATED_FIELDS.size}")
-    partition, base_offset = _CREATED_FIELDS.unpack(content)
-    if partition < 0 or base_offset < 0:
-        raise RemoteProtocolError(f"records created in partition {partition} at offset {base_offset}")
-    return RecordsCreated(partition, base_offset)
 
 
 def encode_missing_topics(topics: Iterable[str]) -> bytes:

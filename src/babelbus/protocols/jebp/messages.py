@@ -247,6 +247,12 @@ class BatchCommitted(msgspec.Struct, frozen=True, gc=False):
     again: bool
 
 
+class PartsDropped(msgspec.Struct, frozen=True, gc=False):
+    """The content of a successful answer to `AbortBatch`: how many parts were dropped."""
+
+    parts: int
+
+
 class TransactionTold(msgspec.Struct, frozen=True, gc=False):
     """The content of the answer to `AskTransaction`; -1 is no batch, an empty owner nobody."""
 

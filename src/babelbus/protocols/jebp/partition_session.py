@@ -10,6 +10,7 @@ from babelbus.core.topic import Topic, UnknownPartitionError
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols.jebp.codec import encode_missing_topics
+from babelbus.protocols.jebp.fields import encode_numbers
 from babelbus.protocols.jebp.messages import (
     FROM_OFFSET,
     NO_OFFSET,
@@ -25,7 +26,6 @@ from babelbus.protocols.jebp.messages import (
 )
 from babelbus.protocols.jebp.partition_codec import (
     FETCHED_HEAD_BYTES,
-    encode_offset_bounds,
     encode_topic_positions,
     fetched_head,
     positions_head,
@@ -130,7 +130,7 @@ async def fetch_partition(
     try:
         return await _read(request, partition, metrics, bytes_max)
     except OffsetOutOfRangeError:
-        return Outcome.PARTITION_NO_OFFSET, [encode_offset_bounds(OffsetBounds(*_bounds(partition)))]
+        return Outcome.PARTITION_NO_OFFSET, [encode_numbers(OffsetBounds(*_bounds(partition)))]
     except CorruptRecordError as error:
         metrics.corrupt_records_total.inc()
         log.error("jebp: fetch partition: %s", error)

@@ -12,7 +12,7 @@ from babelbus.core.record import Headers
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.box import Sealer
-from babelbus.protocols.jebp.codec import encode_records_created
+from babelbus.protocols.jebp.fields import encode_numbers
 from babelbus.protocols.jebp.messages import PROTOCOL, CreateRecord, CreateRecords, RecordsCreated
 from babelbus.protocols.jebp.status import Answers, Outcome
 from babelbus.records.envelope import SOURCE_HEADER
@@ -61,7 +61,7 @@ class Publisher:
             else (wrong if self._broker.has_topic(record.topic) else missing)
             for record in run
         ]
-        created = self._answers[Outcome.RECORD_CREATED].content
+        created = self._answers[Outcome.RECORD_CREATED]
         self._answer(places, lambda _: created, sum([len(record.payload) for record in run]))
 
     def _create(self, topic: str, records: Sequence[CreateRecord], client: Client) -> Receipt:
@@ -87,10 +87,10 @@ class Publisher:
             places.append(
                 self._store(request, batch, client) if isinstance(batch, RecordBatch) else Receipt.refused(batch)
             )
-        created = self._answers[Outcome.RECORDS_CREATED].content
+        created = self._answers[Outcome.RECORDS_CREATED]
 
         def place(receipt: Receipt) -> bytes:
-            return created + encode_records_created(RecordsCreated(receipt.partition, receipt.base_offset))
+            return created + encode_numbers(RecordsCreated(receipt.partition, receipt.base_offset))
 
         self._answer(places, place, sum([len(request.records) for request in run]))
 
@@ -127,4 +127,4 @@ class Publisher:
             reason = "disk" if isinstance(error, DiskError | DiskFullError) else "refused"
             self._metrics.publish_errors_total.labels(PROTOCOL, reason).inc()
         outcome = Outcome.CREATE_RECORDS_REPEAT if error.retriable else Outcome.CREATE_RECORDS_REFUSED
-        return self._answers[outcome].content
+        return self._answers[outcome]

@@ -238,7 +238,7 @@ class Session(contract.Session):
         return self._broker.may(self._client or NOBODY, action, topic)
 
     def _content(self, outcome: Outcome) -> bytes:
-        return self._answers[outcome].content
+        return self._answers[outcome]
 
     def _say(self, outcome: Outcome, content: bytes = b"") -> None:
         answer = self._content(outcome) + content
