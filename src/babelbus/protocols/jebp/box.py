@@ -138,7 +138,7 @@ class _Direction:
 
 
 class Sealer(_Direction):
-    """Seals what this side says, into frames, in the order in which it must be sent.
+    """Seals the messages of this side into frames, in the order in which they must be sent.
 
     `messages` counts the sealed messages, those of the handshake included.
     """
@@ -148,7 +148,7 @@ class Sealer(_Direction):
         self.content_bytes_max = frame_bytes_max - TAG_BYTES
 
     def seal_parts(self, parts: Sequence[Data]) -> bytearray:
-        """Seal one message that is given in parts; they are copied once, into the frame, and sealed there.
+        """Return the frame of one message that is given in parts, which are copied once and sealed in the frame.
 
         Raises:
             LocalProtocolError: the message is over the frame limit, or it would be number 2^63.
@@ -164,7 +164,7 @@ class Sealer(_Direction):
         return frame
 
     def seal_many(self, contents: Sequence[Data]) -> bytearray:
-        """Seal messages and return their frames, one after the other.
+        """Return the frames of messages, one after the other.
 
         Raises:
             LocalProtocolError: as `seal_parts`; nothing is sealed then.
@@ -202,10 +202,10 @@ class Sealer(_Direction):
 
 
 class Opener(_Direction):
-    """Opens what the peer says, in the order in which it arrived. Spent once it has raised."""
+    """Opens the messages of the peer, in the order in which they arrived. Spent once it has raised."""
 
     def open(self, sealed: Data) -> bytes:
-        """Open one sealed content; for those of the handshake.
+        """Return the message of one sealed content of the handshake.
 
         Raises:
             RemoteProtocolError: it was not sealed by the peer, not for this place in the order, or is number 2^63.
@@ -214,7 +214,7 @@ class Opener(_Direction):
         return bytes(self.open_in_place(content))
 
     def open_in_place(self, sealed: bytearray) -> memoryview:
-        """Open one sealed content where it stands and return the part of it that is the message, writable.
+        """Open one sealed content in its own memory and return the part that is the message, writable.
 
         Raises:
             RemoteProtocolError: as `open`.

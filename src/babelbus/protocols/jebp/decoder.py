@@ -39,10 +39,10 @@ class _Decoder(Generic[M]):
         self._chunks: list[bytes] = []
         self._parts: list[bytes | memoryview] = []  # of the large sealed content that is being gathered
         self._parts_bytes = 0
-        self._gather_bytes = 0  # size of the large sealed content that is being gathered, 0 if there is none
+        self._gather_bytes = 0  # size of the large sealed content that is being gathered, else 0
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the transport read, cut anywhere; parse it with `events`."""
+        """Receive bytes from the transport, cut anywhere; parse them with `events`."""
         if data and self.error is None:
             self._chunks.append(data if type(data) is bytes else bytes(data))
 
@@ -141,7 +141,7 @@ class _Decoder(Generic[M]):
 
 
 def _take_run(data: bytes, position: int, length: int, small: list[bytes]) -> int:
-    """Take the frames from `position` on that are as long as the first one, and return where they end.
+    """Collect the frames from `position` on that are as long as the first one, and return where they end.
 
     Heads at a fixed distance are compared by slices with a step, 4 times as fast as head by head.
     """
@@ -157,7 +157,7 @@ def _take_run(data: bytes, position: int, length: int, small: list[bytes]) -> in
 
 
 class ServerDecoder(_Decoder[Request]):
-    """What one client asks for, from the end of the handshake on.
+    """The requests of one client, from the end of the handshake on.
 
     Args:
         opener: of the client's direction, as the handshake left it.
@@ -176,7 +176,7 @@ class ServerDecoder(_Decoder[Request]):
 
 
 class ClientDecoder(_Decoder[Response]):
-    """What the server answers, from the end of the handshake on; same arguments as `ServerDecoder` has."""
+    """The answers of the server, from the end of the handshake on; arguments as those of `ServerDecoder`."""
 
     def __init__(self, opener: Opener, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         super().__init__(opener, decode_response, frame_bytes_max)

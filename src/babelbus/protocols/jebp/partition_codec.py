@@ -178,7 +178,7 @@ def decode_positions(content: bytes | memoryview) -> PositionsTold:
     """Read the content of a successful answer to `TellPositions`.
 
     Raises:
-        RemoteProtocolError: it is none.
+        RemoteProtocolError: it does not have the form of such an answer.
     """
     content = bytes(content)
     if not content or content[0] > 1:
@@ -218,7 +218,7 @@ def decode_partition_fetched(content: bytes | memoryview) -> PartitionFetched:
     """Read the content of a successful answer to `FetchPartition`; the records are a part of it, not a copy.
 
     Raises:
-        RemoteProtocolError: it is none.
+        RemoteProtocolError: it does not have the form of such an answer.
     """
     if len(content) < _FETCHED.size:
         raise RemoteProtocolError(f"answer to fetch partition of {len(content)} bytes, at least {_FETCHED.size}")

@@ -1,4 +1,4 @@
-"""What the commands that name partitions mean (docs/protocols/jebp.md, extension: partitions by number)."""
+"""The commands that name partitions (docs/protocols/jebp.md, extension: partitions by number)."""
 
 import logging
 

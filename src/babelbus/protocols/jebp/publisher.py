@@ -1,4 +1,4 @@
-"""What the requests that create records mean (12 and 13): published, and answered when they are as safe as promised."""
+"""The requests that create records (12 and 13): published, and answered when they are as safe as promised."""
 
 from collections.abc import Callable, Sequence
 from itertools import cycle

@@ -1,4 +1,4 @@
-"""What the commands of staged publishing mean (docs/protocols/jebp.md, extension: staged batches)."""
+"""The commands of staged publishing (docs/protocols/jebp.md, extension: staged batches)."""
 
 from collections.abc import Callable, Sequence
 
@@ -31,11 +31,11 @@ from babelbus.storage.errors import DiskError, DiskFullError
 
 Said = tuple[Outcome, bytes]
 Reply = tuple[Sequence[Promise], Callable[[], Said]]
-"""What an answer waits for, and what gives it then."""
+"""The promises that an answer waits for, and the function that returns the answer then."""
 
 
 def carry_out(request: StagingRequest, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
-    """Do what a request asks for. A transaction id is its client's own: another's of the same name is another one."""
+    """Handle a request. Transaction ids belong to their client: two clients may use the same id."""
     staging = broker.staging
     transaction_id = f"{client.name}/{request.transaction}"
     try:

@@ -1,4 +1,4 @@
-"""What each outcome is called on the wire: status byte and repetition byte (specification, section 4.1).
+"""The bytes of each outcome on the wire: status byte and repetition byte (specification, section 4.1).
 
 The document of jeb has two lists of status codes that disagree. The reading `command` (default) takes the list of the
 command and asks the general list only where the command's own is silent; the reading `table` takes the general list

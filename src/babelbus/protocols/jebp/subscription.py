@@ -1,4 +1,4 @@
-"""What the commands of reading mean (21 and 22): the topics that a connection subscribed to, and fetching from them."""
+"""The commands of reading (21 and 22): the topics that a connection subscribed to, and fetching from them."""
 
 import logging
 
@@ -7,7 +7,7 @@ from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
 from babelbus.core.topic import Topic
-from babelbus.errors import BabelbusError, StorageError
+from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols.jebp.codec import batch_head, encode_missing_offset, encode_missing_topics
 from babelbus.protocols.jebp.messages import FROM_OFFSET, PROTOCOL, Data, Fetch, Subscribe
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """What one connection subscribed to."""
+    """The topics that one connection subscribed to."""
 
     def __init__(self, broker: Broker, metrics: Metrics) -> None:
         self._broker = broker
@@ -40,7 +40,7 @@ class Subscription:
         return Outcome.SUBSCRIBED, b""
 
     def end(self) -> None:
-        """Let the topics go."""
+        """Release the topics."""
         self._subscribed.clear()
 
     async def fetch(self, request: Fetch, bytes_max: int) -> tuple[Outcome, list[Data]]:
@@ -49,11 +49,7 @@ class Subscription:
         find = self._broker.find_topic
         self._subscribed = {name: topic for name, topic in self._subscribed.items() if find(name) is topic}
         try:
-            return Outcome.FETCHED, await self._collect(request, min(request.bytes_max, bytes_max))
-        except _NoOffsetError:
-            return Outcome.FETCH_NO_OFFSET, [encode_missing_offset(request.start)]
-        except _RefusedError:
-            return Outcome.FETCH_REFUSED, []
+            return await self._collect(request, min(request.bytes_max, bytes_max))
         except CorruptRecordError as error:
             self._metrics.corrupt_records_total.inc()
             log.error("jebp: fetch: %s", error)
@@ -62,8 +58,8 @@ class Subscription:
             log.error("jebp: fetch: %s", error)
             return Outcome.FETCH_DISK, []
 
-    async def _collect(self, request: Fetch, left: int) -> list[Data]:
-        """Return heads and records of all batches, as far as `left` bytes go."""
+    async def _collect(self, request: Fetch, left: int) -> tuple[Outcome, list[Data]]:
+        """Return the outcome, and the heads and records of all batches, as far as `left` bytes go."""
         parts: list[Data] = []
         known = False
         subscribed = dict(self._subscribed)  # a read may wait, and the client subscribe to others meanwhile
@@ -80,7 +76,10 @@ class Subscription:
                 chunk = await partition.read(offset, max(left - head_bytes, 0))
                 if len(chunk.data) > left - head_bytes:
                     if not parts:
-                        raise _RefusedError  # its first record does not fit: the client has to ask for more
+                        return (
+                            Outcome.FETCH_REFUSED,
+                            [],
+                        )  # its first record does not fit: the client has to ask for more
                     continue
                 if not chunk.data:
                     continue
@@ -89,25 +88,15 @@ class Subscription:
                 count = chunk.next_offset - chunk.base_offset
                 self._metrics.topic_fetched(PROTOCOL, name).inc(count, len(chunk.data))
         if not subscribed:
-            raise _RefusedError
-        if not known:
-            raise _NoOffsetError
-        return parts
-
-
-class _RefusedError(BabelbusError):
-    """A fetch that cannot be answered with records."""
-
-
-class _NoOffsetError(BabelbusError):
-    """No subscribed partition has the offset."""
+            return Outcome.FETCH_REFUSED, []
+        return (Outcome.FETCHED, parts) if known else (Outcome.FETCH_NO_OFFSET, [encode_missing_offset(request.start)])
 
 
 async def _start_of(partition: Partition, request: Fetch) -> int | None:
     """Return the offset at which a fetch begins in a partition, `None` when it has nothing to give.
 
     Raises:
-        OffsetOutOfRangeError: the offset is none of this partition's.
+        OffsetOutOfRangeError: the partition does not have the offset.
     """
     if request.start_type != FROM_OFFSET:
         return await partition.find_time(request.start)
