@@ -125,6 +125,18 @@ class Twin(Generic[A]):
         self._twin = twin
 
 
+def building(make: Callable[P, A]) -> Callable[[Callable[[B, A], None]], Callable[Concatenate[B, P], None]]:
+    """Return a decorator for `__init__(self, twin)`: the arguments are those of `make`, which makes the twin."""
+
+    def decorate(begin: Callable[[B, A], None]) -> Callable[Concatenate[B, P], None]:
+        def init(self: B, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            begin(self, make(*args, **kwargs))
+
+        return wraps(make)(init)
+
+    return decorate
+
+
 def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Twin[A], P], T]:
     """Return the blocking form of a method."""
 

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
+from typing import Unpack
 
 import msgspec
 
@@ -27,7 +28,7 @@ from babelbus.clients.jebp.errors import (
     UnknownTopicError,
 )
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
-from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition, Reader, start_of
+from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition, FollowOptions, Reader, start_of
 from babelbus.clients.jebp.reconnect import Keeper
 from babelbus.clients.jebp.requests import Requests
 from babelbus.clients.jebp.transactions import Transaction
@@ -85,6 +86,7 @@ class Client:
     ) -> None:
         self._timeout_seconds = request_timeout_seconds
         self._batch_bytes_max = batch_bytes_max
+        self.in_flight_bytes_max = in_flight_bytes_max
         self._clock = clock or SystemClock()
         self._producer = Producer(
             self._clock.monotonic,
@@ -409,16 +411,7 @@ class Client:
         (positions,) = await self.positions([topic])
         return max(info.high_watermark for info in positions.partitions)
 
-    async def follow(
-        self,
-        topic: str,
-        *,
-        offset: int | None = None,
-        timestamp: int | None = None,
-        partition: int = 0,
-        until_end: bool = False,
-        poll_seconds_max: float = 0.25,
-    ) -> AsyncGenerator[Record, None]:
+    async def follow(self, topic: str, **options: Unpack[FollowOptions]) -> AsyncGenerator[Record, None]:
         """Yield the records of one partition from an offset, a time (ms) or the first one on, then new ones.
 
         It asks again when there is nothing: after 5 ms at first, then after `poll_seconds_max` seconds at the most, for
@@ -426,52 +419,21 @@ class Client:
 
         Args:
             topic: an existing topic.
-            offset: where to begin; compaction may have removed it, retention may not.
-            timestamp: or the time to begin at.
-            partition: which one to follow.
-            until_end: stop at the end that was visible at the beginning.
-            poll_seconds_max: longest pause between two questions.
+            options: see `FollowOptions`.
 
         Raises:
             OffsetOutOfRangeError, UnknownTopicError, RequestError, ClientError: as `fetch`.
             UnknownPartitionError: the topic has no such partition.
             CorruptRecordError: a record is not the one that was written.
         """
-        batches = self.follow_batches(
-            topic,
-            offset=offset,
-            timestamp=timestamp,
-            partition=partition,
-            until_end=until_end,
-            poll_seconds_max=poll_seconds_max,
-        )
-        async with contextlib.aclosing(batches):
+        async with contextlib.aclosing(self.follow_batches(topic, **options)) as batches:
             async for batch in batches:
                 for record in batch.records():
                     yield record
 
-    def follow_batches(
-        self,
-        topic: str,
-        *,
-        offset: int | None = None,
-        timestamp: int | None = None,
-        partition: int = 0,
-        until_end: bool = False,
-        poll_seconds_max: float = 0.25,
-        bytes_max: int = 2**20,
-    ) -> AsyncGenerator[FetchedBatch, None]:
+    def follow_batches(self, topic: str, **options: Unpack[FollowOptions]) -> AsyncGenerator[FetchedBatch, None]:
         """Yield the records of `follow` a chunk at a time, for bulk readers: `batch.columns()` or `batch.records()`.
 
-        The next chunk, of `bytes_max` bytes at the most unless one record is larger, is fetched while the caller works
-        on the last one.
+        The next chunk is fetched while the caller works on the last one.
         """
-        return self._reader.follow(
-            topic,
-            offset=offset,
-            timestamp=timestamp,
-            partition=partition,
-            until_end=until_end,
-            poll_seconds_max=poll_seconds_max,
-            bytes_max=bytes_max,
-        )
+        return self._reader.follow(topic, **options)

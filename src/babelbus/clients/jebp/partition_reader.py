@@ -18,6 +18,7 @@ from babelbus.protocols.jebp.messages import (
     MoveGroup,
     OffsetBounds,
     PartitionFetched,
+    PartitionRequest,
     Response,
     TellPositions,
     TopicPositions,
@@ -58,13 +59,7 @@ class PartitionReader:
         while True:
             after = positions[-1].topic if positions else ""
             request = TellPositions(topics, NO_TIMESTAMP if timestamp is None else timestamp, after)
-            response = await self._ask(encode_request(request), "positions")
-            if response.status == NO_TOPIC_STATUS:
-                missing = ", ".join(map(repr, decode_missing_topics(response.content)))
-                raise UnknownTopicError(
-                    f"there is no topic {missing}, or no right to read it", response.status, response.repeat
-                )
-            check(response, "positions")
+            response = await self._ask(request, "positions")
             answer = decode_positions(response.content)
             positions += answer.topics
             if not answer.more or not answer.topics:
@@ -88,31 +83,31 @@ class PartitionReader:
         until = NO_OFFSET if end is None else end
         what = f"fetch partition {partition} of {topic!r}"
         request = FetchPartition(topic, partition, start_type, start, until, bytes_max, wait_ms)
-        response = await self._ask(encode_request(request), what, patient=patient)
-        status = response.status
-        if status == NO_TOPIC_STATUS:
-            raise UnknownTopicError(f"there is no topic {topic!r}, or no right to read it", status, response.repeat)
-        if status == NO_PARTITION_STATUS:
-            raise UnknownPartitionError(str(response.content, "utf-8", "replace"), status, response.repeat)
-        if status == NO_OFFSET_STATUS:
-            bounds = decode_numbers(OffsetBounds, response.content)
-            raise OffsetOutOfRangeError(start, status, bounds.first_offset, bounds.high_watermark)
-        if status == TOO_LARGE_STATUS:
-            raise RecordTooLargeError(bytes_max, status)
-        check(response, what)
+        response = await self._ask(request, what, patient=patient)
         return decode_partition_fetched(response.content)
 
     async def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
         """Send the request; see `Client.move_group`."""
         what = f"move group {group!r} of {topic!r}"
-        response = await self._ask(encode_request(MoveGroup(topic, group, tuple(sorted(offsets.items())))), what)
-        if response.status == NO_TOPIC_STATUS:
-            raise UnknownTopicError(
-                f"there is no topic {topic!r}, or no right to read it", response.status, response.repeat
-            )
-        if response.status == NO_PARTITION_STATUS:
-            raise UnknownPartitionError(str(response.content, "utf-8", "replace"), response.status, response.repeat)
-        check(response, what)
+        await self._ask(MoveGroup(topic, group, tuple(sorted(offsets.items()))), what)
 
-    async def _ask(self, content: bytes, what: str, *, patient: bool = False) -> Response:
-        return await self._requests.ask(content, what, patient=patient, retry_seconds=RETRY_SECONDS)
+    async def _ask(self, request: PartitionRequest, what: str, *, patient: bool = False) -> Response:
+        """Return the answer of success.
+
+        Raises:
+            RequestError: the server refused; the kind of error says why.
+        """
+        content = encode_request(request)
+        response = await self._requests.ask(content, what, patient=patient, retry_seconds=RETRY_SECONDS)
+        status, repeat = response.status, response.repeat
+        if status == NO_TOPIC_STATUS:
+            missing = ", ".join(map(repr, decode_missing_topics(response.content)))
+            raise UnknownTopicError(f"there is no topic {missing}, or no right to read it", status, repeat)
+        if status == NO_PARTITION_STATUS:
+            raise UnknownPartitionError(str(response.content, "utf-8", "replace"), status, repeat)
+        if isinstance(request, FetchPartition) and status == NO_OFFSET_STATUS:
+            bounds = decode_numbers(OffsetBounds, response.content)
+            raise OffsetOutOfRangeError(request.start, status, bounds.first_offset, bounds.high_watermark)
+        if isinstance(request, FetchPartition) and status == TOO_LARGE_STATUS:
+            raise RecordTooLargeError(request.bytes_max, status)
+        return check(response, what)

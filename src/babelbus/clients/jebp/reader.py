@@ -9,6 +9,7 @@ Following reads its partition by number (`partition_reader`).
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -34,6 +35,26 @@ from babelbus.records.record import Record
 BYTES_MAX_MAX = FRAME_BYTES_MAX - 18
 """Most that fits into the answer to one fetch."""
 POLL_SECONDS_MIN = 0.005
+
+
+class FollowOptions(TypedDict, total=False):
+    """Where `follow` begins and how it reads.
+
+    Attributes:
+        offset: where to begin; compaction may have removed it, retention may not. By default the first record.
+        timestamp: or the time (ms) to begin at.
+        partition: the partition to read; 0 by default.
+        until_end: stop at the record that is the last one when it begins.
+        poll_seconds_max: the longest pause before the next look for new records; 0.25 by default.
+        bytes_max: most that one fetch brings, unless one record is larger; 1 MiB by default.
+    """
+
+    offset: int | None
+    timestamp: int | None
+    partition: int
+    until_end: bool
+    poll_seconds_max: float
+    bytes_max: int
 
 
 class FetchedBatch:
@@ -163,19 +184,11 @@ class Reader:
         batch = FetchedBatch(topic, partition, fetched.records) if len(fetched.records) else None
         return FetchedPartition(batch, fetched.next_offset, fetched.first_offset, fetched.high_watermark)
 
-    async def follow(
-        self,
-        topic: str,
-        *,
-        offset: int | None,
-        timestamp: int | None,
-        partition: int,
-        until_end: bool,
-        poll_seconds_max: float,
-        bytes_max: int,
-    ) -> AsyncGenerator[FetchedBatch, None]:
+    async def follow(self, topic: str, **options: Unpack[FollowOptions]) -> AsyncGenerator[FetchedBatch, None]:
         """Yield the batches of one partition. See `Client.follow`."""
-        start_type, start = start_of(offset, timestamp)
+        start_type, start = start_of(options.get("offset"), options.get("timestamp"))
+        partition, until_end = options.get("partition", 0), options.get("until_end", False)
+        poll_seconds_max, bytes_max = options.get("poll_seconds_max", 0.25), options.get("bytes_max", 2**20)
         pause = 0.0
         end: int | None = None
         if until_end and start_type == FROM_OFFSET:
