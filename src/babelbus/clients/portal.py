@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from babelbus.errors import BabelbusError
 
-A = TypeVar("A")
+A = TypeVar("A", covariant=True)
 B = TypeVar("B")
 T = TypeVar("T")
 P = ParamSpec("P")
