@@ -14,6 +14,8 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
+from msgspec.structs import astuple
+
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp.fields import Fields, MalformedError, encode_name_field
 from babelbus.protocols.jebp.messages import (
@@ -44,7 +46,7 @@ TEXT_BYTES_MAX: Final = 64
 GROUP_BYTES_MAX: Final = 249
 
 _TIMESTAMP: Final = struct.Struct(">q")
-_FETCH_FIELDS: Final = struct.Struct(">iBqqii")  # partition, start type, start, end, bytes_max, wait_ms
+_FETCH_FIELDS: Final = struct.Struct(">iBqqii")  # the fields of `FetchPartition` behind the topic
 _COUNT: Final = struct.Struct(">i")
 _MOVED: Final = struct.Struct(">iq")  # partition, offset
 _POSITIONS: Final = struct.Struct(">qqqq")  # first, high watermark, size, offset for the time
@@ -127,27 +129,21 @@ def encode_partition_request(request: PartitionRequest) -> bytes:
             group = request.group.encode()
             if not 0 < len(group) <= GROUP_BYTES_MAX or not request.offsets or min(map(min, request.offsets)) < 0:
                 raise LocalProtocolError(f"group {request.group!r} cannot be moved to {request.offsets}")
-            try:
-                moved = b"".join(_MOVED.pack(*pair) for pair in request.offsets)
-            except struct.error as error:
-                raise LocalProtocolError(f"a number of {request} is too large") from error
+            moved = b"".join(_pack(_MOVED, *pair) for pair in request.offsets)
             return bytes((MOVE_GROUP,)) + encode_name_field(request.topic) + bytes((len(group),)) + group + moved
         case FetchPartition():
             reason = _why_not(request)
             if reason is not None:
                 raise LocalProtocolError(reason)
-            try:
-                fields = _FETCH_FIELDS.pack(
-                    request.partition,
-                    request.start_type,
-                    request.start,
-                    request.end,
-                    request.bytes_max,
-                    request.wait_ms,
-                )
-            except struct.error as error:
-                raise LocalProtocolError(f"a number of {request} is too large") from error
+            fields = _pack(_FETCH_FIELDS, *astuple(request)[1:])
             return bytes((FETCH_PARTITION,)) + encode_name_field(request.topic) + fields
+
+
+def _pack(fields: struct.Struct, *numbers: int) -> bytes:
+    try:
+        return fields.pack(*numbers)
+    except struct.error as error:
+        raise LocalProtocolError(f"a number is too large: {numbers}") from error
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------
@@ -156,10 +152,7 @@ def encode_partition_request(request: PartitionRequest) -> bytes:
 def encode_topic_positions(topic: TopicPositions) -> bytes:
     """Return one topic of the answer to `TellPositions`."""
     parts = [encode_name_field(topic.topic), _text(topic.id), _text(topic.engine), _COUNT.pack(len(topic.partitions))]
-    parts += [
-        _POSITIONS.pack(one.first_offset, one.high_watermark, one.size_bytes, one.time_offset)
-        for one in topic.partitions
-    ]
+    parts += [_POSITIONS.pack(*astuple(positions)) for positions in topic.partitions]
     return b"".join(parts)
 
 

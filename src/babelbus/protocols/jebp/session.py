@@ -42,11 +42,10 @@ from babelbus.protocols.jebp.messages import (
     Subscribe,
     TellPositions,
 )
-from babelbus.protocols.jebp.partition_session import Said, awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.publisher import Publisher
+from babelbus.protocols.jebp.reading import Said, Subscription, awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, answers
-from babelbus.protocols.jebp.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
