@@ -55,7 +55,8 @@ class Publication(msgspec.Struct, frozen=True, gc=False):
 
     Without a `topic` the subject of each event decides. A `RecordBatch` was checked by `records.parse_records`, or the
     server made it; with a `producer_id` a batch that was stored before is not stored again and gets its first place,
-    unless `fresh` says that it was not. `protocol` is a label of metrics. Live subscribers get the headers `source` in
+    unless `fresh` says that it was not. `at_once` says that the caller reads the receipt when `publish` returns: what
+    prevents the append is there then. `protocol` is a label of metrics. Live subscribers get the headers `source` in
     the place of headers of the same names; what is stored stays as it came.
     """
 
@@ -67,6 +68,7 @@ class Publication(msgspec.Struct, frozen=True, gc=False):
     producer_id: int = NO_PRODUCER
     first_sequence: int = 0
     fresh: bool = False
+    at_once: bool = False
     source: Headers = ()
 
 

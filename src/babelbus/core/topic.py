@@ -200,7 +200,9 @@ class Topic:
         assert not isinstance(content, list)
         marked = publication.producer_id != NO_PRODUCER
         few = len(content) < GATHER_RECORDS_MAX and content.size_bytes <= GATHER_BYTES_MAX
-        if few and not (marked and partition.queued):  # there a transaction has one producer's records
+        if (
+            few and not publication.at_once and not (marked and partition.queued)
+        ):  # there a transaction has one producer's records
             return self._gather(partition, publication, content)
         self.flush()
         base_offset = partition.next_offset

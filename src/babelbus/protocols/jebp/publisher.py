@@ -21,6 +21,8 @@ from babelbus.records.record import RecordBatch
 from babelbus.storage.errors import DiskError, DiskFullError
 
 REFUSALS = (UnknownTopicError, AccessRefusedError)
+NO_TOPIC = Receipt.refused(UnknownTopicError("no such topic"))
+WRONG_CHECKSUM = Receipt.refused(ChecksumError("the CRC of a record is wrong"))
 
 
 class Publisher:
@@ -53,12 +55,10 @@ class Publisher:
             if record.checksum_valid:
                 by_topic.setdefault(record.topic, []).append(record)
         receipts = {topic: cycle(self._create(topic, records, client).parts) for topic, records in by_topic.items()}
-        wrong = Receipt.refused(ChecksumError("the CRC of a record is wrong"))
-        missing = Receipt.refused(UnknownTopicError("no such topic"))
         places = [
             next(receipts[record.topic])
             if record.checksum_valid
-            else (wrong if self._broker.has_topic(record.topic) else missing)
+            else (WRONG_CHECKSUM if self._broker.has_topic(record.topic) else NO_TOPIC)
             for record in run
         ]
         created = self._answers[Outcome.RECORD_CREATED]
@@ -75,13 +75,12 @@ class Publisher:
             topic: not broker.has_topic(topic) or not broker.may(client, Action.PUBLISH, topic)
             for topic in {request.topic for request in run}
         }
-        missing = Receipt.refused(UnknownTopicError("no such topic"))
         # Before anything of a batch is looked at: nobody learns about batches to topics that are not his.
         batches = iter(parse_many([request.records for request in run if not refused[request.topic]]))
         places = []
         for request in run:
             if refused[request.topic]:
-                places.append(missing)
+                places.append(NO_TOPIC)
                 continue
             batch = next(batches)
             places.append(
