@@ -199,7 +199,9 @@ class Topic:
         content = publication.content
         assert not isinstance(content, list)
         marked = publication.producer_id != NO_PRODUCER
-        few = len(content) < GATHER_RECORDS_MAX and content.size_bytes <= GATHER_BYTES_MAX
+        few = len(content) < GATHER_RECORDS_MAX
+        if isinstance(content, RecordBatch):
+            few = few and content.size_bytes <= GATHER_BYTES_MAX
         if (
             few and not publication.at_once and not (marked and partition.queued)
         ):  # there a transaction has one producer's records
