@@ -16,8 +16,8 @@ import uvloop
 
 from babelbus.client import Client, Identity
 from babelbus.protocols.jebp.codec import RECORD_FIELDS
+from babelbus.protocols.jebp.fields import encode_name_field
 from babelbus.protocols.jebp.messages import Response
-from babelbus.protocols.jebp.names import encode_name_field
 from babelbus.protocols.jebp.status import is_success
 from babelbus.server.allocator import keep_freed_memory
 from bench.frame import Reading, figure

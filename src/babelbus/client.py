@@ -8,71 +8,8 @@
 `Client` is the same for asyncio. Every error is a `BabelbusError`; connection and server errors are `ClientError`s.
 """
 
-from babelbus.clients.jebp import (
-    BlockingClient,
-    Client,
-    ClientClosedError,
-    ClientError,
-    ConnectionLostError,
-    Fetched,
-    FetchedBatch,
-    FetchedPartition,
-    Flushed,
-    NoRightsError,
-    NotAuthorisedError,
-    OffsetOutOfRangeError,
-    OutcomeUnknownError,
-    Position,
-    Published,
-    RecordTooLargeError,
-    RequestError,
-    RequestTimeoutError,
-    TopicExistsError,
-    UnknownPartitionError,
-    UnknownTopicError,
-    UnsupportedByServerError,
-    UntrustedServerError,
-)
-from babelbus.errors import BabelbusError, LocalProtocolError
-from babelbus.protocols.jebp.identity import Identity, IdentityError
-from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions
-from babelbus.records.columns import Columns
-from babelbus.records.format import CorruptRecordError, InvalidRecordError
-from babelbus.records.record import Headers, Record
+from babelbus.clients import jebp
+from babelbus.clients.jebp import *  # noqa: F403 - the face of the client is the public one
 
-__all__ = [
-    "BabelbusError",
-    "BlockingClient",
-    "Client",
-    "ClientClosedError",
-    "ClientError",
-    "Columns",
-    "ConnectionLostError",
-    "CorruptRecordError",
-    "Fetched",
-    "FetchedBatch",
-    "FetchedPartition",
-    "Flushed",
-    "Headers",
-    "Identity",
-    "IdentityError",
-    "InvalidRecordError",
-    "LocalProtocolError",
-    "NoRightsError",
-    "NotAuthorisedError",
-    "OffsetOutOfRangeError",
-    "OutcomeUnknownError",
-    "PartitionPositions",
-    "Position",
-    "Published",
-    "Record",
-    "RecordTooLargeError",
-    "RequestError",
-    "RequestTimeoutError",
-    "TopicExistsError",
-    "TopicPositions",
-    "UnknownPartitionError",
-    "UnknownTopicError",
-    "UnsupportedByServerError",
-    "UntrustedServerError",
-]
+__all__: list[str] = []
+__all__ += jebp.__all__

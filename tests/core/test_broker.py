@@ -175,6 +175,7 @@ async def test_a_topic_in_memory_keeps_its_settings_but_not_its_records() -> Non
     bus = Bus()
     topic = bus.topic("news", 2, engine="memory")
     receipts = publish_payloads(topic, [b"0", b"1"], [NOW] * 2)
+    topic.flush()
     assert all(receipt.done for receipt in receipts)  # memory is as durable as it gets
     assert [payloads(one) for one in topic.partitions] == [[b"0"], [b"1"]]
     bus = await bus.restart()

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from babelbus.core.access import CLIENT, SERVER, AccessRefusedError, Action, Grant, Identity
@@ -11,10 +12,10 @@ from babelbus.core.publish import GATHER_RECORDS_MAX, Bodies, Content, Payloads,
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import EVERYTHING, below
-from babelbus.core.topic import ReservedTopicError
+from babelbus.core.topic import ReservedTopicError, SequenceGapError
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
-from babelbus.storage.errors import DiskFullError
+from babelbus.storage.errors import DiskError, DiskFullError
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, batch, done, events, in_loop, payloads
 
@@ -128,19 +129,71 @@ async def test_what_the_disk_refuses_is_not_counted_and_not_shown() -> None:
 
 
 @in_loop
-async def test_what_a_turn_brings_is_one_write_whose_receipt_says_where_it_is() -> None:
+async def test_what_a_turn_brings_is_one_write_and_each_receipt_says_where_its_records_are() -> None:
     files = FaultyFiles()
     bus = Bus(files)
     topic = bus.topic(ack="written")
     writes: Counter[str] = Counter()
     files.before_call = lambda operation, path: writes.update([operation] if path.endswith(".log") else [])
-    receipts = [bus.broker.publish(plain(b"%d" % number)) for number in range(50)]
-    assert len(set(receipts)) == 1
-    assert not receipts[0].done
+    sent = [plain(b"%d" % number) for number in range(50)]
+    sent[20] = Publication(CLIENT, "test", batch(b"20", b"and"), "news", producer_id=7)
+    sent[40] = Publication(CLIENT, "test", batch(b"40", key=b"k"), "news", producer_id=7, first_sequence=2)
+    receipts = [bus.broker.publish(one) for one in sent]
+    assert not any(receipt.done for receipt in receipts)
     await done(receipts)
     assert writes["pwrite"] == 1
-    assert (receipts[0].partition, receipts[0].base_offset, receipts[0].count) == (0, 0, 50)
-    assert payloads(topic.partitions[0]) == [b"%d" % number for number in range(50)]
+    assert [receipt.base_offset for receipt in receipts] == [*range(21), *range(22, 51)]
+    assert {receipt.partition for receipt in receipts} == {0}
+    stored = payloads(topic.partitions[0])
+    assert [stored[receipt.base_offset] for receipt in receipts] == [b"%d" % number for number in range(50)]
+    again = await done([bus.broker.publish(sent[20]), bus.broker.publish(sent[40])])
+    assert [receipt.base_offset for receipt in again] == [20, 41]
+    bus = await bus.restart()
+    assert (await bus.broker.publish(sent[40]).wait()).base_offset == 41
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_batch_that_comes_twice_in_a_turn_or_before_its_turn_is_not_stored_by_that() -> None:
+    bus = Bus()
+    topic = bus.topic(ack="written")
+    numbers = [(b"1", 0), (b"2", 1), (b"1", 0), (b"5", 5), (b"2", 1)]
+    sent = [
+        Publication(CLIENT, "test", batch(value), "news", producer_id=7, first_sequence=at) for value, at in numbers
+    ]
+    receipts = await done([bus.broker.publish(publication) for publication in sent])
+    assert [receipt.base_offset for receipt in receipts] == [0, 1, 0, -1, 1]
+    assert isinstance(receipts[3].error, SequenceGapError)
+    assert payloads(topic.partitions[0]) == [b"1", b"2"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_refused_write_refuses_all_that_was_gathered_and_nothing_of_it_counts_as_stored() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    topic = bus.topic(ack="written")
+    sent = [Publication(CLIENT, "test", batch(b"%d" % at), "news", producer_id=7, first_sequence=at) for at in range(3)]
+    files.fail("pwrite", suffix=".log")
+    refused = await done([bus.broker.publish(publication) for publication in [*sent, plain(b"x")]])
+    assert all(isinstance(receipt.error, DiskError) for receipt in refused)
+    stored = await done([bus.broker.publish(publication) for publication in sent])
+    assert [receipt.base_offset for receipt in stored] == [0, 1, 2]
+    assert payloads(topic.partitions[0]) == [b"0", b"1", b"2"]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_live_subscribers_hear_gathered_publications_each_with_its_own_source() -> None:
+    bus = Bus()
+    bus.topic(ack="written")
+    heard: list[Event] = []
+    bus.broker.subscribe(EVERYTHING, heard.extend)
+    sources = [((b"ce_source", b"%d" % number),) for number in range(3)]
+    sent = [msgspec.structs.replace(plain(b"%d" % number), source=sources[number]) for number in range(3)]
+    sent[1] = msgspec.structs.replace(sent[1], content=batch(b"1"), producer_id=7)
+    await done([bus.broker.publish(publication) for publication in sent])
+    assert [(event.payload, event.headers) for event in heard] == [(b"%d" % at, sources[at]) for at in range(3)]
     await bus.broker.close()
 
 

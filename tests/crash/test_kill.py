@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from babelbus.config import StorageSettings, TopicDefaults
-from babelbus.protocols.jebp.codec import decode_batches, decode_records_created
-from babelbus.protocols.jebp.messages import Response
+from babelbus.protocols.jebp.codec import decode_batches
+from babelbus.protocols.jebp.fields import decode_numbers
+from babelbus.protocols.jebp.messages import RecordsCreated, Response
 from babelbus.records.columns import decode_chunk, iterate
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.child import Child
@@ -169,7 +170,7 @@ def test_batches_of_a_producer_that_are_sent_again_after_a_kill_are_stored_once(
 def remember(places: dict[int, int], number: int, answer: Response) -> None:
     """Note where a batch is; it is always the same place."""
     assert said(answer)[:4] == "a130"
-    created = decode_records_created(answer.content)
+    created = decode_numbers(RecordsCreated, answer.content)
     assert places.setdefault(number, created.base_offset) == created.base_offset
 
 

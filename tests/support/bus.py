@@ -168,6 +168,7 @@ def publish_payloads(topic: Topic, payloads: list[bytes], timestamps: list[int],
 def publish_batch(topic: Topic, batch: RecordBatch, **more: Any) -> Receipt:
     """Publish a batch in the stored form; raises what refuses it at once."""
     receipt = topic.publish(Publication(CLIENT, "test", batch, topic.name, **more))
+    topic.flush()
     if receipt.error is not None:
         raise receipt.error
     return receipt

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from babelbus.errors import BabelbusError
 
-A = TypeVar("A")
+A = TypeVar("A", covariant=True)
 B = TypeVar("B")
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -123,6 +123,18 @@ class Twin(Generic[A]):
     def __init__(self, portal: Portal, twin: A) -> None:
         self._portal = portal
         self._twin = twin
+
+
+def building(make: Callable[P, A]) -> Callable[[Callable[[B, A], None]], Callable[Concatenate[B, P], None]]:
+    """Return a decorator for `__init__(self, twin)`: the arguments are those of `make`, which makes the twin."""
+
+    def decorate(begin: Callable[[B, A], None]) -> Callable[Concatenate[B, P], None]:
+        def init(self: B, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            begin(self, make(*args, **kwargs))
+
+        return wraps(make)(init)
+
+    return decorate
 
 
 def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Twin[A], P], T]:

@@ -3,7 +3,10 @@
 import asyncio
 import os
 import socket
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from types import TracebackType
+from typing import Generic, TypeVar
 
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.sbus.codec import decode, encode
@@ -16,6 +19,8 @@ from babelbus.protocols.sbus.messages import (
     Subscribe,
     Unsubscribe,
 )
+
+R = TypeVar("R")
 
 ABSTRACT = "/dev/unix/abstract/"
 _NAME_BYTES = 108
@@ -47,14 +52,48 @@ def connect(address: str) -> socket.socket:
     return connection
 
 
-class Client:
+class _Requests(ABC, Generic[R]):
+    """The requests that both clients have; `R` is what a call returns."""
+
+    socket: socket.socket
+
+    @abstractmethod
+    def send(self, message: Message) -> R:
+        """Send a message.
+
+        Raises:
+            LocalProtocolError: it has no form in sbus.
+            OSError: the connection is gone, or the packet is longer than the socket's buffer allows.
+        """
+
+    def subscribe(self, pattern: bytes) -> R:
+        """Subscribe to messages with matching keys."""
+        return self.send(Subscribe(pattern))
+
+    def unsubscribe(self, pattern: bytes) -> R:
+        """Remove one subscription with exactly this pattern."""
+        return self.send(Unsubscribe(pattern))
+
+    def publish(self, key: bytes, payload: bytes | None = b"") -> R:
+        """Publish."""
+        return self.send(Publish(key, payload))
+
+    def control(self, key: bytes) -> R:
+        """Send a control message, such as `b"echo/off"`."""
+        return self.send(Control(key))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.socket.close()
+
+
+class Client(_Requests[None]):
     """A connection to a bus; calls block. `timeout_seconds` bounds each of them, None waits for ever."""
 
     def __init__(self, address: str | socket.socket, *, timeout_seconds: float | None = None) -> None:
         self.socket = connect(address) if isinstance(address, str) else address
         self.socket.settimeout(timeout_seconds)
         self._buffer = bytearray(PACKET_BYTES_MAX)  # made once: a buffer for each packet costs five times as much
-        self._view = memoryview(self._buffer)
 
     def __enter__(self) -> "Client":
         return self
@@ -63,29 +102,8 @@ class Client:
         self.close()
 
     def send(self, message: Message) -> None:
-        """Send a message.
-
-        Raises:
-            LocalProtocolError: it has no form in sbus.
-            OSError: the connection is gone, or the packet is longer than the socket's buffer allows.
-        """
+        """Send a message; see `_Requests.send`."""
         self.socket.send(encode(message))
-
-    def subscribe(self, pattern: bytes) -> None:
-        """Subscribe to messages with matching keys."""
-        self.send(Subscribe(pattern))
-
-    def unsubscribe(self, pattern: bytes) -> None:
-        """Remove one subscription with exactly this pattern."""
-        self.send(Unsubscribe(pattern))
-
-    def publish(self, key: bytes, payload: bytes | None = b"") -> None:
-        """Publish."""
-        self.send(Publish(key, payload))
-
-    def control(self, key: bytes) -> None:
-        """Send a control message, such as `b"echo/off"`."""
-        self.send(Control(key))
 
     def receive_packet(self) -> bytes:
         """Wait for a packet.
@@ -94,10 +112,7 @@ class Client:
             ConnectionResetError: the server closed the connection.
             TimeoutError: nothing came in time.
         """
-        size = self.socket.recv_into(self._buffer)
-        if not size:
-            raise ConnectionResetError("the server closed the connection")
-        return bytes(self._view[:size])
+        return _packet(self._buffer, self.socket.recv_into(self._buffer))
 
     def receive(self) -> Message:
         """Wait for a message; otherwise as `receive_packet`."""
@@ -110,17 +125,10 @@ class Client:
             RemoteProtocolError: a message came before the answer; read expected ones with `receive`.
         """
         self.control(WHOAMI)
-        answer = self.receive()
-        if not isinstance(answer, Control) or answer.key != WHOAMI:
-            raise RemoteProtocolError("a message came before the answer to whoami")
-        return answer.payload
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.socket.close()
+        return _identity(self.receive())
 
 
-class AsyncClient:
+class AsyncClient(_Requests[Awaitable[None]]):
     """The same in an event loop."""
 
     def __init__(self, address: str | socket.socket) -> None:
@@ -137,32 +145,13 @@ class AsyncClient:
         self.close()
 
     async def send(self, message: Message) -> None:
-        """Send a message; raises as `Client.send`."""
+        """Send a message; see `_Requests.send`."""
         # sock_sendall sends the packet whole or not at all: a packet is never divided.
         await asyncio.get_running_loop().sock_sendall(self.socket, encode(message))
 
-    async def subscribe(self, pattern: bytes) -> None:
-        """Subscribe to messages with matching keys."""
-        await self.send(Subscribe(pattern))
-
-    async def unsubscribe(self, pattern: bytes) -> None:
-        """Remove one subscription with exactly this pattern."""
-        await self.send(Unsubscribe(pattern))
-
-    async def publish(self, key: bytes, payload: bytes | None = b"") -> None:
-        """Publish."""
-        await self.send(Publish(key, payload))
-
-    async def control(self, key: bytes) -> None:
-        """Send a control message."""
-        await self.send(Control(key))
-
     async def receive_packet(self) -> bytes:
         """Wait for a packet; raises as `Client.receive_packet`."""
-        size = await asyncio.get_running_loop().sock_recv_into(self.socket, self._buffer)
-        if not size:
-            raise ConnectionResetError("the server closed the connection")
-        return bytes(self._buffer[:size])
+        return _packet(self._buffer, await asyncio.get_running_loop().sock_recv_into(self.socket, self._buffer))
 
     async def receive(self) -> Message:
         """Wait for a message."""
@@ -171,11 +160,16 @@ class AsyncClient:
     async def whoami(self) -> bytes:
         """Return our identity on the server; raises as `Client.whoami`."""
         await self.control(WHOAMI)
-        answer = await self.receive()
-        if not isinstance(answer, Control) or answer.key != WHOAMI:
-            raise RemoteProtocolError("a message came before the answer to whoami")
-        return answer.payload
+        return _identity(await self.receive())
 
-    def close(self) -> None:
-        """Close the connection."""
-        self.socket.close()
+
+def _packet(buffer: bytearray, size: int) -> bytes:
+    if not size:
+        raise ConnectionResetError("the server closed the connection")
+    return bytes(memoryview(buffer)[:size])
+
+
+def _identity(answer: Message) -> bytes:
+    if not isinstance(answer, Control) or answer.key != WHOAMI:
+        raise RemoteProtocolError("a message came before the answer to whoami")
+    return answer.payload

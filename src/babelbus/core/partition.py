@@ -62,7 +62,7 @@ class Partition:
         self._retention_records = settings.retention_records
         self._backend = backend
         self._volatile = backend.fit.volatile
-        self._queued = backend.fit.appends_wait
+        self.queued = backend.fit.appends_wait
         """Whether what is appended is written by the flusher's thread, and not at once."""
         self._tail = None if self._volatile else Tail(tails)
         self._loop = loop
@@ -146,7 +146,7 @@ class Partition:
         self._keep(batch, base_offset)
         receipt = Receipt(self.number, base_offset, batch.count)
         # Behind records that wait for a flush nobody reads earlier, even if the level was lowered meanwhile.
-        if (self._ack == "flushed" or self._waiting or self._queued) and not self._volatile:
+        if (self._ack == "flushed" or self._waiting or self.queued) and not self._volatile:
             self._waiting.append((base_offset + batch.count, receipt))
             self._unflushed_bytes += len(batch.data)
             self._request_flush(sync=self._ack == "flushed" or self._unflushed_bytes >= self._flush_every_bytes)
@@ -208,7 +208,7 @@ class Partition:
             self._deferred_count -= batch.count
             self._deferred_bytes -= len(batch.data)
             self._unflushed_bytes += len(batch.data)
-            if self._queued:
+            if self.queued:
                 self._unwritten.append(batch)
             elif not self._waiting:  # else they become visible with the flush that those wait for
                 self._advance(base_offset + batch.count)
@@ -256,7 +256,7 @@ class Partition:
         self._flush_requested = False  # what is appended from here on asks again
         if self._closed:
             return self.log.next_offset
-        if self._queued and not self._sync_wanted:
+        if self.queued and not self._sync_wanted:
             return self.log.durable(sync=False)
         self._sync_wanted = False
         return self.log.durable()
@@ -294,7 +294,7 @@ class Partition:
         self._advance(min(durable_offset, self.log.next_offset))
         while waiting and waiting[0][0] <= durable_offset:
             waiting.popleft()[1].resolve()
-        if not waiting and self._ack != "flushed" and not self._queued:
+        if not waiting and self._ack != "flushed" and not self.queued:
             self._advance(self.log.next_offset)  # what was written behind those that waited, at a lower level
 
     # -- reading -----------------------------------------------------------------------------------------------------

@@ -11,12 +11,14 @@ import msgspec
 from babelbus.core.access import Identity
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event
-from babelbus.records.record import Headers, RecordBatch
+from babelbus.records.record import Headers, Positions, RecordBatch
 
 SERVER_CHOOSES = -1
 NO_PRODUCER = -1
 GATHER_RECORDS_MAX = 64
-"""So many records at once are a batch by themselves."""
+"""So many records at once are a batch of their own."""
+GATHER_BYTES_MAX = 65_536
+"""A batch in the stored form that is larger is not copied to be joined with others."""
 
 
 class Payloads(msgspec.Struct, frozen=True, gc=False):
@@ -24,6 +26,11 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
 
     payloads: Sequence[bytes]
     timestamps: list[int]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the payloads, which metrics count."""
+        return sum(map(len, self.payloads))
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -48,7 +55,8 @@ class Publication(msgspec.Struct, frozen=True, gc=False):
 
     Without a `topic` the subject of each event decides. A `RecordBatch` was checked by `records.parse_records`, or the
     server made it; with a `producer_id` a batch that was stored before is not stored again and gets its first place,
-    unless `fresh` says that it was not. `protocol` is a label of metrics. Live subscribers get the headers `source` in
+    unless `fresh` says that it was not. `at_once` says that the caller reads the receipt when `publish` returns: what
+    prevents the append is there then. `protocol` is a label of metrics. Live subscribers get the headers `source` in
     the place of headers of the same names; what is stored stays as it came.
     """
 
@@ -60,6 +68,7 @@ class Publication(msgspec.Struct, frozen=True, gc=False):
     producer_id: int = NO_PRODUCER
     first_sequence: int = 0
     fresh: bool = False
+    at_once: bool = False
     source: Headers = ()
 
 
@@ -68,49 +77,34 @@ Publish = Callable[[Publication], Receipt]
 
 
 class Gathered:
-    """Publications of few records each, which become one batch with one receipt at the end of a turn.
+    """Publications of few records each to one partition, which become one batch at the end of a turn."""
 
-    All of them are `Payloads`, or all are bodies, and all came through one protocol.
-    """
+    __slots__ = ("_receipts", "bodies", "publications", "timestamps")
 
-    __slots__ = ("_plain", "_protocol", "publications", "receipt")
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.timestamps: list[int] = []
+        self.publications: list[tuple[int, Publication]] = []
+        """Each with the number of its first record."""
+        self._receipts: list[Receipt] = []
 
-    def __init__(self, publication: Publication) -> None:
-        self._plain = type(publication.content) is Payloads
-        self._protocol = publication.protocol
-        self.publications = [publication]
-        self.receipt = Receipt()
+    def add(self, publication: Publication, bodies: Sequence[bytes], timestamps: Positions) -> Receipt:
+        """Add the records of a publication."""
+        receipt = Receipt(count=len(bodies))
+        self._receipts.append(receipt)
+        self.publications.append((len(self.bodies), publication))
+        self.bodies += bodies
+        self.timestamps.extend(timestamps)
+        return receipt
 
-    def takes(self, publication: Publication) -> bool:
-        """Return whether a publication can be part of the batch."""
-        return self._plain is (type(publication.content) is Payloads) and self._protocol == publication.protocol
+    def settle(self, stored: Receipt) -> None:
+        """Pass the outcome of the batch on to the receipts of its publications."""
+        if stored.base_offset >= 0:
+            for (index, _), receipt in zip(self.publications, self._receipts, strict=True):
+                receipt.partition, receipt.base_offset = stored.partition, stored.base_offset + index
 
+        def resolve(done: Receipt) -> None:
+            for receipt in self._receipts:
+                receipt.resolve(done.error)
 
-def join_payloads(publications: Sequence[Publication]) -> tuple[Sequence[bytes], list[int]]:
-    """Return the payloads and times of all publications."""
-    payloads: list[bytes] = []
-    timestamps: list[int] = []
-    for publication in publications:
-        content = publication.content
-        assert type(content) is Payloads
-        if len(publications) == 1:
-            return content.payloads, content.timestamps
-        payloads += content.payloads
-        timestamps += content.timestamps
-    return payloads, timestamps
-
-
-def join_bodies(publications: Sequence[Publication]) -> Bodies:
-    """Return the bodies of all publications."""
-    if len(publications) == 1:
-        return publications[0].content  # type: ignore[return-value]  # all are bodies
-    bodies: list[bytes] = []
-    timestamps: list[int] = []
-    size_bytes = 0
-    for publication in publications:
-        content = publication.content
-        assert type(content) is Bodies
-        bodies += content.bodies
-        timestamps += content.timestamps
-        size_bytes += content.size_bytes
-    return Bodies(bodies, timestamps, size_bytes)
+        stored.when_done(resolve)

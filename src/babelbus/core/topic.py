@@ -10,14 +10,14 @@ import numpy as np
 from babelbus.clock import Clock
 from babelbus.core.partition import Partition
 from babelbus.core.publish import (
+    GATHER_BYTES_MAX,
     GATHER_RECORDS_MAX,
     NO_PRODUCER,
     SERVER_CHOOSES,
+    Bodies,
     Gathered,
     Payloads,
     Publication,
-    join_bodies,
-    join_payloads,
 )
 from babelbus.core.receipt import Receipt, join
 from babelbus.core.record import Event
@@ -28,10 +28,12 @@ from babelbus.metrics import Metrics
 from babelbus.records.columns import decode_columns, iterate
 from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import (
+    batch_bodies,
     encode_batch,
     encode_bodies,
     encode_payloads,
     mark_producer,
+    payload_bodies,
     public_headers,
     rebase,
 )
@@ -104,7 +106,9 @@ class Topic:
         self._last_ms = 0
         self.reserved = name.startswith(RESERVED_PREFIX)
         """Whether clients may only read it, and no live subscription sees it."""
-        self._gathered: Gathered | None = None
+        self._gathered: dict[Partition, Gathered] = {}
+        self._sequences: dict[int, int] = {}
+        """The next sequence number of producers whose batches are gathered."""
 
     @property
     def _shown(self) -> bool:
@@ -137,38 +141,30 @@ class Topic:
         unless the publication names a partition. Bodies go to the first partition. A receipt of several partitions has
         `parts`, in the order in which the partitions took turns.
 
-        Few payloads or bodies for a topic of one partition wait for the end of this turn of the event loop, so that
-        records that many connections publish at once are one write with one receipt.
+        Few records wait for the end of this turn of the event loop, so that what many connections and requests publish
+        at once is one write for each partition.
         """
         content = publication.content
-        kind = type(content)
-        if kind is Payloads and len(self.partitions) > 1:
-            return self._spread(publication, content)  # type: ignore[arg-type]
-        if kind is RecordBatch:
-            self.flush()
-            return self._publish_batch(publication, content)  # type: ignore[arg-type]
-        if kind is list:
-            self.flush()
-            return self._publish_events(publication, content)  # type: ignore[arg-type]
-        gathered = self._gathered
-        if len(content) >= GATHER_RECORDS_MAX:  # type: ignore[arg-type]
-            self.flush()
-            return self._append_records(self.partitions[0], [publication])
-        if gathered is not None and gathered.takes(publication):
-            gathered.publications.append(publication)
-            return gathered.receipt
-        self.flush()
-        self._gathered = gathered = Gathered(publication)
-        self.partitions[0].pending = self.flush
-        self._later(self.flush)
-        return gathered.receipt
+        try:
+            if type(content) is list:
+                self.flush()
+                return self._publish_events(publication, content)
+            if type(content) is RecordBatch:
+                return self._publish_batch(publication, content)
+            if type(content) is Payloads and len(self.partitions) > 1:
+                return self._spread(publication, content)
+            return self._publish_records(self.partitions[0], publication)
+        except StorageError as error:
+            return Receipt.refused(error)
 
     def flush(self) -> None:
         """Append the gathered records. Nobody has to call this first: whoever looks at the partition's end does."""
-        gathered = self._gathered
-        if gathered is not None:
-            self._gathered = self.partitions[0].pending = None
-            gathered.receipt.follow(self._append_records(self.partitions[0], gathered.publications))
+        everything, self._gathered = self._gathered, {}
+        self._sequences.clear()
+        for partition, gathered in everything.items():
+            partition.pending = None
+            batch = encode_bodies(gathered.bodies, gathered.timestamps, partition.next_offset)
+            gathered.settle(self._append(partition, batch, gathered.publications))
 
     def _spread(self, publication: Publication, content: Payloads) -> Receipt:
         payloads, timestamps, count = content.payloads, content.timestamps, len(self.partitions)
@@ -176,50 +172,115 @@ class Topic:
         for start in range(min(count, len(payloads))):
             some = Payloads(payloads[start::count], timestamps[start::count])
             part = msgspec.structs.replace(publication, content=some)
-            receipts.append(self._append_records(self.partitions[(self._turn + start) % count], [part]))
+            receipts.append(self._publish_records(self.partitions[(self._turn + start) % count], part))
         self._turn = (self._turn + len(payloads)) % count
         return join(receipts)
 
-    def _append_records(self, partition: Partition, publications: Sequence[Publication]) -> Receipt:
-        """Append payloads or bodies as one batch."""
-        protocol, plain = publications[0].protocol, type(publications[0].content) is Payloads
-        now = self.stamp()
-        try:
-            if plain:
-                payloads, timestamps = join_payloads(publications)
-                if 0 in timestamps:
-                    timestamps = [timestamp or now for timestamp in timestamps]
-                batch = encode_payloads(payloads, timestamps, partition.next_offset)
-                size_bytes = sum(map(len, payloads))
-            else:
-                bodies = join_bodies(publications)
-                batch = encode_bodies(bodies.bodies, bodies.timestamps, partition.next_offset)
-                size_bytes = bodies.size_bytes
-            receipt = partition.append(batch)
-        except StorageError as error:
-            receipt = Receipt.refused(error)
-        except Exception:  # one sender's records must not cost all others of the turn their answers
-            log.exception("publishing to topic %r failed", self.name)
-            receipt = Receipt.refused(StorageError("the server failed; its log says why"))
+    def _publish_batch(self, publication: Publication, batch: RecordBatch) -> Receipt:
+        number, producer_id = publication.partition, publication.producer_id
+        if number != SERVER_CHOOSES:
+            self.partition(number)
+        if producer_id != NO_PRODUCER and not publication.fresh:
+            receipt = self._find_batch(producer_id, publication.first_sequence, batch.count)
+            if receipt is not None:
+                self._metrics.topic_published(publication.protocol, self.name).inc(batch.count, batch.size_bytes)
+                return receipt
+        if number == SERVER_CHOOSES:
+            number = self._turn
+            self._turn = (self._turn + 1) % len(self.partitions)
+        return self._publish_records(self.partitions[number], publication)
+
+    def _publish_records(self, partition: Partition, publication: Publication) -> Receipt:
+        """Append payloads, bodies or a batch: at once, or few of them at the end of the turn.
+
+        Raises:
+            InvalidRecordError: a record cannot be stored.
+        """
+        content = publication.content
+        assert not isinstance(content, list)
+        marked = publication.producer_id != NO_PRODUCER
+        few = len(content) < GATHER_RECORDS_MAX
+        if isinstance(content, RecordBatch):
+            few = few and content.size_bytes <= GATHER_BYTES_MAX
+        if (
+            few and not publication.at_once and not (marked and partition.queued)
+        ):  # there a transaction has one producer's records
+            return self._gather(partition, publication, content)
+        self.flush()
+        base_offset = partition.next_offset
+        if isinstance(content, Payloads):
+            batch = encode_payloads(content.payloads, self._times(content), base_offset)
+        elif isinstance(content, Bodies):
+            batch = encode_bodies(content.bodies, content.timestamps, base_offset)
         else:
-            self._metrics.topic_published(protocol, self.name).inc(batch.count, size_bytes)
-            if self._shown:
-                if plain:
-                    self._show(receipt, self._plain_events(publications, payloads, timestamps))
-                else:
-                    self._show(receipt, self.decode(bytes(batch.data), batch.positions))
+            batch = content
+            if marked:
+                batch = mark_producer(batch, publication.producer_id, publication.first_sequence)
+            if batch.base_offset != base_offset:
+                batch = rebase(batch, base_offset)
+        return self._append(partition, batch, [(0, publication)])
+
+    def _times(self, content: Payloads) -> list[int]:
+        timestamps = content.timestamps
+        if 0 not in timestamps:
+            return timestamps
+        now = self.stamp()
+        return [timestamp or now for timestamp in timestamps]
+
+    def _gather(
+        self, partition: Partition, publication: Publication, content: Payloads | Bodies | RecordBatch
+    ) -> Receipt:
+        """Keep few records until the end of the turn."""
+        timestamps = content.timestamps
+        if isinstance(content, Payloads):
+            timestamps = self._times(content)
+            bodies = payload_bodies(content.payloads, timestamps)
+        elif isinstance(content, Bodies):
+            bodies = content.bodies
+        else:
+            bodies = batch_bodies(content, publication.producer_id, publication.first_sequence)
+            self._sequences[publication.producer_id] = publication.first_sequence + content.count
+        gathered = self._gathered.get(partition)
+        if gathered is None:
+            if not self._gathered:
+                self._later(self.flush)
+            gathered = self._gathered[partition] = Gathered()
+            partition.pending = self.flush
+        return gathered.add(publication, bodies, timestamps)
+
+    def _append(
+        self, partition: Partition, batch: RecordBatch, publications: Sequence[tuple[int, Publication]]
+    ) -> Receipt:
+        """Append the records of these publications, each of which begins at the record with its number."""
+        producers, base_offset = partition.log.producers, batch.base_offset
+        for index, publication in publications:
+            if publication.producer_id != NO_PRODUCER:
+                # Before the append, which may write a checkpoint: one that knows too much is put right by the log.
+                place = (publication.first_sequence, len(publication.content), base_offset + index)
+                producers.add(publication.producer_id, *place)
+        try:
+            receipt = partition.append(batch)
+        except Exception as error:  # one sender's records must not cost all others of the turn their answers
+            producers.forget_from(base_offset)
+            if isinstance(error, StorageError):
+                return Receipt.refused(error)
+            log.exception("publishing to topic %r failed", self.name)
+            return Receipt.refused(StorageError("the server failed; its log says why"))
+        for _, publication in publications:
+            content = publication.content
+            assert not isinstance(content, list)
+            self._metrics.topic_published(publication.protocol, self.name).inc(len(content), content.size_bytes)
+        if self._shown:
+            self._show(receipt, self._events(batch, publications))
         return receipt
 
-    def _plain_events(
-        self, publications: Sequence[Publication], payloads: Sequence[bytes], timestamps: list[int]
-    ) -> list[Event]:
-        name = self.name
+    def _events(self, batch: RecordBatch, publications: Sequence[tuple[int, Publication]]) -> list[Event]:
+        """Return the records of these publications as events."""
+        everything = self.decode(bytes(batch.data), batch.positions)
         events: list[Event] = []
-        for publication in publications:
-            begin = len(events)
-            end = begin + len(publication.content)  # type: ignore[arg-type]
-            pairs = zip(payloads[begin:end], timestamps[begin:end], strict=True)
-            events += [Event(name, data, None, publication.source, at) for data, at in pairs]
+        for index, publication in publications:
+            part = everything[index : index + len(publication.content)]
+            events += with_source(part, publication.source) if publication.source else part
         return events
 
     def _publish_events(self, publication: Publication, events: list[Event]) -> Receipt:
@@ -263,49 +324,16 @@ class Topic:
         self._turn = (self._turn + 1) % count
         return self._turn
 
-    def _publish_batch(self, publication: Publication, batch: RecordBatch) -> Receipt:
-        size_bytes = len(batch.data)
-        try:
-            receipt = None
-            if publication.partition != SERVER_CHOOSES:
-                self.partition(publication.partition)
-            if publication.producer_id != NO_PRODUCER and not publication.fresh:
-                receipt = self._find_batch(publication.producer_id, publication.first_sequence, batch.count)
-            if receipt is None:
-                receipt = self._append_batch(publication, batch)
-        except StorageError as error:
-            return Receipt.refused(error)
-        self._metrics.topic_published(publication.protocol, self.name).inc(batch.count, size_bytes)
-        return receipt
-
-    def _append_batch(self, publication: Publication, batch: RecordBatch) -> Receipt:
-        number, producer_id = publication.partition, publication.producer_id
-        if number == SERVER_CHOOSES:
-            number = self._turn
-            self._turn = (self._turn + 1) % len(self.partitions)
-        target = self.partitions[number]
-        base_offset = target.next_offset
-        if producer_id != NO_PRODUCER:
-            batch = mark_producer(batch, producer_id, publication.first_sequence)
-            # Before the append, which may write a checkpoint: one that knows too much is put right by the log.
-            target.log.producers.add(producer_id, publication.first_sequence, batch.count, base_offset)
-        if batch.base_offset != base_offset:
-            batch = rebase(batch, base_offset)
-        try:
-            receipt = target.append(batch)
-        except StorageError:
-            target.log.producers.forget_from(base_offset)
-            raise
-        if self._shown:
-            events, source = self.decode(bytes(batch.data), batch.positions), publication.source
-            self._show(receipt, with_source(events, source) if source else events)
-        return receipt
-
     def _find_batch(self, producer_id: int, first_sequence: int, count: int) -> Receipt | None:
         """Return the receipt of a batch that was stored before, `None` for the next one in order."""
-        expected = max([partition.log.producers.next_sequence(producer_id) for partition in self.partitions])
+        expected = self._sequences.get(producer_id, -1)
+        if expected < 0:
+            expected = max([partition.log.producers.next_sequence(producer_id) for partition in self.partitions])
         if expected in (-1, first_sequence):  # a new batch, as nearly every one is, costs no search
             return None
+        if self._gathered:
+            self.flush()
+            return self._find_batch(producer_id, first_sequence, count)
         for partition in self.partitions:
             for batch in partition.log.producers.batches(producer_id):
                 if batch.first_sequence == first_sequence and batch.count == count:

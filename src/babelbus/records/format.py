@@ -55,6 +55,8 @@ INT64_MAX = 2**63 - 1
 PRODUCER_HEADER = b"$batch"
 """Header of the first record of a batch that has a producer id: producer id i64, first sequence i64, count i32."""
 PRODUCER = struct.Struct(">qqi")
+PRODUCER_FIELD = INT32.pack(len(PRODUCER_HEADER)) + PRODUCER_HEADER + INT32.pack(PRODUCER.size)
+"""The name of the header and the size of its value, as in a record."""
 RESERVED_HEADER_PREFIX = b"$"
 
 
@@ -444,20 +446,7 @@ def mark_producer(batch: RecordBatch, producer_id: int, first_sequence: int) -> 
     """
     stop = batch.positions[1] if batch.count > 1 else len(batch.data)
     first = memoryview(batch.data)[:stop]
-    count_at = headers_position(first, 0)
-    if first[count_at] >= HEADERS_MAX:
-        raise InvalidRecordError(f"the first record of a batch with a producer has over {HEADERS_MAX - 1} headers")
-    body = b"".join(
-        (
-            first[HEAD_BYTES:count_at],
-            (first[count_at] + 1).to_bytes(1, "big"),
-            first[count_at + 1 :],
-            INT32.pack(len(PRODUCER_HEADER)),
-            PRODUCER_HEADER,
-            INT32.pack(PRODUCER.size),
-            PRODUCER.pack(producer_id, first_sequence, batch.count),
-        )
-    )
+    body = _marked_body(first, producer_id, first_sequence, batch.count)
     (offset,) = INT64.unpack_from(first)
     data = bytearray(HEAD.pack(offset, len(body) + 4, zlib.crc32(body)))
     data += body
@@ -470,6 +459,45 @@ def mark_producer(batch: RecordBatch, producer_id: int, first_sequence: int) -> 
     else:
         positions = [0, *(at + grown for at in batch.positions[1:])]
     return RecordBatch(data, positions, batch.timestamps, batch.base_offset)
+
+
+def _marked_body(record: memoryview, producer_id: int, first_sequence: int, count: int) -> bytes:
+    count_at = headers_position(record, 0)
+    if record[count_at] >= HEADERS_MAX:
+        raise InvalidRecordError(f"the first record of a batch with a producer has over {HEADERS_MAX - 1} headers")
+    headers = (record[count_at] + 1).to_bytes(1, "big")
+    mark = PRODUCER.pack(producer_id, first_sequence, count)
+    return b"".join((record[HEAD_BYTES:count_at], headers, record[count_at + 1 :], PRODUCER_FIELD, mark))
+
+
+def batch_bodies(batch: RecordBatch, producer_id: int, first_sequence: int) -> list[bytes]:
+    """Return the bytes under the CRCs of the records, marked as by `mark_producer` unless the producer id is -1.
+
+    Raises:
+        InvalidRecordError: as `mark_producer`.
+    """
+    view = memoryview(batch.data)
+    starts = list(batch.positions)
+    stops = [*starts[1:], len(view)]
+    first: list[bytes] = []
+    if producer_id >= 0:
+        first.append(_marked_body(view[: stops[0]], producer_id, first_sequence, batch.count))
+        del starts[0], stops[0]
+    return first + [bytes(view[start + HEAD_BYTES : stop]) for start, stop in zip(starts, stops, strict=True)]
+
+
+def payload_bodies(payloads: Sequence[bytes], timestamps: Sequence[int]) -> list[bytes]:
+    """Return the bytes under the CRCs of records with a payload and a time only.
+
+    Raises:
+        InvalidRecordError: a time is not above 0.
+    """
+    _check_timestamps(timestamps)
+    front = PLAIN_BODY.pack
+    return [
+        b"%b%b\0" % (front(0, timestamp, -1, len(payload)), payload)
+        for payload, timestamp in zip(payloads, timestamps, strict=True)
+    ]
 
 
 def headers_position(data: Buffer, position: int) -> int:

@@ -43,6 +43,14 @@ class RecordBatch:
         self.count = len(positions)
         self.base_offset = base_offset
 
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the records."""
+        return len(self.data)
+
 
 class StoredBatch(msgspec.Struct, frozen=True):
     """A batch with a producer id, as its first record names it."""

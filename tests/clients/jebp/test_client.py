@@ -36,11 +36,21 @@ from babelbus.client import (
     UnknownTopicError,
     UntrustedServerError,
 )
+from babelbus.clients.jebp import connection, reconnect
 from babelbus.config import Config
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
+from tests.support.bus import SAFETY_NET_SECONDS
 
 PAYLOADS = [b"%05d" % number for number in range(5_000)]
+PATIENT: dict[str, Any] = {"request_timeout_seconds": SAFETY_NET_SECONDS}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a starved machine its time: deadlines are tested in `test_client_scripted`."""
+    monkeypatch.setattr(connection, "GREETING_SECONDS", SAFETY_NET_SECONDS)
+    monkeypatch.setattr(reconnect, "TIMEOUT_SECONDS", SAFETY_NET_SECONDS)
 
 
 def configure(folder: Path, port: int = 0, partitions: int = 1) -> Config:
@@ -49,9 +59,11 @@ def configure(folder: Path, port: int = 0, partitions: int = 1) -> Config:
     return replace(
         config,
         data=replace(config.data, folder=str(folder)),
-        jebp=replace(config.jebp, port=port),
+        jebp=replace(config.jebp, port=port, handshake_seconds=SAFETY_NET_SECONDS),
         admin=replace(config.admin, enabled=False),
         worterbuch=replace(config.worterbuch, enabled=False),
+        zbus=replace(config.zbus, enabled=False),  # its port is fixed, and other tests run beside this one
+        sbus=replace(config.sbus, enabled=False),
         topics=replace(config.topics, partitions=partitions),
     )
 
@@ -79,7 +91,7 @@ class Bus:
 
     def client(self, **options: Any) -> Client:
         options.setdefault("identity", self.admin)
-        return Client(options.pop("address", self.address), **options)
+        return Client(options.pop("address", self.address), **PATIENT, **options)
 
 
 @asynccontextmanager
@@ -511,7 +523,7 @@ def test_every_record_is_there_once_when_the_server_is_killed_under_a_publisher(
     processes = [process]
 
     async def run() -> None:
-        async with Client(address, identity=Identity.load(tmp_path / "conf" / "admin_key")) as client:
+        async with Client(address, identity=Identity.load(tmp_path / "conf" / "admin_key"), **PATIENT) as client:
             await client.create_topic("t")
             publisher = asyncio.create_task(client.publish_many("t", payloads, batch_records=200))
             await client.fetch("t")  # a round trip, in which batches went out
@@ -599,7 +611,7 @@ class Background:
 
 
 def test_the_blocking_client_does_the_same(tmp_path: Path) -> None:
-    with Background(tmp_path) as bus, BlockingClient(bus.address, identity=bus.admin) as client:
+    with Background(tmp_path) as bus, BlockingClient(bus.address, identity=bus.admin, **PATIENT) as client:
         client.create_topic("t")
         assert client.publish("t", b"a") == Position(0, 0)
         assert client.publish_many("t", [b"b", b"c"]) == [Published(0, 1, 2)]
@@ -622,7 +634,7 @@ def test_the_blocking_client_does_the_same(tmp_path: Path) -> None:
 def test_threads_share_a_blocking_client_and_each_keeps_its_order(tmp_path: Path) -> None:
     with Background(tmp_path) as bus:
         options: dict[str, Any] = {"in_flight_bytes_max": 20_000, "batch_bytes_max": 4_000}
-        with BlockingClient(bus.address, identity=bus.admin, **options) as client:
+        with BlockingClient(bus.address, identity=bus.admin, **PATIENT, **options) as client:
             client.create_topic("t")
 
             def send(name: bytes) -> None:
@@ -646,7 +658,7 @@ def test_following_can_be_interrupted_and_the_client_goes_on(tmp_path: Path) -> 
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        with Background(tmp_path) as bus, BlockingClient(bus.address, identity=bus.admin) as client:
+        with Background(tmp_path) as bus, BlockingClient(bus.address, identity=bus.admin, **PATIENT) as client:
             client.create_topic("quiet")
             sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1))
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the signal may come as soon as it is sent

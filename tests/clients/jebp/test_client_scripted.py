@@ -20,8 +20,8 @@ from babelbus.client import (
 )
 from babelbus.clients.jebp import connection, reconnect
 from babelbus.protocols.jebp.box import Sealer
-from babelbus.protocols.jebp.codec import encode_records_created
 from babelbus.protocols.jebp.decoder import ServerDecoder
+from babelbus.protocols.jebp.fields import encode_numbers
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ServerHandshake
 from babelbus.protocols.jebp.identity import Identity as ServerIdentity
@@ -97,7 +97,7 @@ class Script:
             self._next[request.producer_id] = request.first_sequence + len(payloads)
             self._batches[known] = len(self.stored)
             self.stored += payloads
-        return CREATED + encode_records_created(RecordsCreated(0, self._batches[known]))
+        return CREATED + encode_numbers(RecordsCreated(0, self._batches[known]))
 
     def batches(self) -> list[CreateRecords]:
         return [request for request in self.seen if isinstance(request, CreateRecords)]
@@ -189,6 +189,28 @@ def test_a_batch_that_can_never_be_stored_is_given_up_in_the_end() -> None:
         assert len(script.batches()) > 1
 
     with_peer(lambda script, request: AGAIN, check, request_timeout_seconds=0.1)
+
+
+def test_a_server_that_cannot_store_is_told_of_at_once_and_in_the_end_with_how_many_records_are_stored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reason = "topic 't': the server cannot store at present (its disk may be full): 5 of 10 records are stored"
+    warnings: list[list[str]] = []
+
+    def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
+        if script.turn > 1:
+            warnings.append(caplog.messages[:])
+            return AGAIN
+        return script.store(request)
+
+    async def check(_: Script, client: Client) -> None:
+        with pytest.raises(RequestError) as caught:
+            await client.publish_many("t", PAYLOADS, batch_records=5)
+        assert str(caught.value).startswith(f"{reason}; given up after ")
+
+    with_peer(answer, check, request_timeout_seconds=0.1)
+    assert warnings[:2] == [[], [f"{reason}; trying for 0.1 s"]]
+    assert len(caplog.messages) == 1
 
 
 def test_a_server_that_stores_and_breaks_off_before_each_answer_stores_each_batch_once() -> None:

@@ -62,7 +62,6 @@ def test_acks_are_sealed_to_the_bytes_of_the_specification_by_every_way() -> Non
     expected = "010112750e8e4c9ef9428dd632252d363744a9900f"
     assert Sealer(KEY, SERVER_NONCE, messages=1).seal_parts((b"\xa1\x30",)).hex() == expected
     assert Sealer(KEY, SERVER_NONCE, messages=1).seal_many([b"\xa1\x30"]).hex() == expected
-    assert Sealer(KEY, SERVER_NONCE, messages=1).seal_repeated(b"\xa1\x30", 1).hex() == expected
     assert Opener(KEY, SERVER_NONCE, messages=1).open(bytes.fromhex(expected)[3:]) == b"\xa1\x30"
 
 
@@ -78,12 +77,11 @@ def test_many_messages_are_sealed_as_pynacl_does_one_by_one_and_opened_again(con
     assert open_all(Opener(KEY, number(nonce)), [public_seal(c, nonce + i) for i, c in enumerate(small)]) == small
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 500, 1024, 1025, 2500])
-def test_repeated_messages_are_sealed_as_many_equal_ones(count: int) -> None:
-    repeated, many = Sealer(KEY, CLIENT_NONCE), Sealer(KEY, CLIENT_NONCE)
-    assert repeated.seal_repeated(b"\xa1\x30", count) == many.seal_many([b"\xa1\x30"] * count)
-    assert repeated.messages == many.messages == count
-    assert repeated.seal_repeated(b"\xb3\x31", 1) == many.seal_many([b"\xb3\x31"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 500, 1024, 1025, 2500])
+def test_a_batch_of_any_length_is_sealed_as_its_messages_alone(count: int) -> None:
+    alone, many = Sealer(KEY, CLIENT_NONCE), Sealer(KEY, CLIENT_NONCE)
+    assert many.seal_many([b"\xa1\x30"] * count) == b"".join([alone.seal_parts((b"\xa1\x30",)) for _ in range(count)])
+    assert many.messages == alone.messages == count
 
 
 @pytest.mark.parametrize("size", [0, 1, 48, 49, 112, 2032])
@@ -103,7 +101,6 @@ def test_the_nonce_carries_as_in_the_specification() -> None:
 @pytest.mark.parametrize("start", [2**64 - 3, 2**128 - 3, MODULUS - 3])
 def test_a_batch_may_cross_a_carry_of_the_nonce(start: int) -> None:
     sealed = [public_seal(b"ack", start + i) for i in range(9)]
-    assert Sealer(KEY, number(start)).seal_repeated(b"ack", 9) == b"".join(map(encode_frame, sealed))
     assert Sealer(KEY, number(start)).seal_many([b"ack"] * 9) == b"".join(map(encode_frame, sealed))
     assert open_all(Opener(KEY, number(start)), sealed) == [b"ack"] * 9
 
@@ -111,7 +108,7 @@ def test_a_batch_may_cross_a_carry_of_the_nonce(start: int) -> None:
 def test_a_change_of_the_connection_changes_the_high_part_of_batch_nonces() -> None:
     for nonce in (2**100, 2**180 + 5, 2**100):
         expected = b"".join(encode_frame(public_seal(b"ack", nonce + i)) for i in range(8))
-        assert Sealer(KEY, number(nonce)).seal_repeated(b"ack", 8) == expected
+        assert Sealer(KEY, number(nonce)).seal_many([b"ack"] * 8) == expected
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -166,13 +163,11 @@ def test_the_messages_before_a_bad_one_are_given_and_nothing_behind_it(change: s
 
 def test_message_2_to_the_63_is_the_last_one() -> None:
     sealer = Sealer(KEY, CLIENT_NONCE, messages=MESSAGES_MAX - 2)
-    frames = sealer.seal_repeated(b"\xa1\x30", 2)
+    frames = bytes(sealer.seal_many([b"\xa1\x30"] * 2))
     with pytest.raises(LocalProtocolError, match=r"2\^63"):
         sealer.seal_parts((b"x",))
     with pytest.raises(LocalProtocolError, match=r"2\^63"):
         sealer.seal_many([b"x"])
-    with pytest.raises(LocalProtocolError, match=r"2\^63"):
-        sealer.seal_repeated(b"x", 1)
     opener = Opener(KEY, CLIENT_NONCE, messages=MESSAGES_MAX - 2)
     batches = opener.open_many([frames[3:21], frames[24:42], frames[3:21]])
     assert len(next(batches)[2]) == 2

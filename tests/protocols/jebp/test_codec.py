@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp import codec
+from babelbus.protocols.jebp.fields import decode_numbers, encode_numbers, read_name
 from babelbus.protocols.jebp.messages import (
     FROM_OFFSET,
     FROM_TIMESTAMP,
@@ -25,7 +26,6 @@ from babelbus.protocols.jebp.messages import (
     Response,
     Subscribe,
 )
-from babelbus.protocols.jebp.names import read_name
 from babelbus.protocols.jebp.status import Outcome
 
 NEWS = CreateRecord("news", 1_700_000_000_000, b"hello")
@@ -105,8 +105,8 @@ def test_a_fetch_response_carries_batches_as_the_specification_says() -> None:
 
 
 def test_other_contents_of_responses_go_both_ways() -> None:
-    assert codec.encode_records_created(RecordsCreated(0, 2)).hex() == "000000000000000000000002"
-    assert codec.decode_records_created(bytes.fromhex("000000000000000000000002")) == RecordsCreated(0, 2)
+    assert encode_numbers(RecordsCreated(0, 2)).hex() == "000000000000000000000002"
+    assert decode_numbers(RecordsCreated, bytes.fromhex("000000000000000000000002")) == RecordsCreated(0, 2)
     assert codec.encode_missing_topics(["nope", "no"]) == b"nope,no"
     assert codec.decode_missing_topics(b"nope,no") == ("nope", "no")
     assert codec.encode_missing_offset(99).hex() == "0000000000000063"
@@ -237,9 +237,8 @@ def test_impossible_numbers_of_a_batch_are_refused(numbers: tuple[int, int, int]
     assert codec.decode_request(content) == Malformed(0x13, Outcome.CREATE_RECORDS_REFUSED)
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray])
-def test_the_records_of_a_batch_can_be_patched_in_place(kind: Callable[[bytes], bytes]) -> None:
-    request_ = codec.decode_request(kind(codec.encode_request(CreateRecords("news", 0, 1, 0, STORED))))
+def test_the_records_of_a_batch_in_writable_memory_can_be_patched_in_place() -> None:
+    request_ = codec.decode_request(bytearray(codec.encode_request(CreateRecords("news", 0, 1, 0, STORED))))
     assert isinstance(request_, CreateRecords)
     assert isinstance(request_.records, memoryview)
     request_.records[:8] = (7).to_bytes(8, "big")
@@ -306,7 +305,7 @@ def test_garbage_from_a_server_raises_nothing_but_a_protocol_error(content: byte
     for decode in (
         codec.decode_response,
         codec.decode_batches,
-        codec.decode_records_created,
+        partial(decode_numbers, RecordsCreated),
         codec.decode_missing_topics,
     ):
         try:

@@ -30,6 +30,7 @@ from babelbus.core.record import Event
 from babelbus.core.subject import exactly
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp.codec import decode_request, encode_request
+from babelbus.protocols.jebp.fields import decode_numbers, encode_numbers
 from babelbus.protocols.jebp.messages import (
     FROM_OFFSET,
     FROM_TIMESTAMP,
@@ -43,10 +44,8 @@ from babelbus.protocols.jebp.messages import (
     TellPositions,
 )
 from babelbus.protocols.jebp.partition_codec import (
-    decode_offset_bounds,
     decode_partition_fetched,
     decode_positions,
-    encode_offset_bounds,
     encode_topic_positions,
     fetched_head,
     positions_head,
@@ -184,8 +183,8 @@ def test_the_answers_have_these_bytes_and_are_read_back() -> None:
     assert head.hex() == "0000000000000005" + "0000000000000000" + "0000000000000009"
     assert decode_partition_fetched(head + b"records") == PartitionFetched(5, 0, 9, b"records")
     bounds = OffsetBounds(3, 10)
-    assert encode_offset_bounds(bounds).hex() == "0000000000000003" + "000000000000000a"
-    assert decode_offset_bounds(encode_offset_bounds(bounds)) == bounds
+    assert encode_numbers(bounds).hex() == "0000000000000003" + "000000000000000a"
+    assert decode_numbers(OffsetBounds, encode_numbers(bounds)) == bounds
 
 
 def test_the_bytes_of_the_documentation_are_those() -> None:
@@ -202,14 +201,14 @@ def test_the_bytes_of_the_documentation_are_those() -> None:
     assert decode_positions(told[2:]) == PositionsTold((TopicPositions("news", "0a1b", "disk", (there,)),), False)
     assert decode_request(fetch) == FetchPartition("news", 2, FROM_OFFSET, 7, -1, 65536)
     assert decode_partition_fetched(fetched[2:]) == PartitionFetched(9, 3, 10, b"")
-    assert decode_offset_bounds(bounds[2:]) == OffsetBounds(3, 10)
+    assert decode_numbers(OffsetBounds, bounds[2:]) == OffsetBounds(3, 10)
     codes = answers()
     for content, outcome in (
         (told, Outcome.POSITIONS_TOLD),
         (fetched, Outcome.PARTITION_FETCHED),
         (bounds, Outcome.PARTITION_NO_OFFSET),
     ):
-        assert content[:2] == codes[outcome].content
+        assert content[:2] == codes[outcome]
 
 
 def test_answers_that_are_none_are_refused() -> None:
@@ -231,7 +230,7 @@ def test_answers_that_are_none_are_refused() -> None:
         with pytest.raises(RemoteProtocolError):
             decode_partition_fetched(content)
     with pytest.raises(RemoteProtocolError):
-        decode_offset_bounds(bytes(15))
+        decode_numbers(OffsetBounds, bytes(15))
 
 
 # -- end to end ------------------------------------------------------------------------------------------------------

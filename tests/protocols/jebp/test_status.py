@@ -13,7 +13,6 @@ CREATE_TOPIC_DISK       b4 b3 31
 RECORD_CREATED          a1 a1 30
 CREATE_RECORD_CHECKSUM  b3 b3 31
 CREATE_RECORD_REFUSED   b3 b3 30
-CREATE_RECORD_DISK      b3 b3 31
 RECORDS_CREATED         a1 a1 30
 CREATE_RECORDS_REFUSED  b3 b3 30
 CREATE_RECORDS_REPEAT   b3 b3 31
@@ -53,10 +52,9 @@ CASES = [line.split() for line in ROWS.strip().splitlines()]
 def test_an_outcome_is_answered_as_its_row_says_in_both_readings(
     name: str, command: str, table: str, repeat: str
 ) -> None:
-    assert answers("command")[Outcome[name]].content.hex() == command + repeat
-    assert answers("table")[Outcome[name]].content.hex() == table + repeat
-    assert answers()[Outcome[name]].status == int(command, 16)
-    assert answers()[Outcome[name]].repeat is (repeat == "31")
+    assert answers("command")[Outcome[name]].hex() == command + repeat
+    assert answers("table")[Outcome[name]].hex() == table + repeat
+    assert answers() == answers("command")
 
 
 def test_every_outcome_has_a_row() -> None:
@@ -65,6 +63,6 @@ def test_every_outcome_has_a_row() -> None:
 
 def test_both_readings_agree_on_success() -> None:
     for outcome in Outcome:
-        assert is_success(answers("command")[outcome].status) is is_success(answers("table")[outcome].status)
+        assert is_success(answers("command")[outcome][0]) is is_success(answers("table")[outcome][0])
     assert is_success(0xA2)
     assert not is_success(0xB0)

@@ -22,28 +22,45 @@ from babelbus.clients.jebp.errors import (
 )
 from babelbus.clients.jebp.producer import Published
 from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
+from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.protocols.jebp.identity import Identity, IdentityError
+from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions
+from babelbus.records.columns import Columns
+from babelbus.records.format import CorruptRecordError, InvalidRecordError
+from babelbus.records.record import Headers, Record
 
 __all__ = [
+    "BabelbusError",
     "BlockingClient",
     "BlockingPartWriter",
     "Client",
     "ClientClosedError",
     "ClientError",
+    "Columns",
     "ConnectionLostError",
+    "CorruptRecordError",
     "Fetched",
     "FetchedBatch",
     "FetchedPartition",
     "Flushed",
+    "Headers",
+    "Identity",
+    "IdentityError",
+    "InvalidRecordError",
+    "LocalProtocolError",
     "NoRightsError",
     "NotAuthorisedError",
     "OffsetOutOfRangeError",
     "OutcomeUnknownError",
+    "PartitionPositions",
     "Position",
     "Published",
+    "Record",
     "RecordTooLargeError",
     "RequestError",
     "RequestTimeoutError",
     "TopicExistsError",
+    "TopicPositions",
     "UnknownPartitionError",
     "UnknownTopicError",
     "UnsupportedByServerError",

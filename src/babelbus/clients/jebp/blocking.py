@@ -4,14 +4,15 @@ import threading
 from collections.abc import Generator
 from contextlib import closing
 from types import TracebackType
+from typing import Unpack
 
 from babelbus.clients.jebp.batching import Flushed, check_headers, record_bytes
 from babelbus.clients.jebp.client import Client
 from babelbus.clients.jebp.errors import ClientClosedError
+from babelbus.clients.jebp.reader import FollowOptions
 from babelbus.clients.jebp.transactions import PartWriter, Transaction
-from babelbus.clients.portal import Portal, Twin, blocking, streaming
+from babelbus.clients.portal import Portal, Twin, blocking, building, streaming
 from babelbus.errors import BabelbusError
-from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import ANY_PARTITION, PartRecords
 from babelbus.records.format import InvalidRecordError
 from babelbus.records.record import Headers, Record
@@ -27,35 +28,10 @@ class BlockingClient(Twin[Client]):
     `in_flight_bytes_max` bytes wait for their acknowledgement.
     """
 
-    def __init__(
-        self,
-        address: str = "127.0.0.1:5320",
-        *,
-        identity: Identity,
-        server_fingerprint: str | None = None,
-        linger_seconds: float = 0.002,
-        batch_bytes_max: int = 256 * 1024,
-        in_flight_bytes_max: int = 8 * 2**20,
-        request_timeout_seconds: float = 30.0,
-        reconnect: bool = True,
-        reconnect_seconds_max: float = 5.0,
-        bare_certificates: bool = False,
-    ) -> None:
-        client = Client(
-            address,
-            identity=identity,
-            server_fingerprint=server_fingerprint,
-            linger_seconds=linger_seconds,
-            batch_bytes_max=batch_bytes_max,
-            in_flight_bytes_max=in_flight_bytes_max,
-            request_timeout_seconds=request_timeout_seconds,
-            reconnect=reconnect,
-            reconnect_seconds_max=reconnect_seconds_max,
-            bare_certificates=bare_certificates,
-        )
+    @building(Client)
+    def __init__(self, client: Client) -> None:
         refusal = "the client is not connected: use 'with', once for each client"
         super().__init__(Portal("jebp client", lambda: ClientClosedError(refusal)), client)
-        self._in_flight_bytes_max = in_flight_bytes_max
         self._lock = threading.Lock()
         self._sent: list[_Sent] = []
         self._sent_bytes = 0
@@ -139,7 +115,7 @@ class BlockingClient(Twin[Client]):
                 self._portal.post(self._hand_over)
             self._sent.append((topic, payload, key, headers, timestamp, partition))
             self._sent_bytes += record_bytes(payload, key, headers)
-            full = self._twin.full or self._sent_bytes >= self._in_flight_bytes_max
+            full = self._twin.full or self._sent_bytes >= self._twin.in_flight_bytes_max
         if full:
             self.drain()
 
@@ -176,26 +152,9 @@ class BlockingClient(Twin[Client]):
     end_offset = blocking(Client.end_offset)
     follow_batches = streaming(Client.follow_batches)
 
-    def follow(
-        self,
-        topic: str,
-        *,
-        offset: int | None = None,
-        timestamp: int | None = None,
-        partition: int = 0,
-        until_end: bool = False,
-        poll_seconds_max: float = 0.25,
-    ) -> Generator[Record, None, None]:
+    def follow(self, topic: str, **options: Unpack[FollowOptions]) -> Generator[Record, None, None]:
         """Yield records from an offset, a time (ms) or the first one on, and new ones later; see `Client.follow`."""
-        batches = self.follow_batches(
-            topic,
-            offset=offset,
-            timestamp=timestamp,
-            partition=partition,
-            until_end=until_end,
-            poll_seconds_max=poll_seconds_max,
-        )
-        with closing(batches):  # a change of threads for each batch, not for each record
+        with closing(self.follow_batches(topic, **options)) as batches:  # a change of threads for each batch
             for batch in batches:
                 yield from batch.records()
 

@@ -10,8 +10,7 @@ Everything runs in one event loop; the calls may come from any number of its tas
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 import msgspec
@@ -27,7 +26,7 @@ from babelbus.clients.jebp.errors import (
     UnknownTopicError,
 )
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
-from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition, Reader, start_of
+from babelbus.clients.jebp.reader import Reader
 from babelbus.clients.jebp.reconnect import Keeper
 from babelbus.clients.jebp.requests import Requests
 from babelbus.clients.jebp.transactions import Transaction
@@ -35,7 +34,7 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.protocols.jebp.messages import ANY_PARTITION, CreateTopic, RemoveTopic, Response, TopicPositions
+from babelbus.protocols.jebp.messages import ANY_PARTITION, CreateTopic, RemoveTopic, Response
 from babelbus.protocols.jebp.status import is_success
 from babelbus.records.record import Headers, Record
 
@@ -47,7 +46,7 @@ class Position(msgspec.Struct, frozen=True):
     offset: int
 
 
-class Client:
+class Client(Reader):
     """A connection to one server, under one identity. Use it with `async with`; it cannot be entered twice.
 
     Args:
@@ -85,6 +84,7 @@ class Client:
     ) -> None:
         self._timeout_seconds = request_timeout_seconds
         self._batch_bytes_max = batch_bytes_max
+        self.in_flight_bytes_max = in_flight_bytes_max
         self._clock = clock or SystemClock()
         self._producer = Producer(
             self._clock.monotonic,
@@ -105,7 +105,6 @@ class Client:
             self._producer, self._clock, linger_seconds=linger_seconds, batch_bytes_max=batch_bytes_max
         )
         self._requests = Requests(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
-        self._reader = Reader(self._requests)
 
     # -- connection --------------------------------------------------------------------------------------------------
 
@@ -317,161 +316,3 @@ class Client:
             BabelbusError: the first error of a batch since the last flush; the others may be stored all the same.
         """
         return await self._batcher.flush()
-
-    # -- reading -----------------------------------------------------------------------------------------------------
-
-    async def fetch(
-        self, topic: str, *, offset: int | None = None, timestamp: int | None = None, bytes_max: int = 2**20
-    ) -> Fetched:
-        """Fetch stored records from an offset, or from the first one with a time (ms) at or after `timestamp`.
-
-        With neither, from the first record there is. Each partition begins at the same start, the first partitions come
-        first, and one that does not have the offset is left out (DECISION 26). No batches: nothing there yet.
-
-        Raises:
-            OffsetOutOfRangeError: no partition has the offset.
-            RecordTooLargeError: the first record alone is over `bytes_max` bytes, head included.
-            UnknownTopicError: there is no such topic.
-            RequestError, RequestTimeoutError, ClientError: the server or the connection failed.
-        """
-        start_type, start = start_of(offset, timestamp)
-        return Fetched(await self._reader.fetch(topic, start_type, start, bytes_max))
-
-    async def positions(
-        self, topics: Sequence[str] | None = None, timestamp: int | None = None
-    ) -> list[TopicPositions]:
-        """Return the partitions of topics with their begin and end, sorted by name; of all topics without names.
-
-        With `timestamp` (ms) also where each partition has its first record at or after that time. A topic's `id`
-        changes when the topic is removed and created again.
-
-        Raises:
-            UnknownTopicError: a named topic does not exist, or this client may not read it.
-            RequestError, ClientError: as `fetch`.
-        """
-        return await self._reader.partitions.positions(topics, timestamp)
-
-    async def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
-        """Set the cursor of a reader that keeps its own offsets: partition -> the next offset that it reads.
-
-        The consumer group of this name is created if it does not exist. It only shows the lag of the reader, and its
-        cursor may be a second older after a crash of the server.
-
-        Raises:
-            UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
-            RequestError: members of the group share the records, or the name is invalid.
-            ClientError: as `fetch`.
-        """
-        await self._reader.partitions.move_group(topic, group, offsets)
-
-    async def fetch_partition(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        offset: int | None = None,
-        timestamp: int | None = None,
-        end_offset: int | None = None,
-        bytes_max: int = 2**20,
-        wait_seconds: float = 0.0,
-    ) -> FetchedPartition:
-        """Fetch stored records of one partition, up to `end_offset` (excluded) if it is given.
-
-        Start as in `fetch`. When there is nothing yet the server waits for `wait_seconds`, 60 at the most and half the
-        request timeout; meanwhile it answers nothing else of this client, for answers keep the order of requests.
-
-        Raises:
-            OffsetOutOfRangeError: the partition does not have the offset; the error has the offsets that exist.
-            RecordTooLargeError: the first record alone is over `bytes_max` bytes.
-            UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
-            RequestError, ClientError: as `fetch`; a damaged record is a `RequestError`.
-        """
-        start_type, start = start_of(offset, timestamp)
-        return await self._reader.fetch_partition(
-            topic, partition, start_type, start, end_offset, bytes_max, wait_seconds
-        )
-
-    async def first_offset(self, topic: str) -> int:
-        """Return the offset at which the first partition with records begins, 0 if there are no records.
-
-        Raises:
-            UnknownTopicError, ClientError: as `positions`.
-        """
-        (positions,) = await self.positions([topic])
-        return next((info.first_offset for info in positions.partitions if info.first_offset < info.high_watermark), 0)
-
-    async def end_offset(self, topic: str) -> int:
-        """Return the offset that the next record gets, of the longest partition.
-
-        Raises:
-            UnknownTopicError, ClientError: as `positions`.
-        """
-        (positions,) = await self.positions([topic])
-        return max(info.high_watermark for info in positions.partitions)
-
-    async def follow(
-        self,
-        topic: str,
-        *,
-        offset: int | None = None,
-        timestamp: int | None = None,
-        partition: int = 0,
-        until_end: bool = False,
-        poll_seconds_max: float = 0.25,
-    ) -> AsyncGenerator[Record, None]:
-        """Yield the records of one partition from an offset, a time (ms) or the first one on, then new ones.
-
-        It asks again when there is nothing: after 5 ms at first, then after `poll_seconds_max` seconds at the most, for
-        jebp has no push. A lost connection is waited for, as long as it takes. Costs about 1.5 us a record.
-
-        Args:
-            topic: an existing topic.
-            offset: where to begin; compaction may have removed it, retention may not.
-            timestamp: or the time to begin at.
-            partition: which one to follow.
-            until_end: stop at the end that was visible at the beginning.
-            poll_seconds_max: longest pause between two questions.
-
-        Raises:
-            OffsetOutOfRangeError, UnknownTopicError, RequestError, ClientError: as `fetch`.
-            UnknownPartitionError: the topic has no such partition.
-            CorruptRecordError: a record is not the one that was written.
-        """
-        batches = self.follow_batches(
-            topic,
-            offset=offset,
-            timestamp=timestamp,
-            partition=partition,
-            until_end=until_end,
-            poll_seconds_max=poll_seconds_max,
-        )
-        async with contextlib.aclosing(batches):
-            async for batch in batches:
-                for record in batch.records():
-                    yield record
-
-    def follow_batches(
-        self,
-        topic: str,
-        *,
-        offset: int | None = None,
-        timestamp: int | None = None,
-        partition: int = 0,
-        until_end: bool = False,
-        poll_seconds_max: float = 0.25,
-        bytes_max: int = 2**20,
-    ) -> AsyncGenerator[FetchedBatch, None]:
-        """Yield the records of `follow` a chunk at a time, for bulk readers: `batch.columns()` or `batch.records()`.
-
-        The next chunk, of `bytes_max` bytes at the most unless one record is larger, is fetched while the caller works
-        on the last one.
-        """
-        return self._reader.follow(
-            topic,
-            offset=offset,
-            timestamp=timestamp,
-            partition=partition,
-            until_end=until_end,
-            poll_seconds_max=poll_seconds_max,
-            bytes_max=bytes_max,
-        )

@@ -1,10 +1,11 @@
 """Publishing with command 13: batches in the stored form, several on the way, each stored once however often sent.
 
-A topic's batches go through its `Lane` in order. The server remembers the last batches of a producer id by their
+A topic's batches go through its `TopicQueue` in order. The server remembers the last batches of a producer id by their
 sequence numbers, so that a resend after a lost connection gets the first answer again (docs/protocols/jebp.md).
 """
 
 import asyncio
+import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,11 +22,13 @@ from babelbus.clients.jebp.errors import (
 )
 from babelbus.clients.jebp.requests import UNKNOWN_COMMAND_STATUS
 from babelbus.errors import BabelbusError, LocalProtocolError
-from babelbus.protocols.jebp.codec import decode_records_created, request_parts
+from babelbus.protocols.jebp.codec import request_parts
+from babelbus.protocols.jebp.fields import decode_numbers, encode_name
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.protocols.jebp.messages import CREATE_RECORDS, CreateRecords, Data, Response
-from babelbus.protocols.jebp.names import encode_name
+from babelbus.protocols.jebp.messages import CREATE_RECORDS, CreateRecords, Data, RecordsCreated, Response
 from babelbus.protocols.jebp.status import is_success
+
+log = logging.getLogger(__name__)
 
 BATCHES_IN_FLIGHT_MAX = 32
 """Batches of a topic on the way: fewer than the 64 that the server remembers, or a resend could be a stranger to it."""
@@ -49,10 +52,12 @@ class Batch:
     `done` gets their place, or the error.
     """
 
-    __slots__ = ("count", "data", "done", "lane", "partition", "repeated_since", "sent_at", "sequence")
+    __slots__ = ("count", "data", "done", "partition", "queue", "repeated_since", "sent_at", "sequence")
 
-    def __init__(self, lane: "Lane", partition: int, data: Data, count: int, done: asyncio.Future[Published]) -> None:
-        self.lane = lane
+    def __init__(
+        self, queue: "TopicQueue", partition: int, data: Data, count: int, done: asyncio.Future[Published]
+    ) -> None:
+        self.queue = queue
         self.partition = partition
         self.data = data
         self.count = count
@@ -63,13 +68,13 @@ class Batch:
 
     def answered(self, responses: Sequence[Response]) -> None:
         """Handle the one answer."""
-        self.lane.answered(self, responses[0])
+        self.queue.answered(self, responses[0])
 
     def lost(self, error: ClientError) -> None:
         """Return: `Producer.disconnected` puts the batches of a lost connection back in order."""
 
 
-class Lane:
+class TopicQueue:
     """The batches of one topic, in the order in which they are to be stored.
 
     Two rules keep the order and store each batch once. After a batch was not stored nothing more is sent until all that
@@ -87,6 +92,7 @@ class Lane:
         self._hole = False  # a batch was given up, so the numbers behind it would never be taken
         self._stopped = False
         self._pause_seconds = 0.0
+        self._warned = False  # the server answers "not now", and the log has a line about that
         self._queue: deque[Batch] = deque()
         self._in_flight: deque[Batch] = deque()
         self._again: list[Batch] = []
@@ -126,10 +132,10 @@ class Lane:
         """Handle the answer to the batch that was sent first."""
         assert self._in_flight[0] is batch, "answers come in the order of the requests"
         # Read first: a broken answer ends the connection, and the batch must then still be among those on the way.
-        place = decode_records_created(response.content) if is_success(response.status) else None
+        place = decode_numbers(RecordsCreated, response.content) if is_success(response.status) else None
         self._in_flight.popleft()
         if place is not None:
-            self._known, self._hole = True, False
+            self._known, self._hole, self._warned = True, False, False
             self._pause_seconds = 0.0
             self._producer.finish(batch, Published(place.partition, place.base_offset, batch.count), None)
         elif response.repeat:
@@ -142,14 +148,27 @@ class Lane:
             self.pump()
 
     def _put_back(self, batch: Batch, response: Response) -> None:
-        now = self._producer.now()
+        producer = self._producer
+        now = producer.now()
         batch.repeated_since = batch.repeated_since or now
         batch.sent_at = now  # the server answers, so this is no silence
-        if now - batch.repeated_since >= self._producer.timeout_seconds:
-            self._give_up(batch, _refusal(self.topic, response))
+        seconds = now - batch.repeated_since
+        if seconds >= producer.timeout_seconds:
+            reason = f"{self._not_now()}; given up after {seconds:.1f} s"
+            self._give_up(batch, RequestError(reason, response.status, True))
             return
+        if not self._warned:
+            self._warned = True
+            log.warning("%s; trying for %g s", self._not_now(), producer.timeout_seconds)
         self._again.append(batch)
         self._stopped = True
+
+    def _not_now(self) -> str:
+        producer = self._producer
+        return (
+            f"topic {self.topic!r}: the server cannot store at present (its disk may be full): "
+            f"{producer.acknowledged} of {producer.submitted} records are stored"
+        )
 
     def _give_up(self, batch: Batch, error: BabelbusError) -> None:
         self._hole = self._stopped = True
@@ -200,11 +219,12 @@ class Lane:
 
 
 class Producer:
-    """All lanes of a client. `link` is the connection, `None` without a connection.
+    """The queues of all topics of a client. `link` is the connection, `None` without a connection.
 
     Attributes:
         held_bytes: of batches that are not answered yet.
         acknowledged: records that the server has stored, as safely as their topic promises.
+        submitted: records that were handed in.
     """
 
     def __init__(self, now: Callable[[], float], *, in_flight_bytes_max: int, timeout_seconds: float) -> None:
@@ -214,10 +234,11 @@ class Producer:
         self.in_flight_bytes_max = in_flight_bytes_max
         self.held_bytes = 0
         self.acknowledged = 0
+        self.submitted = 0
         self.closed: ClientError | None = ClientClosedError("the client is not connected: use 'async with'")
         self._loop: asyncio.AbstractEventLoop
         self._producer_id = _new_producer_id()
-        self._lanes: dict[str, Lane] = {}
+        self._queues: dict[str, TopicQueue] = {}
         self._waiting_for_room: list[asyncio.Future[None]] = []
 
     def open(self) -> None:
@@ -240,18 +261,19 @@ class Producer:
             raise self.closed
         if len(data) > FRAME_BYTES_MAX - _HEAD_BYTES_MAX:
             raise LocalProtocolError(f"batch of {len(data)} bytes, limit {FRAME_BYTES_MAX - _HEAD_BYTES_MAX}")
-        lane = self._lanes.get(topic)
-        if lane is None:
+        queue = self._queues.get(topic)
+        if queue is None:
             encode_name(topic)
-            lane = self._lanes[topic] = Lane(self, topic, self._producer_id)
+            queue = self._queues[topic] = TopicQueue(self, topic, self._producer_id)
         done: asyncio.Future[Published] = self._loop.create_future()
         self.held_bytes += len(data)
-        lane.submit(Batch(lane, partition, data, count, done))
+        self.submitted += count
+        queue.submit(Batch(queue, partition, data, count, done))
         return done
 
     def outstanding(self) -> list[Batch]:
         """Return all batches that are not answered."""
-        return [batch for lane in self._lanes.values() for batch in lane.outstanding()]
+        return [batch for queue in self._queues.values() for batch in queue.outstanding()]
 
     def finish(self, batch: Batch, published: Published | None, error: BabelbusError | None) -> None:
         """Set the result of a batch and notify its waiters."""
@@ -287,16 +309,16 @@ class Producer:
     def connected(self, link: Link) -> None:
         """Continue to send on a new connection."""
         self.link = link
-        for lane in list(self._lanes.values()):
-            lane.pump()
+        for queue in list(self._queues.values()):
+            queue.pump()
 
     def disconnected(self) -> None:
         """Keep the batches in flight for the next connection."""
         self.link = None
         now = self.now()
-        for lane in self._lanes.values():
-            lane.disconnected()
-            for batch in lane.outstanding():
+        for queue in self._queues.values():
+            queue.disconnected()
+            for batch in queue.outstanding():
                 batch.sent_at = batch.sent_at or now  # its time runs while nothing can be sent
 
     def expire(self) -> None:
@@ -305,16 +327,16 @@ class Producer:
         error = RequestTimeoutError(
             f"a batch has had no answer for {self.timeout_seconds:g} s; it may be stored or not"
         )
-        for lane in self._lanes.values():
-            if not lane.idle:
-                lane.fail_late(before, error)
+        for queue in self._queues.values():
+            if not queue.idle:
+                queue.fail_late(before, error)
 
     def close(self, error: ClientError) -> None:
         """Refuse further batches, and fail all waiting ones."""
         self.closed = self.closed or error
         self.link = None
-        for lane in self._lanes.values():
-            lane.fail_all(error)
+        for queue in self._queues.values():
+            queue.fail_all(error)
 
 
 def _new_producer_id() -> int:
@@ -324,8 +346,6 @@ def _new_producer_id() -> int:
 def _refusal(topic: str, response: Response) -> ClientError:
     if response.status == UNKNOWN_COMMAND_STATUS:
         return UnsupportedByServerError(f"publish to {topic!r}", CREATE_RECORDS)
-    if response.repeat:
-        return RequestError(f"the server could not store a batch of topic {topic!r}", response.status, True)
     return RequestError(
         f"the server refused a batch of topic {topic!r}: no such topic or partition, no right to publish, or a record "
         f"that it does not take",

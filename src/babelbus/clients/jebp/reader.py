@@ -4,11 +4,13 @@ jebp has no push (DECISION 24) and its fetch names no topic: it reads the topics
 each fetch goes out behind its own subscribe, both in one write. That costs the server some microseconds, and no caller
 can ever read what another one subscribed to, or be left without a topic that was created again under the same name.
 
-Following reads its partition by number (`partition_reader`).
+Following reads its partition by number, which is an extension of ours.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -19,12 +21,33 @@ from babelbus.clients.jebp.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from babelbus.clients.jebp.partition_reader import NO_TOPIC_STATUS, PartitionReader
-from babelbus.clients.jebp.requests import Requests
+from babelbus.clients.jebp.requests import Requests, check
 from babelbus.errors import LocalProtocolError
-from babelbus.protocols.jebp.codec import decode_batches, encode_request
+from babelbus.protocols.jebp.codec import decode_batches, decode_missing_topics, encode_request
+from babelbus.protocols.jebp.fields import decode_numbers
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
-from babelbus.protocols.jebp.messages import FROM_OFFSET, FROM_TIMESTAMP, Fetch, Subscribe
+from babelbus.protocols.jebp.messages import (
+    FROM_OFFSET,
+    FROM_TIMESTAMP,
+    NO_OFFSET,
+    NO_TIMESTAMP,
+    Fetch,
+    FetchPartition,
+    MoveGroup,
+    OffsetBounds,
+    PartitionFetched,
+    PartitionRequest,
+    Response,
+    Subscribe,
+    TellPositions,
+    TopicPositions,
+)
+from babelbus.protocols.jebp.partition_codec import (
+    TOPICS_MAX,
+    WAIT_MS_MAX,
+    decode_partition_fetched,
+    decode_positions,
+)
 from babelbus.protocols.jebp.status import is_success
 from babelbus.records.columns import I64, Columns, decode_columns, find_positions, iterate, verify
 from babelbus.records.fields import offset_of
@@ -34,6 +57,32 @@ from babelbus.records.record import Record
 BYTES_MAX_MAX = FRAME_BYTES_MAX - 18
 """Most that fits into the answer to one fetch."""
 POLL_SECONDS_MIN = 0.005
+NO_TOPIC_STATUS = 0xB1
+NO_OFFSET_STATUS = 0xB2
+TOO_LARGE_STATUS = 0xB4
+NO_PARTITION_STATUS = 0xB6
+RETRY_SECONDS = 0.3
+"""How long a request that the server's disk refused is repeated."""
+
+
+class FollowOptions(TypedDict, total=False):
+    """Where `follow` begins and how it reads.
+
+    Attributes:
+        offset: where to begin; compaction may have removed it, retention may not. By default the first record.
+        timestamp: or the time (ms) to begin at.
+        partition: the partition to read; 0 by default.
+        until_end: stop at the record that is the last one when it begins.
+        poll_seconds_max: the longest pause before the next look for new records; 0.25 by default.
+        bytes_max: most that one fetch brings, unless one record is larger; 1 MiB by default.
+    """
+
+    offset: int | None
+    timestamp: int | None
+    partition: int
+    until_end: bool
+    poll_seconds_max: float
+    bytes_max: int
 
 
 class FetchedBatch:
@@ -122,12 +171,23 @@ class FetchedPartition(msgspec.Struct, frozen=True):
 class Reader:
     """The reading side of a client."""
 
-    def __init__(self, requests: Requests) -> None:
-        self._requests = requests
-        self.partitions = PartitionReader(requests)
+    _requests: Requests
 
-    async def fetch(self, topic: str, start_type: int, start: int, bytes_max: int) -> list[FetchedBatch]:
-        """Fetch once; see `Client.fetch`."""
+    async def fetch(
+        self, topic: str, *, offset: int | None = None, timestamp: int | None = None, bytes_max: int = 2**20
+    ) -> Fetched:
+        """Fetch stored records from an offset, or from the first one with a time (ms) at or after `timestamp`.
+
+        With neither, from the first record there is. Each partition begins at the same start, the first partitions come
+        first, and one that does not have the offset is left out (DECISION 26). No batches: nothing there yet.
+
+        Raises:
+            OffsetOutOfRangeError: no partition has the offset.
+            RecordTooLargeError: the first record alone is over `bytes_max` bytes, head included.
+            UnknownTopicError: there is no such topic.
+            RequestError, RequestTimeoutError, ClientError: the server or the connection failed.
+        """
+        start_type, start = start_of(offset, timestamp)
         if not 0 <= bytes_max < 2**31:
             raise LocalProtocolError(f"a fetch of {bytes_max} bytes")
         contents = encode_request(Subscribe((topic,))), encode_request(Fetch(start_type, start, bytes_max))
@@ -144,43 +204,176 @@ class Reader:
             raise RequestError("the server could not read the records", status, True)
         if not is_success(status):
             raise RecordTooLargeError(bytes_max, status)
-        return [FetchedBatch(batch.topic, batch.partition, batch.records) for batch in decode_batches(fetched.content)]
+        batches = decode_batches(fetched.content)
+        return Fetched([FetchedBatch(batch.topic, batch.partition, batch.records) for batch in batches])
 
     async def fetch_partition(
         self,
         topic: str,
         partition: int,
-        start_type: int,
-        start: int,
-        end: int | None,
-        bytes_max: int,
-        wait_seconds: float,
+        *,
+        offset: int | None = None,
+        timestamp: int | None = None,
+        end_offset: int | None = None,
+        bytes_max: int = 2**20,
+        wait_seconds: float = 0.0,
     ) -> FetchedPartition:
-        """Fetch from one partition once; see `Client.fetch_partition`."""
-        fetched = await self.partitions.fetch(
-            topic, partition, start_type, start, end=end, bytes_max=bytes_max, wait_seconds=wait_seconds
+        """Fetch stored records of one partition, up to `end_offset` (excluded) if it is given.
+
+        Start as in `fetch`. When there is nothing yet the server waits for `wait_seconds`, 60 at the most and half the
+        request timeout; meanwhile it answers nothing else of this client, for answers keep the order of requests.
+
+        Raises:
+            OffsetOutOfRangeError: the partition does not have the offset; the error has the offsets that exist.
+            RecordTooLargeError: the first record alone is over `bytes_max` bytes.
+            UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
+            RequestError, ClientError: as `fetch`; a damaged record is a `RequestError`.
+        """
+        start_type, start = start_of(offset, timestamp)
+        fetched = await self._fetch_partition(
+            topic, partition, start_type, start, end=end_offset, bytes_max=bytes_max, wait_seconds=wait_seconds
         )
         batch = FetchedBatch(topic, partition, fetched.records) if len(fetched.records) else None
         return FetchedPartition(batch, fetched.next_offset, fetched.first_offset, fetched.high_watermark)
 
-    async def follow(
+    async def positions(
+        self, topics: Sequence[str] | None = None, timestamp: int | None = None
+    ) -> list[TopicPositions]:
+        """Return the partitions of topics with their begin and end, sorted by name; of all topics without names.
+
+        With `timestamp` (ms) also where each partition has its first record at or after that time. A topic's `id`
+        changes when the topic is removed and created again.
+
+        Raises:
+            UnknownTopicError: a named topic does not exist, or this client may not read it.
+            RequestError, ClientError: as `fetch`.
+        """
+        if topics is None:
+            return await self._tell((), timestamp)
+        names = sorted(set(topics))
+        positions: list[TopicPositions] = []
+        for begin in range(0, len(names), TOPICS_MAX):
+            positions += await self._tell(tuple(names[begin : begin + TOPICS_MAX]), timestamp)
+        return positions
+
+    async def _tell(self, topics: tuple[str, ...], timestamp: int | None) -> list[TopicPositions]:
+        positions: list[TopicPositions] = []
+        while True:
+            after = positions[-1].topic if positions else ""
+            request = TellPositions(topics, NO_TIMESTAMP if timestamp is None else timestamp, after)
+            response = await self._ask(request, "positions")
+            answer = decode_positions(response.content)
+            positions += answer.topics
+            if not answer.more or not answer.topics:
+                return positions
+
+    async def _fetch_partition(
         self,
         topic: str,
-        *,
-        offset: int | None,
-        timestamp: int | None,
         partition: int,
-        until_end: bool,
-        poll_seconds_max: float,
+        start_type: int,
+        start: int,
+        *,
+        end: int | None = None,
         bytes_max: int,
-    ) -> AsyncGenerator[FetchedBatch, None]:
-        """Yield the batches of one partition. See `Client.follow`."""
-        start_type, start = start_of(offset, timestamp)
+        wait_seconds: float = 0.0,
+        patient: bool = False,
+    ) -> PartitionFetched:
+        """Fetch from one partition once."""
+        # A longer wait would look like a lost server.
+        wait_ms = min(int(min(wait_seconds, self._requests.timeout_seconds / 2) * 1000), WAIT_MS_MAX)
+        until = NO_OFFSET if end is None else end
+        what = f"fetch partition {partition} of {topic!r}"
+        request = FetchPartition(topic, partition, start_type, start, until, bytes_max, wait_ms)
+        response = await self._ask(request, what, patient=patient)
+        return decode_partition_fetched(response.content)
+
+    async def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """Set the cursor of a reader that keeps its own offsets: partition -> the next offset that it reads.
+
+        The consumer group of this name is created if it does not exist. It only shows the lag of the reader, and its
+        cursor may be a second older after a crash of the server.
+
+        Raises:
+            UnknownTopicError, UnknownPartitionError: there is no such topic or partition.
+            RequestError: members of the group share the records, or the name is invalid.
+            ClientError: as `fetch`.
+        """
+        what = f"move group {group!r} of {topic!r}"
+        await self._ask(MoveGroup(topic, group, tuple(sorted(offsets.items()))), what)
+
+    async def _ask(self, request: PartitionRequest, what: str, *, patient: bool = False) -> Response:
+        """Return the answer of success.
+
+        Raises:
+            RequestError: the server refused; the kind of error says why.
+        """
+        content = encode_request(request)
+        response = await self._requests.ask(content, what, patient=patient, retry_seconds=RETRY_SECONDS)
+        status, repeat = response.status, response.repeat
+        if status == NO_TOPIC_STATUS:
+            missing = ", ".join(map(repr, decode_missing_topics(response.content)))
+            raise UnknownTopicError(f"there is no topic {missing}, or no right to read it", status, repeat)
+        if status == NO_PARTITION_STATUS:
+            raise UnknownPartitionError(str(response.content, "utf-8", "replace"), status, repeat)
+        if isinstance(request, FetchPartition) and status == NO_OFFSET_STATUS:
+            bounds = decode_numbers(OffsetBounds, response.content)
+            raise OffsetOutOfRangeError(request.start, status, bounds.first_offset, bounds.high_watermark)
+        if isinstance(request, FetchPartition) and status == TOO_LARGE_STATUS:
+            raise RecordTooLargeError(request.bytes_max, status)
+        return check(response, what)
+
+    async def first_offset(self, topic: str) -> int:
+        """Return the offset at which the first partition with records begins, 0 if there are no records.
+
+        Raises:
+            UnknownTopicError, ClientError: as `positions`.
+        """
+        (positions,) = await self.positions([topic])
+        return next((info.first_offset for info in positions.partitions if info.first_offset < info.high_watermark), 0)
+
+    async def end_offset(self, topic: str) -> int:
+        """Return the offset that the next record gets, of the longest partition.
+
+        Raises:
+            UnknownTopicError, ClientError: as `positions`.
+        """
+        (positions,) = await self.positions([topic])
+        return max(info.high_watermark for info in positions.partitions)
+
+    async def follow(self, topic: str, **options: Unpack[FollowOptions]) -> AsyncGenerator[Record, None]:
+        """Yield the records of one partition from an offset, a time (ms) or the first one on, then new ones.
+
+        It asks again when there is nothing: after 5 ms at first, then after `poll_seconds_max` seconds at the most, for
+        jebp has no push. A lost connection is waited for, as long as it takes. Costs about 1.5 us a record.
+
+        Args:
+            topic: an existing topic.
+            options: see `FollowOptions`.
+
+        Raises:
+            OffsetOutOfRangeError, UnknownTopicError, RequestError, ClientError: as `fetch`.
+            UnknownPartitionError: the topic has no such partition.
+            CorruptRecordError: a record is not the one that was written.
+        """
+        async with contextlib.aclosing(self.follow_batches(topic, **options)) as batches:
+            async for batch in batches:
+                for record in batch.records():
+                    yield record
+
+    async def follow_batches(self, topic: str, **options: Unpack[FollowOptions]) -> AsyncGenerator[FetchedBatch, None]:
+        """Yield the records of `follow` a chunk at a time, for bulk readers: `batch.columns()` or `batch.records()`.
+
+        The next chunk is fetched while the caller works on the last one.
+        """
+        start_type, start = start_of(options.get("offset"), options.get("timestamp"))
+        partition, until_end = options.get("partition", 0), options.get("until_end", False)
+        poll_seconds_max, bytes_max = options.get("poll_seconds_max", 0.25), options.get("bytes_max", 2**20)
         pause = 0.0
         end: int | None = None
         if until_end and start_type == FROM_OFFSET:
             end = await self._end_of(topic, partition, start)
-        fetching = self._ask(topic, partition, start_type, start, end, bytes_max)
+        fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max)
         try:
             while end is None or start < end:
                 try:
@@ -189,7 +382,7 @@ class Reader:
                     if bytes_max >= BYTES_MAX_MAX:
                         raise
                     bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
-                    fetching = self._ask(topic, partition, start_type, start, end, bytes_max)
+                    fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max)
                     continue
                 if batch is not None:
                     start_type, start, pause = FROM_OFFSET, batch.next_offset, 0.0
@@ -200,7 +393,7 @@ class Reader:
                 else:
                     pause = min(max(2 * pause, POLL_SECONDS_MIN), poll_seconds_max)
                     await asyncio.sleep(pause)
-                fetching = self._ask(topic, partition, start_type, start, end, bytes_max)
+                fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max)
                 if batch is not None:
                     # The next chunk is on its way while the caller decodes this one. One turn of the loop for the
                     # request to be made, one for uvloop to write it: only then may the caller keep the loop busy.
@@ -210,7 +403,7 @@ class Reader:
         finally:
             fetching.cancel()
 
-    def _ask(
+    def _begin_fetch(
         self, topic: str, partition: int, start_type: int, start: int, end: int | None, bytes_max: int
     ) -> "asyncio.Task[FetchedBatch | None]":
         """Start to fetch."""
@@ -223,7 +416,7 @@ class Reader:
     ) -> FetchedBatch | None:
         """Return the next batch of one partition, behind whatever compaction left empty; `None` at the end."""
         while True:
-            fetched = await self.partitions.fetch(
+            fetched = await self._fetch_partition(
                 topic, partition, start_type, start, end=end, bytes_max=bytes_max, patient=True
             )
             if len(fetched.records):
@@ -239,7 +432,7 @@ class Reader:
             OffsetOutOfRangeError: `start` lies behind it.
             UnknownPartitionError: the topic has no partition of this number.
         """
-        (positions,) = await self.partitions.positions([topic], None)
+        (positions,) = await self.positions([topic], None)
         if partition >= len(positions.partitions):
             raise UnknownPartitionError(
                 f"topic {topic!r} has partitions 0 to {len(positions.partitions) - 1}, not {partition}", 0xB6, False

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from babelbus.clients.jebp.batching import cut_batches
 from babelbus.clients.jebp.requests import Requests
 from babelbus.clock import Clock
+from babelbus.protocols.jebp.fields import decode_numbers
 from babelbus.protocols.jebp.messages import (
     ANY_PARTITION,
     AbortBatch,
@@ -24,11 +25,13 @@ from babelbus.protocols.jebp.messages import (
     CommitBatch,
     Data,
     PartRecords,
+    PartsDropped,
+    RecordsStaged,
     Response,
     StageRecords,
     TransactionTold,
 )
-from babelbus.protocols.jebp.staging_codec import decode_committed, decode_dropped, decode_staged, decode_told
+from babelbus.protocols.jebp.staging_codec import decode_told
 from babelbus.records.record import Record, RecordBatch
 
 REQUESTS_ON_THE_WAY = 3
@@ -137,7 +140,7 @@ class PartWriter:
         return await self._requests.do(request, what)
 
     def _note(self, response: Response) -> None:
-        self.staged = PartRecords(self.staged.part, decode_staged(response.content).records)
+        self.staged = PartRecords(self.staged.part, decode_numbers(RecordsStaged, response.content).records)
 
     async def stage_stored(
         self, topic: str, records: Data, *, partition: int = ANY_PARTITION, to_state: bool = False
@@ -186,13 +189,12 @@ class Transaction:
             BabelbusError: as `Requests.do`.
         """
         request = CommitBatch(self.id, batch_id, tuple(parts), owner)
-        return decode_committed((await self._requests.do(request, f"commit batch {batch_id}")).content)
+        return decode_numbers(BatchCommitted, (await self._requests.do(request, f"commit batch {batch_id}")).content)
 
     async def abort(self, batch_id: int) -> int:
         """Drop all parts of a batch; return how many there were."""
-        return decode_dropped(
-            (await self._requests.do(AbortBatch(self.id, batch_id), f"abort batch {batch_id}")).content
-        )
+        response = await self._requests.do(AbortBatch(self.id, batch_id), f"abort batch {batch_id}")
+        return decode_numbers(PartsDropped, response.content).parts
 
     async def ask(self) -> TransactionTold:
         """Return the last committed batch and its owner."""

@@ -143,7 +143,7 @@ class StateLog:
             return None
         went_back = self._partition.next_offset < self._end
         protocol = source.partition(":")[0]
-        receipt = self._publish(Publication(SERVER, protocol, batch, self._topic.name, partition=0))
+        receipt = self._publish(Publication(SERVER, protocol, batch, self._topic.name, partition=0, at_once=True))
         if receipt.error is not None:  # refused at once; a flush that fails says so later
             raise receipt.error
         self._last = receipt

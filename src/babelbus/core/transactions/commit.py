@@ -150,6 +150,7 @@ class Commit:
                 entry.partition,
                 producer_id=self._producer_id,
                 first_sequence=sequence,
+                at_once=True,
                 fresh=True,
             )
         )

@@ -108,7 +108,6 @@ class _Scratch(threading.local):
         words = np.frombuffer(_ffi.buffer(self._nonce_memory), dtype="<u8").reshape(_BATCH_MAX, 3)
         self._low, self._high = words[:, 0], words[:, 1:]
         self._steps = np.arange(_BATCH_MAX, dtype="<u8")
-        self._repeated: dict[int, tuple[Any, list[Any]]] = {}
 
     def count(self, nonce: int, count: int) -> Any:
         """Return `count` nonces from `nonce` on, as an iterable of things to pass to libsodium."""
@@ -118,19 +117,6 @@ class _Scratch(threading.local):
         np.add(self._steps[:count], np.uint64(low), out=self._low[:count])
         self._high[:count] = np.frombuffer(high.to_bytes(16, "little"), dtype="<u8")
         return self.nonces
-
-    def frames(self, content_bytes: int) -> tuple[Any, list[Any]]:
-        """Return memory full of frames whose heads are written, and a pointer to each frame's sealed content."""
-        found = self._repeated.get(content_bytes)
-        if found is None:
-            if len(self._repeated) >= 4:  # acks have two sizes; whoever uses more pays for it
-                self._repeated.clear()
-            size, head = _FRAME_BYTES[content_bytes], _HEADS[content_bytes]
-            memory = _ffi.new("unsigned char[]", (head + bytes(content_bytes)) * _BATCH_MAX)
-            offset = len(head) - TAG_BYTES
-            found = memory, [memory + offset + size * i for i in range(_BATCH_MAX)]
-            self._repeated[content_bytes] = found
-        return found
 
 
 _scratch = _Scratch()
@@ -152,7 +138,7 @@ class _Direction:
 
 
 class Sealer(_Direction):
-    """Seals what this side says, into frames, in the order in which it must be sent.
+    """Seals the messages of this side into frames, in the order in which they must be sent.
 
     `messages` counts the sealed messages, those of the handshake included.
     """
@@ -162,7 +148,7 @@ class Sealer(_Direction):
         self.content_bytes_max = frame_bytes_max - TAG_BYTES
 
     def seal_parts(self, parts: Sequence[Data]) -> bytearray:
-        """Seal one message that is given in parts; they are copied once, into the frame, and sealed there.
+        """Return the frame of one message that is given in parts, which are copied once and sealed in the frame.
 
         Raises:
             LocalProtocolError: the message is over the frame limit, or it would be number 2^63.
@@ -178,19 +164,15 @@ class Sealer(_Direction):
         return frame
 
     def seal_many(self, contents: Sequence[Data]) -> bytearray:
-        """Seal messages and return their frames, one after the other.
+        """Return the frames of messages, one after the other.
 
         Raises:
             LocalProtocolError: as `seal_parts`; nothing is sealed then.
         """
-        if len(contents) == 1 and type(contents[0]) is bytes and len(contents[0]) <= SMALL_BYTES_MAX:
-            return bytearray(self._seal_one(contents[0]))
         sizes = list(map(len, contents))
-        if not sizes:
-            return bytearray()
-        largest = max(sizes)
+        largest = max(sizes, default=0)
         self._check(largest, len(sizes))
-        if largest <= SMALL_BYTES_MAX and set(map(type, contents)) == {bytes}:
+        if len(sizes) > 1 and largest <= SMALL_BYTES_MAX and set(map(type, contents)) == {bytes}:
             frames = [
                 self._seal_batch(contents[at : at + _BATCH_MAX], sizes[at : at + _BATCH_MAX])
                 for at in range(0, len(sizes), _BATCH_MAX)
@@ -198,16 +180,6 @@ class Sealer(_Direction):
         else:
             frames = [self.seal_parts((content,)) for content in contents]
         return frames[0] if len(frames) == 1 else bytearray().join(frames)
-
-    def _seal_one(self, content: bytes) -> bytes:
-        # What makes a batch fast is a cost for one alone, as in a conversation of request and answer.
-        size = len(content)
-        assert size <= SMALL_BYTES_MAX, "libsodium would write past the scratch memory"
-        self._check(size, 1)
-        memory = _scratch.memory
-        _seal(memory, content, size, self._nonce.to_bytes(NONCE_BYTES, "little"), self._key)
-        self._advance(1)
-        return b"".join((_HEADS[size][:-TAG_BYTES], _ffi.buffer(memory, size + TAG_BYTES)))
 
     def _seal_batch(self, contents: Sequence[Data], sizes: list[int]) -> bytearray:
         # No step of Python per message: every loop below runs inside C.
@@ -222,29 +194,6 @@ class Sealer(_Direction):
         self._advance(len(sizes))
         return frames
 
-    def seal_repeated(self, content: bytes, count: int) -> bytes:
-        """Seal the same small message `count` times and return the frames: the acks of a whole chunk of requests.
-
-        Raises:
-            LocalProtocolError: as `seal_parts`; nothing is sealed then.
-        """
-        size = len(content)
-        assert size <= 64, "memory is kept per size; longer messages go through seal_many"
-        if count == 1:
-            return self._seal_one(content)
-        self._check(size, count)
-        memory, outputs = _scratch.frames(size)
-        frames = []
-        while count > 0:
-            batch = min(count, _BATCH_MAX)
-            nonces = _scratch.count(self._nonce, batch)
-            arguments = outputs if batch == _BATCH_MAX else outputs[:batch]
-            deque(map(_seal, arguments, repeat(content), repeat(size), nonces, repeat(self._key)), maxlen=0)
-            frames.append(_ffi.buffer(memory, batch * _FRAME_BYTES[size])[:])
-            self._advance(batch)
-            count -= batch
-        return frames[0] if len(frames) == 1 else b"".join(frames)
-
     def _check(self, largest: int, count: int) -> None:
         if largest > self.content_bytes_max:
             raise LocalProtocolError(f"message of {largest} bytes, limit {self.content_bytes_max}")
@@ -253,10 +202,10 @@ class Sealer(_Direction):
 
 
 class Opener(_Direction):
-    """Opens what the peer says, in the order in which it arrived. Spent once it has raised."""
+    """Opens the messages of the peer, in the order in which they arrived. Spent once it has raised."""
 
     def open(self, sealed: Data) -> bytes:
-        """Open one sealed content; for those of the handshake.
+        """Return the message of one sealed content of the handshake.
 
         Raises:
             RemoteProtocolError: it was not sealed by the peer, not for this place in the order, or is number 2^63.
@@ -265,7 +214,7 @@ class Opener(_Direction):
         return bytes(self.open_in_place(content))
 
     def open_in_place(self, sealed: bytearray) -> memoryview:
-        """Open one sealed content where it stands and return the part of it that is the message, writable.
+        """Open one sealed content in its own memory and return the part that is the message, writable.
 
         Raises:
             RemoteProtocolError: as `open`.
@@ -284,16 +233,12 @@ class Opener(_Direction):
         """Open small sealed contents (at most `SMALL_BYTES_MAX` bytes each), as few calls and copies as possible.
 
         Yields, for as many of them as fit into the scratch memory, `(plain, stride, part)`: message i of `part` is
-        `plain[i * stride : i * stride + len(part[i]) - 16]`. From the start of every message, however short, at least
-        16 bytes can be read. What stands between the messages is left over from earlier ones, perhaps of other
-        connections: never take anything from beyond a message's end.
+        `plain[i * stride : i * stride + len(part[i]) - 16]`. The bytes between the messages are left over from earlier
+        ones, perhaps of other connections: never take anything from beyond a message's end.
 
         Raises:
             RemoteProtocolError: as `open`, after those before the bad one were yielded.
         """
-        if len(sealed) == 1:  # what a client that waits for each answer sends
-            yield self._open_one(sealed[0]), SMALL_BYTES_MAX, sealed
-            return
         first = 0
         while first < len(sealed):
             self._check(1)
@@ -314,17 +259,6 @@ class Opener(_Direction):
             if good < count:
                 raise RemoteProtocolError(f"message {self.messages} does not decrypt")
             first += count
-
-    def _open_one(self, sealed: bytes) -> bytes:
-        assert len(sealed) <= SMALL_BYTES_MAX, "libsodium would write past the scratch memory"
-        self._check(1)
-        size, memory = len(sealed), _scratch.memory
-        if _open(memory, sealed, size, self._nonce.to_bytes(NONCE_BYTES, "little"), self._key):
-            raise RemoteProtocolError(f"message {self.messages} does not decrypt")
-        self._advance(1)
-        # With the size of the tag on top: a reader may look at the first bytes before it checks where the end is.
-        plain: bytes = _ffi.buffer(memory, size)[:]
-        return plain
 
     def _check(self, count: int) -> None:
         if self.messages + count > MESSAGES_MAX:

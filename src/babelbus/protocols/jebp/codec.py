@@ -12,6 +12,14 @@ from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.jebp.fields import (
+    NAME_BYTES_MAX,
+    encode_name,
+    encode_name_field,
+    known_name,
+    read_name,
+    read_name_field,
+)
 from babelbus.protocols.jebp.messages import (
     ABORT_BATCH,
     ANY_PARTITION,
@@ -44,7 +52,6 @@ from babelbus.protocols.jebp.messages import (
     FetchPartition,
     Malformed,
     MoveGroup,
-    RecordsCreated,
     RemoveTopic,
     Request,
     Response,
@@ -52,16 +59,16 @@ from babelbus.protocols.jebp.messages import (
     Subscribe,
     TellPositions,
 )
-from babelbus.protocols.jebp.names import (
-    NAME_BYTES_MAX,
-    encode_name,
-    encode_name_field,
-    find_name_field,
-    read_name,
-)
 from babelbus.protocols.jebp.partition_codec import decode_partition_request, encode_partition_request
 from babelbus.protocols.jebp.staging_codec import decode_staging, encode_staging
 from babelbus.protocols.jebp.status import REPEAT_NO, REPEAT_YES, Outcome
+
+_RESPONSES: Final = {
+    bytes((status, repetition)): Response(status, repetition == REPEAT_YES)
+    for status in range(0xA0, 0xC0)
+    for repetition in (REPEAT_NO, REPEAT_YES)
+}
+"""All answers without content: acks are alike, and one object serves all of them."""
 
 TopicExists = Callable[[str], bool]
 
@@ -69,7 +76,6 @@ RECORD_FIELDS: Final = struct.Struct(">Iq")  # checksum, timestamp
 _BATCH_FIELDS: Final = struct.Struct(">iqq")  # partition, producer id, first sequence
 _FETCH_FIELDS: Final = struct.Struct(">BBqi")  # command, start type, start, bytes_max
 _PLACE_FIELDS: Final = struct.Struct(">ii")  # partition, size
-_CREATED_FIELDS: Final = struct.Struct(">iq")  # partition, base offset
 _START: Final = struct.Struct(">q")
 
 _EMPTY: Final = Malformed(None, Outcome.UNKNOWN_COMMAND)
@@ -90,8 +96,7 @@ def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Re
     """Read one request; what cannot be carried out becomes a `Malformed` with its answer, for the connection stays.
 
     Args:
-        content: the opened content of a frame. Records of a `CreateRecords` are a part of it if it is writable
-            (the caller gives it away then), and a copy otherwise.
+        content: the opened content of a frame, which the records of a batch are a part of.
         topic_exists: given with the option `jebp_bare_records` only: says which topics there are (DECISION 19).
     """
     if not content:
@@ -120,11 +125,11 @@ def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Re
 def _read_record(content: Data, topic_exists: TopicExists | None) -> Request:
     if topic_exists is not None and len(content) > 1 and content[1] > 8:  # no name starts with a byte up to 08
         return _read_bare_record(content, topic_exists)
-    field = find_name_field(content, 1)
-    if field is None:
-        return _RECORD_REFUSED
-    start, end = field
-    topic = read_name(content[start:end])
+    if len(content) > 2 and content[1] == 1:  # the common form, without a call
+        end = 3 + content[2]
+        topic = known_name(bytes(content[3:end]))
+    else:
+        topic, end = read_name_field(content, 1) or (None, 0)
     fields_end = end + RECORD_FIELDS.size
     if topic is None or fields_end > len(content):
         return _RECORD_REFUSED
@@ -155,24 +160,19 @@ def _read_bare_record(content: Data, topic_exists: TopicExists) -> Request:
 
 
 def _read_records(content: Data) -> Request:
-    field = find_name_field(content, 1)
+    field = read_name_field(content, 1)
     if field is None:
         return _BATCH_REFUSED
-    start, end = field
-    topic = read_name(content[start:end])
+    topic, end = field
     fields_end = end + _BATCH_FIELDS.size
-    if topic is None or fields_end >= len(content):
+    if fields_end >= len(content):
         return _BATCH_REFUSED
     partition, producer_id, first_sequence = _BATCH_FIELDS.unpack_from(content, end)
     if partition < ANY_PARTITION or producer_id < NO_PRODUCER or first_sequence < NO_SEQUENCE:
         return _BATCH_REFUSED
     if (producer_id == NO_PRODUCER) != (first_sequence == NO_SEQUENCE):
         return _BATCH_REFUSED
-    if isinstance(content, bytes):  # small: the copy is what makes it writable
-        records = memoryview(bytearray(content[fields_end:]))
-    else:
-        records = memoryview(content)[fields_end:]
-    return CreateRecords(topic, partition, producer_id, first_sequence, records)
+    return CreateRecords(topic, partition, producer_id, first_sequence, memoryview(content)[fields_end:])
 
 
 def _read_fetch(content: Data) -> Request:
@@ -258,10 +258,10 @@ def decode_response(content: bytes | memoryview) -> Response:
     """
     if len(content) < 2:
         raise RemoteProtocolError(f"response of {len(content)} bytes, at least 2")
-    status, repetition = content[0], content[1]
-    if status >> 4 not in (0xA, 0xB) or repetition not in (REPEAT_NO, REPEAT_YES):
-        raise RemoteProtocolError(f"response starts with {status:02x} {repetition:02x}")
-    return Response(status, repetition == REPEAT_YES, content[2:])
+    response = _RESPONSES.get(bytes(content[:2]))
+    if response is None:
+        raise RemoteProtocolError(f"response starts with {content[0]:02x} {content[1]:02x}")
+    return response if len(content) == 2 else Response(response.status, response.repeat, content[2:])
 
 
 def batch_head(topic: str, partition: int, size: int) -> bytes:
@@ -278,36 +278,17 @@ def decode_batches(content: bytes | memoryview) -> list[Batch]:
     batches = []
     position = 0
     while position < len(content):
-        field = find_name_field(content, position)
-        topic = read_name(content[field[0] : field[1]]) if field else None
-        if field is None or topic is None or field[1] + _PLACE_FIELDS.size > len(content):
+        field = read_name_field(content, position)
+        if field is None or field[1] + _PLACE_FIELDS.size > len(content):
             raise RemoteProtocolError(f"batch at byte {position} of the fetched content has no head")
-        partition, size = _PLACE_FIELDS.unpack_from(content, field[1])
-        start = field[1] + _PLACE_FIELDS.size
+        topic, end = field
+        partition, size = _PLACE_FIELDS.unpack_from(content, end)
+        start = end + _PLACE_FIELDS.size
         position = start + size
         if partition < 0 or size < 0 or position > len(content):
             raise RemoteProtocolError(f"batch of {topic!r}: partition {partition}, {size} bytes")
         batches.append(Batch(topic, partition, content[start:position]))
     return batches
-
-
-def encode_records_created(created: RecordsCreated) -> bytes:
-    """Return the content of a successful answer to `CreateRecords`, after the two status bytes."""
-    return _CREATED_FIELDS.pack(created.partition, created.base_offset)
-
-
-def decode_records_created(content: bytes | memoryview) -> RecordsCreated:
-    """Read the content of a successful answer to `CreateRecords`.
-
-    Raises:
-        RemoteProtocolError: it does not have 12 bytes, or a number is negative.
-    """
-    if len(content) != _CREATED_FIELDS.size:
-        raise RemoteProtocolError(f"answer to create records of {len(content)} bytes, not {_CREATED_FIELDS.size}")
-    partition, base_offset = _CREATED_FIELDS.unpack(content)
-    if partition < 0 or base_offset < 0:
-        raise RemoteProtocolError(f"records created in partition {partition} at offset {base_offset}")
-    return RecordsCreated(partition, base_offset)
 
 
 def encode_missing_topics(topics: Iterable[str]) -> bytes:

@@ -5,45 +5,44 @@ go together; one with large content (over `box.SMALL_BYTES_MAX`) goes alone, gat
 that becomes the memory of its message: 16 MiB that arrive in 64 KiB pieces are copied once.
 """
 
-import zlib
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.box import SMALL_BYTES_MAX, TAG_BYTES, Opener
-from babelbus.protocols.jebp.codec import RECORD_FIELDS, TopicExists, decode_request, decode_response
+from babelbus.protocols.jebp.codec import TopicExists, decode_request, decode_response
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX, HANDSHAKE_BYTES_MAX, read_head
-from babelbus.protocols.jebp.messages import CreateRecord, Request, Response
+from babelbus.protocols.jebp.messages import Request, Response
 
 M = TypeVar("M")
 
 PART_BYTES = 256
 """Memory of a part beside its bytes: a peer may send single bytes."""
 _RUN_MAX = 512  # frames that are looked at together for a run of equal size
-_KNOWN_MAX = 256
-_COMMON_RECORD = b"\x12\x01"  # create record, one byte of length: every name that is encoded as usual
 
 
-class _Decoder(ABC, Generic[M]):
-    """The part that both sides share: cutting and opening.
+class _Decoder(Generic[M]):
+    """The part that both sides share: cutting and opening. `read` gets one content, in memory that nobody else has.
 
     Attributes:
         error: why nothing more can be read; the connection is to be closed when `events` has given the last messages.
     """
 
-    def __init__(self, opener: Opener, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, opener: Opener, read: Callable[[bytes | memoryview], M], frame_bytes_max: int) -> None:
         if frame_bytes_max < HANDSHAKE_BYTES_MAX:
             raise ValueError(f"frame limit of {frame_bytes_max} bytes, at least {HANDSHAKE_BYTES_MAX}")
         self.error: RemoteProtocolError | None = None
         self._opener = opener
+        self._read = read
         self._frame_bytes_max = frame_bytes_max
         self._chunks: list[bytes] = []
         self._parts: list[bytes | memoryview] = []  # of the large sealed content that is being gathered
         self._parts_bytes = 0
-        self._gather_bytes = 0  # size of the large sealed content that is being gathered, 0 if there is none
+        self._gather_bytes = 0  # size of the large sealed content that is being gathered, else 0
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the transport read, cut anywhere; parse it with `events`."""
+        """Receive bytes from the transport, cut anywhere; parse them with `events`."""
         if data and self.error is None:
             self._chunks.append(data if type(data) is bytes else bytes(data))
 
@@ -126,24 +125,23 @@ class _Decoder(ABC, Generic[M]):
             return len(data)
         sealed = bytearray().join(self._parts)  # growing it part by part would copy it several times
         self._parts, self._parts_bytes, self._gather_bytes = [], 0, 0
-        messages.append(self._read_large(self._opener.open_in_place(sealed)))
+        messages.append(self._read(self._opener.open_in_place(sealed)))
         return end
 
     def _open(self, sealed: list[bytes], messages: list[M]) -> None:
+        read, append = self._read, messages.append
+        if len(sealed) == 1:
+            append(read(self._opener.open_in_place(bytearray(sealed[0]))))
+            return
         for plain, stride, part in self._opener.open_many(sealed):
-            self._read_small(plain, stride, part, messages)
-
-    @abstractmethod
-    def _read_small(self, plain: bytes, stride: int, sealed: list[bytes], messages: list[M]) -> None:
-        """Read the contents that `Opener.open_many` yielded."""
-
-    @abstractmethod
-    def _read_large(self, content: memoryview) -> M:
-        """Read one content that came alone, in memory that is nobody else's."""
+            start = 0
+            for content in part:
+                append(read(plain[start : start + len(content) - TAG_BYTES]))
+                start += stride
 
 
 def _take_run(data: bytes, position: int, length: int, small: list[bytes]) -> int:
-    """Take the frames from `position` on that are as long as the first one, and return where they end.
+    """Collect the frames from `position` on that are as long as the first one, and return where they end.
 
     Heads at a fixed distance are compared by slices with a step, 4 times as fast as head by head.
     """
@@ -159,7 +157,7 @@ def _take_run(data: bytes, position: int, length: int, small: list[bytes]) -> in
 
 
 class ServerDecoder(_Decoder[Request]):
-    """What one client asks for, from the end of the handshake on.
+    """The requests of one client, from the end of the handshake on.
 
     Args:
         opener: of the client's direction, as the handshake left it.
@@ -174,68 +172,11 @@ class ServerDecoder(_Decoder[Request]):
         frame_bytes_max: int = FRAME_BYTES_MAX,
         topic_exists: TopicExists | None = None,
     ) -> None:
-        super().__init__(opener, frame_bytes_max=frame_bytes_max)
-        self._topic_exists = topic_exists
-        # Command and name field -> topic, of records that were read; and those of the last one, for most clients
-        # write many records to one topic. No request starts with the bytes that stand here at first.
-        self._known: dict[bytes, str] = {}
-        self._prefix, self._topic = b"\x12\x01\x00", ""
-
-    def _read_small(self, plain: bytes, stride: int, sealed: list[bytes], messages: list[Request]) -> None:
-        prefix, topic, known, topic_exists = self._prefix, self._topic, self._known, self._topic_exists
-        starts_with, unpack, crc32, append = plain.startswith, RECORD_FIELDS.unpack_from, zlib.crc32, messages.append
-        fields_at = len(prefix)
-        payload_at = fields_at + RECORD_FIELDS.size
-        start = -stride
-        for content in sealed:
-            start += stride
-            end = start + len(content) - TAG_BYTES
-            same = starts_with(prefix, start)
-            if not same and starts_with(_COMMON_RECORD, start):
-                found = plain[start : start + 3 + plain[start + 2]]
-                if found in known:
-                    same, prefix, topic = True, found, known[found]
-                    fields_at = len(prefix)
-                    payload_at = fields_at + RECORD_FIELDS.size
-            # Not without the second comparison: behind `end` stand bytes of earlier messages.
-            if same and start + payload_at <= end:
-                checksum, timestamp = unpack(plain, start + fields_at)
-                if timestamp >= 0:
-                    payload = plain[start + payload_at : end]
-                    append(CreateRecord(topic, timestamp, payload, crc32(payload) == checksum))
-                    continue
-            request = decode_request(plain[start:end], topic_exists)
-            append(request)
-            if type(request) is CreateRecord and starts_with(_COMMON_RECORD, start):
-                if len(known) >= _KNOWN_MAX:
-                    known.clear()
-                known[plain[start : start + 3 + plain[start + 2]]] = request.topic
-        self._prefix, self._topic = prefix, topic
-
-    def _read_large(self, content: memoryview) -> Request:
-        return decode_request(content, self._topic_exists)
+        super().__init__(opener, partial(decode_request, topic_exists=topic_exists), frame_bytes_max)
 
 
 class ClientDecoder(_Decoder[Response]):
-    """What the server answers, from the end of the handshake on; same arguments as `ServerDecoder` has."""
+    """The answers of the server, from the end of the handshake on; arguments as those of `ServerDecoder`."""
 
     def __init__(self, opener: Opener, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        super().__init__(opener, frame_bytes_max=frame_bytes_max)
-        self._known: dict[bytes, Response] = {}
-
-    def _read_small(self, plain: bytes, stride: int, sealed: list[bytes], messages: list[Response]) -> None:
-        known, append = self._known, messages.append
-        start = -stride
-        for item in sealed:
-            start += stride
-            content = plain[start : start + len(item) - TAG_BYTES]
-            response = known.get(content)
-            if response is None:
-                response = decode_response(content)
-                # Acks are all alike, and a message is immutable: one object serves them all.
-                if len(content) == 2 and len(known) < _KNOWN_MAX:
-                    known[content] = response
-            append(response)
-
-    def _read_large(self, content: memoryview) -> Response:
-        return decode_response(content)
+        super().__init__(opener, decode_response, frame_bytes_max)

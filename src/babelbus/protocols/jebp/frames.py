@@ -26,7 +26,7 @@ def encode_frame(content: bytes) -> bytes:
 def read_head(data: bytes | bytearray, position: int, bytes_max: int) -> tuple[int, int] | None:
     """Read the head of the frame at `position`: where its content starts and how many bytes it has.
 
-    None when the head is not complete yet. What is already wrong is refused without waiting for the rest.
+    None when the head is not complete yet. A wrong beginning is refused without waiting for the rest.
 
     Raises:
         RemoteProtocolError: the first byte is not `01`, L is over 8, or the content is longer than `bytes_max`
@@ -59,7 +59,7 @@ class FrameReader:
         self._bytes_max = bytes_max
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the transport read; it may be cut anywhere."""
+        """Receive bytes from the transport, cut anywhere."""
         self._buffer += data
 
     def next_frame(self) -> bytes | None:

@@ -12,7 +12,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from hmac import compare_digest
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 import msgspec
 import nacl.bindings
@@ -49,63 +49,65 @@ class UntrustedPeerError(RemoteProtocolError):
 
 
 class Established(msgspec.Struct, frozen=True):
-    """What a finished handshake leaves.
+    """The result of a handshake.
 
     Attributes:
         fingerprint: of the peer's certificate. The server's session decides about it before it looks at `surplus`.
-        certificate: what the peer showed; proven unless bare certificates are in use.
-        minor: the server's minor version.
-        sealer: for what this side says, at its place in the count.
-        opener: for what the peer says; return it to a `ServerDecoder` or `ClientDecoder`.
+        sealer: for the messages of this side, at its place in the count.
+        opener: for the messages of the peer; the argument of a `ServerDecoder` or `ClientDecoder`.
         surplus: bytes that arrived behind the handshake; the first data of that decoder.
     """
 
     fingerprint: str
-    certificate: bytes
-    minor: int
     sealer: Sealer
     opener: Opener
     surplus: bytes
 
 
-class _Handshake(ABC):
-    """What both sides share: a script of steps that each frame of the peer takes further. Spent once it has raised."""
+class HandshakeOptions(TypedDict, total=False):
+    """The options of both sides.
 
-    def __init__(
-        self,
-        identity: Identity,
-        *,
-        bare_certificates: bool,
-        frame_bytes_max: int,
-        secret_key: bytes | None,
-        nonce: bytes | None,
-    ) -> None:
+    Attributes:
+        bare_certificates: the option `jebp_bare_certificates`, for both sides' certificates.
+        frame_bytes_max: largest frame content that will be sent after the handshake.
+        secret_key: X25519 secret key, only for tests with known bytes.
+        nonce: start nonce, only for tests with known bytes.
+    """
+
+    bare_certificates: bool
+    frame_bytes_max: int
+    secret_key: bytes
+    nonce: bytes
+
+
+class _Handshake(ABC):
+    """The part that both sides share: a script of steps that each frame of the peer takes further.
+
+    Spent once it has raised.
+    """
+
+    def __init__(self, identity: Identity, **options: Unpack[HandshakeOptions]) -> None:
         self.established: Established | None = None
         self._identity = identity
-        self._bare = bare_certificates
-        self._frame_bytes_max = frame_bytes_max
+        self._bare = options.get("bare_certificates", False)
+        self._frame_bytes_max = options.get("frame_bytes_max", FRAME_BYTES_MAX)
         # Fresh per connection: a key that leaks later must not open old traffic (DECISION 7).
-        self._secret_key = secret_key if secret_key is not None else secrets.token_bytes(KEY_BYTES)
+        self._secret_key = options.get("secret_key") or secrets.token_bytes(KEY_BYTES)
         self._public_key = nacl.bindings.crypto_scalarmult_base(self._secret_key)
-        self._nonce = nonce if nonce is not None else secrets.token_bytes(NONCE_BYTES)
-        self._reader = FrameReader(HANDSHAKE_BYTES_MAX_BARE if bare_certificates else HANDSHAKE_BYTES_MAX)
+        self._nonce = options.get("nonce") or secrets.token_bytes(NONCE_BYTES)
+        self._reader = FrameReader(HANDSHAKE_BYTES_MAX_BARE if self._bare else HANDSHAKE_BYTES_MAX)
         self._digest = hashlib.sha256()  # of the contents of messages 1 to 5, which both certificates sign
         self._out: list[bytes] = []
         self._error: RemoteProtocolError | None = None
         self._steps = self._run()
         next(self._steps)
 
-    @property
-    def done(self) -> bool:
-        """True when `established` is there; more bytes belong to its decoder."""
-        return self.established is not None
-
     def begin(self) -> bytes:
         """Return the bytes to send when the connection is there: the server speaks first, the client's are empty."""
         return self._take_out()
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Take bytes of the peer, cut anywhere, and return the bytes to send, perhaps none.
+        """Receive bytes of the peer, cut anywhere, and return the bytes to send, perhaps no bytes.
 
         Raises:
             RemoteProtocolError: the peer broke the protocol; send nothing and close (section 6).
@@ -127,7 +129,7 @@ class _Handshake(ABC):
 
     @abstractmethod
     def _run(self) -> Generator[None, bytes, Established]:
-        """Go through the nine messages: each frame of the peer is sent in, the last step returns what they left."""
+        """Handle the nine messages: each frame of the peer is sent in, the last step returns the result."""
 
     def _take_out(self) -> bytes:
         out = b"".join(self._out)
@@ -140,7 +142,7 @@ class _Handshake(ABC):
         self._out.append(encode_frame(content))
 
     def _hear(self, content: bytes, size: int, what: str) -> bytes:
-        """Take one of messages 2 to 5, whose size is fixed."""
+        """Check one of messages 2 to 5, whose size is fixed, and return it."""
         if len(content) != size:
             raise RemoteProtocolError(f"{what} of {len(content)} bytes, not {size}")
         self._digest.update(content)
@@ -171,15 +173,8 @@ class _Handshake(ABC):
             raise RemoteProtocolError("the proof of the certificate is not a signature of this handshake")
         return certificate
 
-    def _finish(self, certificate: bytes, minor: int, sealer: Sealer, opener: Opener) -> Established:
-        return Established(
-            fingerprint=fingerprint(certificate),
-            certificate=certificate,
-            minor=minor,
-            sealer=sealer,
-            opener=opener,
-            surplus=self._reader.take_rest(),
-        )
+    def _finish(self, certificate: bytes, sealer: Sealer, opener: Opener) -> Established:
+        return Established(fingerprint(certificate), sealer, opener, self._reader.take_rest())
 
 
 class ServerHandshake(_Handshake):
@@ -187,32 +182,14 @@ class ServerHandshake(_Handshake):
 
     Args:
         identity: the server's key.
-        version: what message 1 says.
-        bare_certificates: the option `jebp_bare_certificates`, for both sides' certificates.
-        frame_bytes_max: largest frame content that will be sent after the handshake.
-        secret_key: X25519 secret key, only for tests with known bytes.
-        nonce: start nonce, only for tests with known bytes.
+        version: the content of message 1.
+        options: see `HandshakeOptions`.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        *,
-        version: bytes = VERSION,
-        bare_certificates: bool = False,
-        frame_bytes_max: int = FRAME_BYTES_MAX,
-        secret_key: bytes | None = None,
-        nonce: bytes | None = None,
-    ) -> None:
+    def __init__(self, identity: Identity, *, version: bytes = VERSION, **options: Unpack[HandshakeOptions]) -> None:
+        _check_version(version)
         self._version = version
-        self._minor = _read_version(version)
-        super().__init__(
-            identity,
-            bare_certificates=bare_certificates,
-            frame_bytes_max=frame_bytes_max,
-            secret_key=secret_key,
-            nonce=nonce,
-        )
+        super().__init__(identity, **options)
 
     def _run(self) -> Generator[None, bytes, Established]:
         self._say(self._version)
@@ -229,7 +206,7 @@ class ServerHandshake(_Handshake):
         self._out.append(encode_frame(challenge))
         self._out.append(bytes(sealer.seal_parts((self._own_certificate(_SERVER_SIGNS),))))
         certificate = self._peer_certificate(opener.open((yield)), _CLIENT_SIGNS)
-        return self._finish(certificate, self._minor, sealer, opener)
+        return self._finish(certificate, sealer, opener)
 
 
 class ClientHandshake(_Handshake):
@@ -238,11 +215,8 @@ class ClientHandshake(_Handshake):
     Args:
         identity: the client's key.
         trust: told the server's fingerprint, says whether to go on; our own certificate is sent only then.
-        bare_certificates: the option `jebp_bare_certificates`, for both sides' certificates.
-        frame_bytes_max: largest frame content that will be sent after the handshake.
-        secret_key: X25519 secret key, only for tests with known bytes.
-        nonce: start nonce, only for tests with known bytes.
         random_bytes: content of message 6, only for tests with known bytes.
+        options: see `HandshakeOptions`.
     """
 
     def __init__(
@@ -250,25 +224,16 @@ class ClientHandshake(_Handshake):
         identity: Identity,
         trust: Callable[[str], bool],
         *,
-        bare_certificates: bool = False,
-        frame_bytes_max: int = FRAME_BYTES_MAX,
-        secret_key: bytes | None = None,
-        nonce: bytes | None = None,
         random_bytes: bytes | None = None,
+        **options: Unpack[HandshakeOptions],
     ) -> None:
         self._trust = trust
-        self._random_bytes = random_bytes if random_bytes is not None else secrets.token_bytes(_RANDOM_BYTES)
-        super().__init__(
-            identity,
-            bare_certificates=bare_certificates,
-            frame_bytes_max=frame_bytes_max,
-            secret_key=secret_key,
-            nonce=nonce,
-        )
+        self._random_bytes = random_bytes or secrets.token_bytes(_RANDOM_BYTES)
+        super().__init__(identity, **options)
 
     def _run(self) -> Generator[None, bytes, Established]:
         version = yield
-        minor = _read_version(version)
+        _check_version(version)
         self._digest.update(version)
         self._say(self._public_key)
         peer_key = self._hear((yield), KEY_BYTES, "public key")
@@ -283,11 +248,11 @@ class ClientHandshake(_Handshake):
         if not self._trust(fingerprint(certificate)):
             raise UntrustedPeerError(fingerprint(certificate))
         self._out.append(bytes(sealer.seal_parts((self._own_certificate(_CLIENT_SIGNS),))))
-        return self._finish(certificate, minor, sealer, opener)
+        return self._finish(certificate, sealer, opener)
 
 
-def _read_version(content: bytes) -> int:
-    """Return the minor number of message 1 (DECISION 5).
+def _check_version(content: bytes) -> None:
+    """Check message 1 (DECISION 5); any minor number is good.
 
     Raises:
         RemoteProtocolError: it is not jebp, or not of our major number.
@@ -295,4 +260,3 @@ def _read_version(content: bytes) -> int:
     match = _VERSION.fullmatch(content)
     if match is None or int(match[1]) != _MAJOR:
         raise RemoteProtocolError(f"the server speaks {content[:32]!r}, not jebp/{_MAJOR}")
-    return int(match[2])

@@ -1,4 +1,4 @@
-"""Who a client or server is: an Ed25519 key, its fingerprint, and the file that keeps it (DECISION 10 and 11).
+"""The identity of a client or server: an Ed25519 key, its fingerprint, and the file that keeps it (DECISION 10 and 11).
 
 The file is text, readable by its owner only:
 
@@ -37,7 +37,7 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def is_signature(certificate: bytes, message: bytes, signature: bytes) -> bool:
-    """Tell whether the owner of `certificate` signed `message`; any length of any argument is allowed."""
+    """Return whether the owner of `certificate` signed `message`; any length of any argument is allowed."""
     if len(certificate) != CERTIFICATE_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:

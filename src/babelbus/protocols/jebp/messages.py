@@ -1,4 +1,4 @@
-"""What can be said in jebp: the requests of a client and the responses of a server (docs/protocols/jebp.md).
+"""The messages of jebp: the requests of a client and the responses of a server (docs/protocols/jebp.md).
 
 Timestamps are milliseconds since the epoch; offsets, sequences and sizes are what their names say.
 """
@@ -10,7 +10,7 @@ import msgspec
 from babelbus.protocols.jebp.status import Outcome
 
 PROTOCOL: Final = "jebp"
-"""What the protocol is called in metrics and logs."""
+"""The name of the protocol in metrics and logs."""
 CREATE_TOPIC: Final = 0x11
 CREATE_RECORD: Final = 0x12
 CREATE_RECORDS: Final = 0x13  # since jebp/1.1
@@ -59,8 +59,8 @@ class CreateRecord(msgspec.Struct, frozen=True, gc=False):
 class CreateRecords(msgspec.Struct, frozen=True, gc=False):
     """`13`: append a batch of records that have the stored form already (extension jebp/1.1).
 
-    `records` are not looked at here, and there is at least one byte of them. From a decoder they are a writable
-    memoryview of a buffer that nobody else holds: whoever stores them may patch the offsets in place.
+    `records` are not looked at here, and there is at least one byte of them. From a decoder they are a memoryview of a
+    buffer that nobody else holds; the store may patch the offsets in place if the buffer is writable.
     With a producer id, `first_sequence` is the number of the first record, otherwise it is -1.
     """
 
@@ -168,7 +168,7 @@ class FetchPartition(msgspec.Struct, frozen=True, gc=False):
 class MoveGroup(msgspec.Struct, frozen=True, gc=False):
     """`26`: this is how far a reader has come that keeps its offsets itself; `offsets` are the next ones it reads.
 
-    The consumer group of this name is made if there is none; one that was made otherwise, for members, is refused.
+    The consumer group of this name is made if it does not exist; one that was made otherwise, for members, is refused.
     """
 
     topic: str
@@ -247,6 +247,12 @@ class BatchCommitted(msgspec.Struct, frozen=True, gc=False):
     again: bool
 
 
+class PartsDropped(msgspec.Struct, frozen=True, gc=False):
+    """The content of a successful answer to `AbortBatch`: how many parts were dropped."""
+
+    parts: int
+
+
 class TransactionTold(msgspec.Struct, frozen=True, gc=False):
     """The content of the answer to `AskTransaction`; -1 is no batch, an empty owner nobody."""
 
@@ -260,7 +266,7 @@ class TransactionTold(msgspec.Struct, frozen=True, gc=False):
 class PartitionPositions(msgspec.Struct, frozen=True, gc=False):
     """Where a partition begins and where readers stop, and its size (bytes of the stored records).
 
-    `time_offset` is where its first record at or after the wanted time is; -1: there is none, or no time was given.
+    `time_offset` is where its first record at or after the wanted time is; -1: no such record, or no time was given.
     """
 
     first_offset: int

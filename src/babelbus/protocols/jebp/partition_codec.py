@@ -11,10 +11,13 @@ text      := size: u8, UTF-8
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
+from msgspec.structs import astuple
+
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.jebp.fields import Fields, MalformedError, encode_name_field
 from babelbus.protocols.jebp.messages import (
     FETCH_PARTITION,
     FROM_OFFSET,
@@ -27,7 +30,6 @@ from babelbus.protocols.jebp.messages import (
     FetchPartition,
     Malformed,
     MoveGroup,
-    OffsetBounds,
     PartitionFetched,
     PartitionPositions,
     PartitionRequest,
@@ -35,7 +37,6 @@ from babelbus.protocols.jebp.messages import (
     TellPositions,
     TopicPositions,
 )
-from babelbus.protocols.jebp.names import encode_name_field, find_name_field, read_name
 from babelbus.protocols.jebp.status import Outcome
 
 TOPICS_MAX: Final = 10_000
@@ -45,78 +46,58 @@ TEXT_BYTES_MAX: Final = 64
 GROUP_BYTES_MAX: Final = 249
 
 _TIMESTAMP: Final = struct.Struct(">q")
-_FETCH_FIELDS: Final = struct.Struct(">iBqqii")  # partition, start type, start, end, bytes_max, wait_ms
+_FETCH_FIELDS: Final = struct.Struct(">iBqqii")  # the fields of `FetchPartition` behind the topic
 _COUNT: Final = struct.Struct(">i")
 _MOVED: Final = struct.Struct(">iq")  # partition, offset
 _POSITIONS: Final = struct.Struct(">qqqq")  # first, high watermark, size, offset for the time
 _FETCHED: Final = struct.Struct(">qqq")  # next offset, first, high watermark
-_BOUNDS: Final = struct.Struct(">qq")
 
 FETCHED_HEAD_BYTES: Final = _FETCHED.size
 
 
 def decode_partition_request(content: Data) -> PartitionRequest | Malformed:
     """Read a request whose command is one of these; one that has not its form becomes a `Malformed`."""
-    found = _READERS[content[0]](content)
-    return found or Malformed(content[0], Outcome.PARTITION_REFUSED)
-
-
-def _read_positions(content: Data) -> TellPositions | None:
-    position = 1 + _TIMESTAMP.size
-    if position >= len(content):
-        return None
-    (timestamp,) = _TIMESTAMP.unpack_from(content, 1)
-    after = ""
-    if content[position] == 0:
-        position += 1
-    else:
-        field = find_name_field(content, position)
-        name = read_name(content[field[0] : field[1]]) if field else None
-        if field is None or name is None:
-            return None
-        after, position = name, field[1]
-    topics: dict[str, None] = {}
-    while position < len(content):
-        field = find_name_field(content, position)
-        name = read_name(content[field[0] : field[1]]) if field else None
-        if field is None or name is None or len(topics) == TOPICS_MAX:
-            return None
-        topics[name] = None
-        position = field[1]
-    return TellPositions(tuple(topics), timestamp, after) if timestamp >= NO_TIMESTAMP else None
-
-
-def _read_fetch(content: Data) -> FetchPartition | None:
-    field = find_name_field(content, 1)
-    topic = read_name(content[field[0] : field[1]]) if field else None
-    if field is None or topic is None or field[1] + _FETCH_FIELDS.size != len(content):
-        return None
-    request = FetchPartition(topic, *_FETCH_FIELDS.unpack_from(content, field[1]))
-    return request if _why_not(request) is None else None
-
-
-def _read_move(content: Data) -> MoveGroup | None:
-    field = find_name_field(content, 1)
-    topic = read_name(content[field[0] : field[1]]) if field else None
-    if field is None or topic is None or field[1] >= len(content):
-        return None
-    begin = field[1] + 1
-    end = begin + content[field[1]]
-    if not 0 < end - begin <= GROUP_BYTES_MAX or end >= len(content) or (len(content) - end) % _MOVED.size:
-        return None
+    fields = Fields(content)
     try:
-        group = bytes(content[begin:end]).decode()
-    except UnicodeDecodeError:
-        return None
-    offsets = tuple(_MOVED.iter_unpack(content[end:]))
-    return MoveGroup(topic, group, offsets) if all(min(pair) >= 0 for pair in offsets) else None
+        request: PartitionRequest
+        match content[0]:
+            case 0x24:
+                request = _read_positions(fields)
+            case 0x25:
+                request = FetchPartition(fields.name(), *fields.numbers(_FETCH_FIELDS))
+                if _why_not(request) is not None:
+                    raise MalformedError
+            case _:
+                request = MoveGroup(fields.name(), fields.short_text(1, GROUP_BYTES_MAX), _read_offsets(fields))
+        fields.end()
+        return request
+    except MalformedError:
+        return Malformed(content[0], Outcome.PARTITION_REFUSED)
 
 
-_READERS: Final[dict[int, Callable[[Data], PartitionRequest | None]]] = {
-    TELL_POSITIONS: _read_positions,
-    FETCH_PARTITION: _read_fetch,
-    MOVE_GROUP: _read_move,
-}
+def _read_positions(fields: Fields) -> TellPositions:
+    (timestamp,) = fields.numbers(_TIMESTAMP)
+    after = fields.name() if fields.rest()[0] else ""
+    if not after:
+        fields.position += 1
+    topics: dict[str, None] = {}
+    while fields.more:
+        if len(topics) == TOPICS_MAX:
+            raise MalformedError
+        topics[fields.name()] = None
+    if timestamp < NO_TIMESTAMP:
+        raise MalformedError
+    return TellPositions(tuple(topics), timestamp, after)
+
+
+def _read_offsets(fields: Fields) -> tuple[tuple[int, int], ...]:
+    offsets: list[tuple[int, int]] = []
+    while fields.more or not offsets:
+        partition, offset = fields.numbers(_MOVED)
+        if partition < 0 or offset < 0:
+            raise MalformedError
+        offsets.append((partition, offset))
+    return tuple(offsets)
 
 
 def _why_not(request: FetchPartition) -> str | None:
@@ -148,27 +129,21 @@ def encode_partition_request(request: PartitionRequest) -> bytes:
             group = request.group.encode()
             if not 0 < len(group) <= GROUP_BYTES_MAX or not request.offsets or min(map(min, request.offsets)) < 0:
                 raise LocalProtocolError(f"group {request.group!r} cannot be moved to {request.offsets}")
-            try:
-                moved = b"".join(_MOVED.pack(*pair) for pair in request.offsets)
-            except struct.error as error:
-                raise LocalProtocolError(f"a number of {request} is too large") from error
+            moved = b"".join(_pack(_MOVED, *pair) for pair in request.offsets)
             return bytes((MOVE_GROUP,)) + encode_name_field(request.topic) + bytes((len(group),)) + group + moved
         case FetchPartition():
             reason = _why_not(request)
             if reason is not None:
                 raise LocalProtocolError(reason)
-            try:
-                fields = _FETCH_FIELDS.pack(
-                    request.partition,
-                    request.start_type,
-                    request.start,
-                    request.end,
-                    request.bytes_max,
-                    request.wait_ms,
-                )
-            except struct.error as error:
-                raise LocalProtocolError(f"a number of {request} is too large") from error
+            fields = _pack(_FETCH_FIELDS, *astuple(request)[1:])
             return bytes((FETCH_PARTITION,)) + encode_name_field(request.topic) + fields
+
+
+def _pack(fields: struct.Struct, *numbers: int) -> bytes:
+    try:
+        return fields.pack(*numbers)
+    except struct.error as error:
+        raise LocalProtocolError(f"a number is too large: {numbers}") from error
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------
@@ -177,10 +152,7 @@ def encode_partition_request(request: PartitionRequest) -> bytes:
 def encode_topic_positions(topic: TopicPositions) -> bytes:
     """Return one topic of the answer to `TellPositions`."""
     parts = [encode_name_field(topic.topic), _text(topic.id), _text(topic.engine), _COUNT.pack(len(topic.partitions))]
-    parts += [
-        _POSITIONS.pack(one.first_offset, one.high_watermark, one.size_bytes, one.time_offset)
-        for one in topic.partitions
-    ]
+    parts += [_POSITIONS.pack(*astuple(positions)) for positions in topic.partitions]
     return b"".join(parts)
 
 
@@ -199,7 +171,7 @@ def decode_positions(content: bytes | memoryview) -> PositionsTold:
     """Read the content of a successful answer to `TellPositions`.
 
     Raises:
-        RemoteProtocolError: it is none.
+        RemoteProtocolError: it does not have the form of such an answer.
     """
     content = bytes(content)
     if not content or content[0] > 1:
@@ -208,32 +180,19 @@ def decode_positions(content: bytes | memoryview) -> PositionsTold:
 
 
 def _topics(content: bytes) -> Iterator[TopicPositions]:
-    position = 1
-    while position < len(content):
-        field = find_name_field(content, position)
-        topic = read_name(content[field[0] : field[1]]) if field else None
-        if field is None or topic is None:
-            raise RemoteProtocolError(f"positions at byte {position} name no topic")
-        identifier, position = _read_text(content, field[1])
-        engine, position = _read_text(content, position)
-        end = position + _COUNT.size
-        count = _COUNT.unpack_from(content, position)[0] if end <= len(content) else -1
-        position = end + count * _POSITIONS.size
-        if count < 0 or position > len(content):
-            raise RemoteProtocolError(f"positions of topic {topic!r} are not whole")
-        rows = _POSITIONS.iter_unpack(content[end:position])
-        yield TopicPositions(topic, identifier, engine, tuple(_checked(topic, row) for row in rows))
-
-
-def _read_text(content: bytes, position: int) -> tuple[str, int]:
-    size = content[position] if position < len(content) else TEXT_BYTES_MAX + 1
-    end = position + 1 + size
-    if size > TEXT_BYTES_MAX or end > len(content):
-        raise RemoteProtocolError(f"positions have no text at byte {position}")
-    try:
-        return content[position + 1 : end].decode(), end
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"positions: the text at byte {position} is not UTF-8") from error
+    fields = Fields(content)
+    while fields.more:
+        at = fields.position
+        try:
+            topic = fields.name()
+            identifier, engine = fields.short_text(0, TEXT_BYTES_MAX), fields.short_text(0, TEXT_BYTES_MAX)
+            (count,) = fields.numbers(_COUNT)
+            rows = [_checked(topic, fields.numbers(_POSITIONS)) for _ in range(count)]
+        except MalformedError:
+            raise RemoteProtocolError(f"positions at byte {at} are not those of a topic, or not whole") from None
+        if count < 0:
+            raise RemoteProtocolError(f"positions of topic {topic!r} say {count} partitions")
+        yield TopicPositions(topic, identifier, engine, tuple(rows))
 
 
 def _checked(topic: str, row: tuple[int, ...]) -> PartitionPositions:
@@ -252,7 +211,7 @@ def decode_partition_fetched(content: bytes | memoryview) -> PartitionFetched:
     """Read the content of a successful answer to `FetchPartition`; the records are a part of it, not a copy.
 
     Raises:
-        RemoteProtocolError: it is none.
+        RemoteProtocolError: it does not have the form of such an answer.
     """
     if len(content) < _FETCHED.size:
         raise RemoteProtocolError(f"answer to fetch partition of {len(content)} bytes, at least {_FETCHED.size}")
@@ -260,19 +219,3 @@ def decode_partition_fetched(content: bytes | memoryview) -> PartitionFetched:
     if min(next_offset, first, high_watermark) < 0:
         raise RemoteProtocolError(f"fetched up to {next_offset}, of {first} to {high_watermark}")
     return PartitionFetched(next_offset, first, high_watermark, content[_FETCHED.size :])
-
-
-def encode_offset_bounds(bounds: OffsetBounds) -> bytes:
-    """Return the content of `b2` to `FetchPartition`."""
-    return _BOUNDS.pack(bounds.first_offset, bounds.high_watermark)
-
-
-def decode_offset_bounds(content: bytes | memoryview) -> OffsetBounds:
-    """Read the content of `b2` to `FetchPartition`.
-
-    Raises:
-        RemoteProtocolError: it is none.
-    """
-    if len(content) != _BOUNDS.size:
-        raise RemoteProtocolError(f"bounds of {len(content)} bytes, not {_BOUNDS.size}")
-    return OffsetBounds(*_BOUNDS.unpack(content))

@@ -1,7 +1,7 @@
-"""What the requests that create records mean (12 and 13): published, and answered when they are as safe as promised."""
+"""The requests that create records (12 and 13): published, and answered when they are as safe as promised."""
 
-from collections.abc import Sequence
-from itertools import cycle, islice
+from collections.abc import Callable, Sequence
+from itertools import cycle
 
 from babelbus.core.access import AccessRefusedError, Action
 from babelbus.core.access import Identity as Client
@@ -9,23 +9,27 @@ from babelbus.core.broker import Broker, UnknownTopicError
 from babelbus.core.publish import Payloads, Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Headers
-from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.box import Sealer
-from babelbus.protocols.jebp.codec import encode_records_created
+from babelbus.protocols.jebp.fields import encode_numbers
 from babelbus.protocols.jebp.messages import PROTOCOL, CreateRecord, CreateRecords, RecordsCreated
 from babelbus.protocols.jebp.status import Answers, Outcome
 from babelbus.records.envelope import SOURCE_HEADER
-from babelbus.records.format import InvalidRecordError
-from babelbus.records.ingest import parse_records
+from babelbus.records.ingest import ChecksumError, parse_many
+from babelbus.records.record import RecordBatch
 from babelbus.storage.errors import DiskError, DiskFullError
 
 REFUSALS = (UnknownTopicError, AccessRefusedError)
+NO_TOPIC = Receipt.refused(UnknownTopicError("no such topic"))
+WRONG_CHECKSUM = Receipt.refused(ChecksumError("the CRC of a record is wrong"))
 
 
 class Publisher:
-    """Publishes for one connection, under the name of who opened it; each call says who the client is by now."""
+    """Publishes for one connection, under the name of who opened it; each call says who the client is by now.
+
+    Requests of one kind that came one behind the other are published together and answered together.
+    """
 
     def __init__(
         self,
@@ -41,86 +45,56 @@ class Publisher:
         self._outbox = outbox
         self._sealer = sealer
         self._answers = answers
-        self._created = answers[Outcome.RECORD_CREATED].content
         self._metrics = metrics
         self._source: Headers = ((SOURCE_HEADER, opened_by.source.encode()),)
 
-    # -- 12: records one by one --------------------------------------------------------------------------------------
-
-    def create_run(self, run: Sequence[CreateRecord], client: Client) -> None:
-        """Store records that came one behind the other, and answer them together once they are as safe as promised."""
-        count, first = len(run), run[0].topic
-        if all([record.checksum_valid and record.topic == first for record in run]):  # noqa: C419  # a list is faster
-            receipt, size = self._create(first, run, client)
-            if len(receipt.parts) == 1:
-                self._outbox.answer_when((receipt,), lambda: self._answer_alike(count, receipt), size)
-            else:
-                places = dict(enumerate(islice(cycle(receipt.parts), count)))
-                self._outbox.answer_when((receipt,), lambda: self._answer_mixed(count, {}, places), size)
-            return
-        by_topic: dict[str, list[int]] = {}
-        refused: dict[int, Outcome] = {}
-        for number, record in enumerate(run):
+    def create_each(self, run: Sequence[CreateRecord], client: Client) -> None:
+        """Publish records that came one by one (12)."""
+        by_topic: dict[str, list[CreateRecord]] = {}
+        for record in run:
             if record.checksum_valid:
-                by_topic.setdefault(record.topic, []).append(number)
-            else:
-                refused[number] = self._checksum_outcome(record)
-        receipts: list[Receipt] = []
-        places = {}
-        size = 0
-        for name, numbers in by_topic.items():
-            receipt, stored = self._create(name, [run[number] for number in numbers], client)
-            receipts.append(receipt)
-            size += stored
-            places.update(zip(numbers, cycle(receipt.parts), strict=False))
-        self._outbox.answer_when(receipts, lambda: self._answer_mixed(count, refused, places), size)
-
-    def _create(self, topic: str, records: Sequence[CreateRecord], client: Client) -> tuple[Receipt, int]:
-        """Publish records to one topic; return the receipt and the bytes of the payloads."""
-        payloads = [record.payload for record in records]
-        content = Payloads(payloads, [record.timestamp for record in records])
-        receipt = self._broker.publish(Publication(client, PROTOCOL, content, topic, source=self._source))
-        return receipt, sum(map(len, payloads))
-
-    def _checksum_outcome(self, record: CreateRecord) -> Outcome:
-        """A record whose checksum is wrong may help when it is sent again, but not to a topic that does not exist."""
-        if self._broker.has_topic(record.topic):
-            return Outcome.CREATE_RECORD_CHECKSUM
-        return Outcome.CREATE_RECORD_REFUSED
-
-    def _answer_alike(self, count: int, receipt: Receipt) -> bytes | bytearray:
-        content = self._created if receipt.error is None else self._content(self._outcome_of(receipt))
-        return self._sealer.seal_repeated(content, count)
-
-    def _answer_mixed(self, count: int, refused: dict[int, Outcome], places: dict[int, Receipt]) -> bytes | bytearray:
-        outcomes = [
-            refused[number] if number in refused else self._outcome_of(places[number]) for number in range(count)
+                by_topic.setdefault(record.topic, []).append(record)
+        receipts = {topic: cycle(self._create(topic, records, client).parts) for topic, records in by_topic.items()}
+        places = [
+            next(receipts[record.topic])
+            if record.checksum_valid
+            else (WRONG_CHECKSUM if self._broker.has_topic(record.topic) else NO_TOPIC)
+            for record in run
         ]
-        return self._sealer.seal_many([self._content(outcome) for outcome in outcomes])
+        created = self._answers[Outcome.RECORD_CREATED]
+        self._answer(places, lambda _: created, sum([len(record.payload) for record in run]))
 
-    def _outcome_of(self, receipt: Receipt) -> Outcome:
-        error = receipt.error
-        if error is None:
-            return Outcome.RECORD_CREATED
-        if isinstance(error, REFUSALS):
-            return Outcome.CREATE_RECORD_REFUSED
-        self._count_error(error)
-        return Outcome.CREATE_RECORD_DISK if error.retriable else Outcome.CREATE_RECORD_REFUSED
+    def _create(self, topic: str, records: Sequence[CreateRecord], client: Client) -> Receipt:
+        content = Payloads([record.payload for record in records], [record.timestamp for record in records])
+        return self._broker.publish(Publication(client, PROTOCOL, content, topic, source=self._source))
 
-    # -- 13: a batch -------------------------------------------------------------------------------------------------
+    def create_batches(self, run: Sequence[CreateRecords], client: Client) -> None:
+        """Publish batches in the stored form (13, extension jebp/1.1)."""
+        broker = self._broker
+        refused = {
+            topic: not broker.has_topic(topic) or not broker.may(client, Action.PUBLISH, topic)
+            for topic in {request.topic for request in run}
+        }
+        # Before anything of a batch is looked at: nobody learns about batches to topics that are not his.
+        batches = iter(parse_many([request.records for request in run if not refused[request.topic]]))
+        places = []
+        for request in run:
+            if refused[request.topic]:
+                places.append(NO_TOPIC)
+                continue
+            batch = next(batches)
+            places.append(
+                self._store(request, batch, client) if isinstance(batch, RecordBatch) else Receipt.refused(batch)
+            )
+        created = self._answers[Outcome.RECORDS_CREATED]
 
-    def create_records(self, request: CreateRecords, client: Client) -> None:
-        """Store a batch that came in the stored form (extension jebp/1.1)."""
-        if not self._broker.has_topic(request.topic) or not self._broker.may(client, Action.PUBLISH, request.topic):
-            self._refuse(Outcome.CREATE_RECORDS_REFUSED)  # before anything of the batch is looked at
-            return
-        try:
-            batch = parse_records(request.records)
-        except InvalidRecordError as error:
-            self._count_error(error)
-            self._refuse(_batch_outcome(error))
-            return
-        receipt = self._broker.publish(
+        def place(receipt: Receipt) -> bytes:
+            return created + encode_numbers(RecordsCreated(receipt.partition, receipt.base_offset))
+
+        self._answer(places, place, sum([len(request.records) for request in run]))
+
+    def _store(self, request: CreateRecords, batch: RecordBatch, client: Client) -> Receipt:
+        return self._broker.publish(
             Publication(
                 client,
                 PROTOCOL,
@@ -133,29 +107,23 @@ class Publisher:
             )
         )
 
-        def answer() -> bytes | bytearray:
-            if receipt.error is not None:
-                self._count_error(receipt.error)
-                return self._sealer.seal_many([self._content(_batch_outcome(receipt.error))])
-            place = encode_records_created(RecordsCreated(receipt.partition, receipt.base_offset))
-            return self._sealer.seal_many([self._content(Outcome.RECORDS_CREATED) + place])
+    def _answer(self, places: Sequence[Receipt], created: Callable[[Receipt], bytes], size: int) -> None:
+        """Answer each request by the receipt in its place, once all of them are done."""
+        receipts = list(dict.fromkeys(places))
 
-        self._outbox.answer_when([receipt], answer, len(request.records))
+        def answer() -> bytearray:
+            contents = {receipt: self._refusal(receipt) or created(receipt) for receipt in receipts}
+            return self._sealer.seal_many([contents[receipt] for receipt in places])
 
-    def _refuse(self, outcome: Outcome) -> None:
-        answer = self._content(outcome)
-        self._outbox.answer(lambda: self._sealer.seal_many([answer]))
+        self._outbox.answer_when(receipts, answer, size)
 
-    # -- both --------------------------------------------------------------------------------------------------------
-
-    def _content(self, outcome: Outcome) -> bytes:
-        return self._answers[outcome].content
-
-    def _count_error(self, error: BabelbusError) -> None:
-        reason = "disk" if isinstance(error, DiskError | DiskFullError) else "refused"
-        self._metrics.publish_errors_total.labels(PROTOCOL, reason).inc()
-
-
-def _batch_outcome(error: BabelbusError) -> Outcome:
-    """Return whether sending a batch again may help."""
-    return Outcome.CREATE_RECORDS_REPEAT if error.retriable else Outcome.CREATE_RECORDS_REFUSED
+    def _refusal(self, receipt: Receipt) -> bytes | None:
+        """Return the answer to what was not stored; the outcomes of 12 and 13 have the same bytes."""
+        error = receipt.error
+        if error is None:
+            return None
+        if not isinstance(error, REFUSALS):
+            reason = "disk" if isinstance(error, DiskError | DiskFullError) else "refused"
+            self._metrics.publish_errors_total.labels(PROTOCOL, reason).inc()
+        outcome = Outcome.CREATE_RECORDS_REPEAT if error.retriable else Outcome.CREATE_RECORDS_REFUSED
+        return self._answers[outcome]

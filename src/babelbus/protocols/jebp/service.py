@@ -21,7 +21,7 @@ class JebpService(StreamService):
         self._identity = Identity.load(context.server_key)
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
             OSError: the address is taken.

@@ -1,4 +1,4 @@
-"""What the messages of one jebp connection mean (docs/protocols/jebp.md): requests in, broker calls out."""
+"""The session of one jebp connection (docs/protocols/jebp.md): requests in, broker calls out."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from babelbus.core.partition import Partition
 from babelbus.core.receipt import Promise
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.work import Work, settled
-from babelbus.errors import InvalidTopicNameError, RemoteProtocolError, StorageError
+from babelbus.errors import BabelbusError, InvalidTopicNameError, RemoteProtocolError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
@@ -42,11 +42,10 @@ from babelbus.protocols.jebp.messages import (
     Subscribe,
     TellPositions,
 )
-from babelbus.protocols.jebp.partition_session import Said, awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.publisher import Publisher
+from babelbus.protocols.jebp.reading import Said, Subscription, awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, answers
-from babelbus.protocols.jebp.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ class Session(contract.Session):
     # -- connection --------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
+        """Receive the bytes of one read and handle all requests in them.
 
         Raises:
             RemoteProtocolError: the peer broke the protocol or is nobody we know; close the connection.
@@ -118,7 +117,7 @@ class Session(contract.Session):
             raise decoder.error
 
     def _shake(self, data: bytes) -> ServerDecoder | None:
-        """Go on with the handshake; return the decoder of what follows once it is done."""
+        """Continue the handshake; return the decoder of the requests once it is done."""
         reply = self._handshake.receive_data(data)
         if reply:
             self._outbox.answer(lambda: reply)
@@ -174,7 +173,7 @@ class Session(contract.Session):
         raise error
 
     def access_changed(self) -> None:
-        """Look the client up again after the lists of clients changed; one that is not in them any more has to go."""
+        """Find the client again after the lists of clients changed; close if it is not in them any more."""
         if self._client is not None:
             self._client = self._authorise(self._fingerprint)
             if self._client is None:
@@ -182,13 +181,13 @@ class Session(contract.Session):
                 self._close_connection()
 
     def resume(self) -> None:
-        """Go on with what was put off while the outbox was full."""
+        """Continue with the requests that were put off while the outbox was full."""
         requests = list(self._backlog)
         self._backlog.clear()
         self._handle(requests)
 
     def close(self) -> None:
-        """The client is gone: records of requests that came whole are still stored (specification, section 6)."""
+        """End the session: records of requests that came whole are still stored (specification, section 6)."""
         requests = [request for request in self._backlog if not isinstance(request, Fetch | FetchPartition)]
         self._backlog.clear()
         self.end_waits()
@@ -200,7 +199,7 @@ class Session(contract.Session):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _handle(self, requests: Sequence[Request]) -> None:
-        """Carry out requests in order: runs of records together, until the outbox is full."""
+        """Handle requests in order: records that follow each other together, until the outbox is full."""
         count, outbox = len(requests), self._outbox
         at = 0
         while at < count:
@@ -208,18 +207,17 @@ class Session(contract.Session):
                 self._backlog.extend(requests[at:])
                 return
             request = requests[at]
-            if type(request) is CreateRecord:
+            kind = type(request)
+            if kind is CreateRecord or kind is CreateRecords:
                 after = at + 1
-                while after < count and type(requests[after]) is CreateRecord:
+                while after < count and type(requests[after]) is kind:
                     after += 1
-                run = requests[at:after]
-                self._publisher.create_run(run, self._client or NOBODY)  # type: ignore[arg-type]  # the loop looked at each
+                publish = self._publisher.create_each if kind is CreateRecord else self._publisher.create_batches
+                publish(requests[at:after], self._client or NOBODY)  # type: ignore[arg-type]  # the loop looked at each
                 at = after
                 continue
             at += 1
             match request:
-                case CreateRecords():
-                    self._publisher.create_records(request, self._client or NOBODY)
                 case Fetch():
                     self._fetch(request)
                 case Subscribe():
@@ -239,7 +237,7 @@ class Session(contract.Session):
         return self._broker.may(self._client or NOBODY, action, topic)
 
     def _content(self, outcome: Outcome) -> bytes:
-        return self._answers[outcome].content
+        return self._answers[outcome]
 
     def _say(self, outcome: Outcome, content: bytes = b"") -> None:
         answer = self._content(outcome) + content
@@ -335,14 +333,8 @@ class Session(contract.Session):
             return Outcome.CREATE_TOPIC_NO_RIGHTS
         try:
             self._broker.create_topic(request.topic)
-        except TopicExistsError:
-            return Outcome.CREATE_TOPIC_EXISTS
-        except (InvalidTopicNameError, InvalidSettingError) as error:
-            log.info("jebp: create topic: %s", error)
-            return Outcome.CREATE_TOPIC_BAD_NAME
-        except StorageError as error:
-            log.error("jebp: create topic: %s", error)
-            return Outcome.CREATE_TOPIC_DISK
+        except BabelbusError as error:
+            return _refused(error, _NOT_CREATED)
         return Outcome.TOPIC_CREATED
 
     def _remove_topic(self, request: RemoveTopic) -> Outcome:
@@ -350,12 +342,27 @@ class Session(contract.Session):
             return Outcome.REMOVE_TOPIC_NO_RIGHTS
         try:
             self._broker.remove_topic(request.topic)
-        except UnknownTopicError:
-            return Outcome.REMOVE_TOPIC_MISSING
-        except InvalidTopicNameError as error:
-            log.info("jebp: remove topic: %s", error)
-            return Outcome.REMOVE_TOPIC_REFUSED
-        except StorageError as error:
-            log.error("jebp: remove topic: %s", error)
-            return Outcome.REMOVE_TOPIC_DISK
+        except BabelbusError as error:
+            return _refused(error, _NOT_REMOVED)
         return Outcome.TOPIC_REMOVED
+
+
+_NOT_CREATED: dict[type[BabelbusError], Outcome] = {
+    TopicExistsError: Outcome.CREATE_TOPIC_EXISTS,
+    InvalidTopicNameError: Outcome.CREATE_TOPIC_BAD_NAME,
+    InvalidSettingError: Outcome.CREATE_TOPIC_BAD_NAME,
+    StorageError: Outcome.CREATE_TOPIC_DISK,
+}
+_NOT_REMOVED: dict[type[BabelbusError], Outcome] = {
+    UnknownTopicError: Outcome.REMOVE_TOPIC_MISSING,
+    InvalidTopicNameError: Outcome.REMOVE_TOPIC_REFUSED,
+    StorageError: Outcome.REMOVE_TOPIC_DISK,
+}
+
+
+def _refused(error: BabelbusError, outcomes: dict[type[BabelbusError], Outcome]) -> Outcome:
+    kind = next((kind for kind in outcomes if isinstance(error, kind)), None)
+    if kind is None:
+        raise error
+    log.log(logging.ERROR if kind is StorageError else logging.INFO, "jebp: a topic is not made or removed: %s", error)
+    return outcomes[kind]

@@ -12,6 +12,7 @@ import struct
 from typing import Final
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.jebp.fields import Fields, MalformedError, encode_name_field
 from babelbus.protocols.jebp.frames import encode_length
 from babelbus.protocols.jebp.messages import (
     ABORT_BATCH,
@@ -22,17 +23,14 @@ from babelbus.protocols.jebp.messages import (
     STAGE_STATE,
     AbortBatch,
     AskTransaction,
-    BatchCommitted,
     CommitBatch,
     Data,
     Malformed,
     PartRecords,
-    RecordsStaged,
     StageRecords,
     StagingRequest,
     TransactionTold,
 )
-from babelbus.protocols.jebp.names import encode_name_field, find_name_field, read_name
 from babelbus.protocols.jebp.status import Outcome
 
 ID_BYTES_MAX: Final = 512
@@ -41,111 +39,51 @@ PARTS_MAX: Final = 100_000
 _INT64: Final = struct.Struct(">q")
 _INT32: Final = struct.Struct(">i")
 _STAGE_FIELDS: Final = struct.Struct(">iq")  # partition, first record
-_STAGED: Final = struct.Struct(">iq")  # partition, records
-_COMMITTED: Final = struct.Struct(">qB")  # records, again
 _TOLD: Final = struct.Struct(">qqqq")  # last batch, its records, pending batch, staged bytes
-
-
-class _MalformedError(Exception):
-    """A request does not have its form."""
-
-
-class _Fields:
-    """Reads the fields of a request one behind the other."""
-
-    def __init__(self, content: Data) -> None:
-        self._content = content
-        self.position = 1
-
-    def text(self, bytes_min: int = 1) -> str:
-        """Read an id."""
-        start, end = self._field()
-        if not bytes_min <= end - start <= ID_BYTES_MAX:
-            raise _MalformedError
-        try:
-            return str(self._content[start:end], "utf-8")
-        except UnicodeDecodeError:
-            raise _MalformedError from None
-
-    def name(self) -> str:
-        """Read a topic's name."""
-        start, end = self._field()
-        name = read_name(self._content[start:end])
-        if name is None:
-            raise _MalformedError
-        return name
-
-    def _field(self) -> tuple[int, int]:
-        field = find_name_field(self._content, self.position)
-        if field is None:
-            raise _MalformedError
-        self.position = field[1]
-        return field
-
-    def numbers(self, fields: struct.Struct) -> tuple[int, ...]:
-        """Read numbers."""
-        start, self.position = self.position, self.position + fields.size
-        if self.position > len(self._content):
-            raise _MalformedError
-        return fields.unpack_from(self._content, start)
-
-    def number(self) -> int:
-        """Read a number that is not negative."""
-        (value,) = self.numbers(_INT64)
-        if value < 0:
-            raise _MalformedError
-        return int(value)
-
-    def end(self) -> None:
-        """Check that nothing follows."""
-        if self.position != len(self._content):
-            raise _MalformedError
-
-    def rest(self) -> memoryview:
-        """Return what follows, at least a byte, in memory that may be written to."""
-        if self.position >= len(self._content):
-            raise _MalformedError
-        if isinstance(self._content, bytes):
-            return memoryview(bytearray(self._content[self.position :]))
-        return memoryview(self._content)[self.position :]
 
 
 def decode_staging(content: Data) -> StagingRequest | Malformed:
     """Read a request whose command is one of these; one that has not its form becomes a `Malformed`."""
-    fields = _Fields(content)
+    fields = Fields(content)
     try:
-        transaction = fields.text()
+        transaction = fields.text(1, ID_BYTES_MAX)
+        request: StagingRequest
         match content[0]:
             case 0x14 | 0x17:
                 return _read_stage(transaction, fields, to_state=content[0] == STAGE_STATE)
             case 0x15:
-                return _read_commit(transaction, fields)
+                request = _read_commit(transaction, fields)
             case 0x16:
-                batch_id, part = fields.number(), fields.text(0)
-                fields.end()
-                return AbortBatch(transaction, batch_id, part)
+                request = AbortBatch(transaction, _read_number(fields), fields.text(0, ID_BYTES_MAX))
             case _:
-                fields.end()
-                return AskTransaction(transaction)
-    except _MalformedError:
+                request = AskTransaction(transaction)
+        fields.end()
+        return request
+    except MalformedError:
         return Malformed(content[0], Outcome.STAGING_REFUSED)
 
 
-def _read_stage(transaction: str, fields: _Fields, *, to_state: bool) -> StageRecords:
-    batch_id, part, topic = fields.number(), fields.text(), fields.name()
+def _read_number(fields: Fields) -> int:
+    (value,) = fields.numbers(_INT64)
+    if value < 0:
+        raise MalformedError
+    return value
+
+
+def _read_stage(transaction: str, fields: Fields, *, to_state: bool) -> StageRecords:
+    batch_id, part, topic = _read_number(fields), fields.text(1, ID_BYTES_MAX), fields.name()
     partition, first_record = fields.numbers(_STAGE_FIELDS)
     if partition < ANY_PARTITION or first_record < 0:
-        raise _MalformedError
+        raise MalformedError
     return StageRecords(transaction, batch_id, part, topic, partition, first_record, fields.rest(), to_state)
 
 
-def _read_commit(transaction: str, fields: _Fields) -> CommitBatch:
-    batch_id, owner = fields.number(), fields.text(0)
+def _read_commit(transaction: str, fields: Fields) -> CommitBatch:
+    batch_id, owner = _read_number(fields), fields.text(0, ID_BYTES_MAX)
     (count,) = fields.numbers(_INT32)
     if not 0 <= count <= PARTS_MAX:
-        raise _MalformedError
-    parts = tuple(PartRecords(fields.text(), fields.number()) for _ in range(count))
-    fields.end()
+        raise MalformedError
+    parts = tuple(PartRecords(fields.text(1, ID_BYTES_MAX), _read_number(fields)) for _ in range(count))
     return CommitBatch(transaction, batch_id, parts, owner)
 
 
@@ -195,68 +133,21 @@ def _number(value: int) -> bytes:
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
-def encode_staged(staged: RecordsStaged) -> bytes:
-    """Return the content of a successful answer to `StageRecords`."""
-    return _STAGED.pack(staged.partition, staged.records)
-
-
-def encode_committed(committed: BatchCommitted) -> bytes:
-    """Return the content of a successful answer to `CommitBatch`."""
-    return _COMMITTED.pack(committed.records, committed.again)
-
-
-def encode_dropped(parts: int) -> bytes:
-    """Return the content of a successful answer to `AbortBatch`."""
-    return _INT32.pack(parts)
-
-
 def encode_told(told: TransactionTold) -> bytes:
     """Return the content of the answer to `AskTransaction`."""
     numbers = _TOLD.pack(told.last_batch_id, told.last_records, told.pending_batch_id, told.staged_bytes)
     return numbers + told.owner.encode()
 
 
-def _unpack(fields: struct.Struct, content: Data, what: str) -> tuple[int, ...]:
-    if len(content) != fields.size:
-        raise RemoteProtocolError(f"answer to {what} of {len(content)} bytes, not {fields.size}")
-    return fields.unpack(content)
-
-
-def decode_staged(content: Data) -> RecordsStaged:
-    """Read the content of a successful answer to `StageRecords`.
-
-    Raises:
-        RemoteProtocolError: it is none.
-    """
-    return RecordsStaged(*_unpack(_STAGED, content, "stage records"))
-
-
-def decode_committed(content: Data) -> BatchCommitted:
-    """Read the content of a successful answer to `CommitBatch`.
-
-    Raises:
-        RemoteProtocolError: it is none.
-    """
-    records, again = _unpack(_COMMITTED, content, "commit batch")
-    return BatchCommitted(records, bool(again))
-
-
-def decode_dropped(content: Data) -> int:
-    """Read the content of a successful answer to `AbortBatch`: how many parts were dropped.
-
-    Raises:
-        RemoteProtocolError: it is none.
-    """
-    return _unpack(_INT32, content, "abort batch")[0]
-
-
 def decode_told(content: Data) -> TransactionTold:
     """Read the content of the answer to `AskTransaction`.
 
     Raises:
-        RemoteProtocolError: it is none.
+        RemoteProtocolError: it is too short, or the owner is not UTF-8.
     """
-    last_batch_id, last_records, pending, staged_bytes = _unpack(_TOLD, content[: _TOLD.size], "ask transaction")
+    if len(content) < _TOLD.size:
+        raise RemoteProtocolError(f"answer to ask transaction of {len(content)} bytes, at least {_TOLD.size}")
+    last_batch_id, last_records, pending, staged_bytes = _TOLD.unpack_from(content)
     try:
         owner = str(content[_TOLD.size :], "utf-8")
     except UnicodeDecodeError as error:

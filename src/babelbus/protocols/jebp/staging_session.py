@@ -1,4 +1,4 @@
-"""What the commands of staged publishing mean (docs/protocols/jebp.md, extension: staged batches)."""
+"""The commands of staged publishing (docs/protocols/jebp.md, extension: staged batches)."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,29 +11,31 @@ from babelbus.core.transactions import (
 )
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
+from babelbus.protocols.jebp.fields import encode_numbers
 from babelbus.protocols.jebp.messages import (
     PROTOCOL,
     AbortBatch,
     AskTransaction,
     BatchCommitted,
     CommitBatch,
+    PartsDropped,
     RecordsStaged,
     StageRecords,
     StagingRequest,
     TransactionTold,
 )
-from babelbus.protocols.jebp.staging_codec import encode_committed, encode_dropped, encode_staged, encode_told
+from babelbus.protocols.jebp.staging_codec import encode_told
 from babelbus.protocols.jebp.status import Outcome
 from babelbus.records.ingest import parse_records
 from babelbus.storage.errors import DiskError, DiskFullError
 
 Said = tuple[Outcome, bytes]
 Reply = tuple[Sequence[Promise], Callable[[], Said]]
-"""What an answer waits for, and what gives it then."""
+"""The promises that an answer waits for, and the function that returns the answer then."""
 
 
 def carry_out(request: StagingRequest, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
-    """Do what a request asks for. A transaction id is its client's own: another's of the same name is another one."""
+    """Handle a request. Transaction ids belong to their client: two clients may use the same id."""
     staging = broker.staging
     transaction_id = f"{client.name}/{request.transaction}"
     try:
@@ -44,7 +46,7 @@ def carry_out(request: StagingRequest, broker: Broker, client: Identity, metrics
                 return _commit(request, transaction_id, broker, client, metrics)
             case AbortBatch():
                 dropped = staging.abort(transaction_id, request.batch_id, request.part or None)
-                return _at_once(Outcome.BATCH_ABORTED, encode_dropped(dropped))
+                return _at_once(Outcome.BATCH_ABORTED, encode_numbers(PartsDropped(dropped)))
             case AskTransaction():
                 return _at_once(Outcome.TRANSACTION_TOLD, _tell(staging, transaction_id))
     except BabelbusError as error:
@@ -78,7 +80,7 @@ def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: I
         if receipt.error is not None:
             return _refusal(receipt.error, metrics)
         staged = RecordsStaged(receipt.partition, receipt.base_offset + receipt.count)
-        return Outcome.RECORDS_STAGED, encode_staged(staged)
+        return Outcome.RECORDS_STAGED, encode_numbers(staged)
 
     return (receipt,), tell
 
@@ -93,7 +95,7 @@ def _commit(request: CommitBatch, transaction_id: str, broker: Broker, client: I
     def tell() -> Said:
         if receipt.error is not None:
             return _refusal(receipt.error, metrics)
-        return Outcome.BATCH_COMMITTED, encode_committed(BatchCommitted(receipt.count, receipt.again))
+        return Outcome.BATCH_COMMITTED, encode_numbers(BatchCommitted(receipt.count, receipt.again))
 
     return (receipt,), tell
 
