@@ -1,28 +1,21 @@
 """What a client is answered, in the order of its requests, and not before what they changed is stored."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch import subscriber
+from babelbus.protocols.worterbuch.codec import encode_ack
 from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.peer import Peer
+from babelbus.protocols.worterbuch.subscriber import Framing
 from babelbus.protocols.worterbuch.translator import Translator
 
 HEAVY_BYTES = 16_384
 """Larger answers are counted against what one connection may make the server hold."""
 CHANGING = (m.Set, m.CSet, m.Delete, m.PDelete, m.Publish, m.SPub)
 READING = (m.Get, m.CGet, m.PGet, m.Ls, m.PLs)
-
-
-class Framing(subscriber.Framing, Protocol):
-    """How messages and answers stand on a connection."""
-
-    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Return the bytes that carry an `ack` for each of these."""
 
 
 class Answers:
@@ -62,6 +55,11 @@ class Answers:
         if len(reply) > HEAVY_BYTES:
             self.heavy_bytes += len(reply)
 
+    def add_acks(self, requests: Sequence[m.ClientMessage]) -> None:
+        """Answer requests with an `ack` each."""
+        self.requests += requests
+        self.replies += [encode_ack(request.transaction_id) for request in requests]  # type: ignore[attr-defined]
+
     def finish(self) -> Promise:
         """Log what was changed, and answer everything that was asked up to here; return when it is stored."""
         receipt = self._state.commit(self._client.source)
@@ -97,36 +95,12 @@ class Answers:
                 settled.append(reply)
         return settled
 
-    def finish_sets(self, transaction_ids: Sequence[int]) -> None:
-        """Do the same for a chunk that was nothing but sets, with one format for all answers."""
-        receipt = self._state.commit(self._client.source)
-        self._received.inc(len(transaction_ids), 0)
-        if receipt.done and receipt.error is None:
-            self.send_acks(transaction_ids)
-            return
-        self._client.sent = True
-
-        def settle() -> bytes:
-            if receipt.error is None:
-                return self._framing.encode_acks(transaction_ids)
-            text = str(receipt.error)
-            encode_error = self._translator.encode_error
-            return self._framing.encode([encode_error(one, ErrorCode.IO_ERROR, text) for one in transaction_ids])
-
-        self._outbox.answer_when([receipt], settle, 32 * len(transaction_ids))
-
-    def send(self, text: bytes) -> None:
-        """Send a message behind the answers that are finished."""
-        data = self._framing.encode((text,))
+    def send(self, *texts: bytes) -> None:
+        """Send messages behind the answers that are finished."""
+        data = self._framing.encode(texts)
         self._client.sent = True
         if len(data) > HEAVY_BYTES:
             self.heavy_bytes += len(data)
-        self._outbox.answer(lambda: data, len(data))
-
-    def send_acks(self, transaction_ids: Sequence[int]) -> None:
-        """Do the same with an `ack` for each of these."""
-        self._client.sent = True
-        data = self._framing.encode_acks(transaction_ids)
         self._outbox.answer(lambda: data, len(data))
 
     def send_snapshot(self, receipt: Promise, encode: Callable[[], bytes]) -> None:

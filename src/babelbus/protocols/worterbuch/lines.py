@@ -24,12 +24,7 @@ class LineFraming:
             return data
         return b"\n".join(map(ascii_json, texts)) + b"\n"
 
-    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Return the lines of an `ack` for each of these; one format for all takes a third of the time."""
-        return (ACK_LINE * len(transaction_ids)) % tuple(transaction_ids)
 
-
-ACK_LINE = b'{"ack":{"transactionId":%d}}\n'
 LINES = LineFraming()
 
 
@@ -73,14 +68,8 @@ class LineSession(contract.Session):
     def resume(self) -> None:
         """Go on with what was put off while the outbox was full, then with what came."""
         try:
-            if not self._waiting:
-                run = self._decoder.sets()
-                if run is not None and not self.session.receive_sets(run):
-                    self._waiting += run.messages()
-            while self._waiting or (found := self._decoder.messages()):
-                messages = self._waiting or found
-                done = self.session.receive(messages)
-                self._waiting = messages[done:]
+            while messages := self._waiting or self._decoder.messages():
+                self._waiting = self.session.receive(messages)
                 if self._waiting:
                     return
         except MalformedMessageError as error:

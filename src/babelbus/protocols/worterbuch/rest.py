@@ -18,7 +18,7 @@ from babelbus.core.state import (
     size_fault,
     store_pattern,
 )
-from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
+from babelbus.protocols.worterbuch.codec import encode_info, encode_names, encode_pairs
 from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.names import is_below_sys
@@ -138,10 +138,9 @@ class Rest:
                 case Action.GET:
                     return self._get(call)
                 case Action.PGET:
-                    return Reply(encode_pair_list(self._state.match(store_pattern(call.text or ""))))
+                    return Reply(encode_pairs(self._state.match(store_pattern(call.text or ""))))
                 case Action.LS:
-                    names = self._state.children(call.text)
-                    return Reply(b"[%b]" % b",".join(map(text_json, names)))
+                    return Reply(encode_names(self._state.children(call.text)))
                 case Action.SET:
                     self._state.set(call.text or "", _json_body(call))
                     return Reply(OK)
@@ -154,7 +153,7 @@ class Rest:
                     value = self._state.delete(call.text or "")
                     return Reply(value if call.dialect is Dialect.NEW else _pair(call, value))
                 case Action.PDELETE:
-                    return Reply(encode_pair_list(self._state.delete_matching(store_pattern(call.text or ""))))
+                    return Reply(encode_pairs(self._state.delete_matching(store_pattern(call.text or ""))))
                 case Action.LOGIN:
                     return self._login(call)
                 case _:

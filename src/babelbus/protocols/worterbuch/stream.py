@@ -12,11 +12,11 @@ from babelbus.core.receipt import Promise
 from babelbus.core.state import Change, store_pattern, subscription_pattern
 from babelbus.core.subject import PathPattern, exactly
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.worterbuch.codec import encode_pairs
+from babelbus.protocols.worterbuch.codec import encode_event, encode_names
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.peer import Peer
 from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
-from babelbus.protocols.worterbuch.values import one_line, text_json
+from babelbus.protocols.worterbuch.values import one_line
 from babelbus.wire.http import encode_chunk
 
 _NUMBER = 1
@@ -75,7 +75,7 @@ class EventStream(Peer):
         """Send the head of the response, then what matches a pattern, then what becomes of it."""
 
         def first() -> list[bytes]:
-            return [] if live_only else [encode_pairs(self._state.match(store_pattern(pattern)))]
+            return [] if live_only else [encode_event(self._state.match(store_pattern(pattern)))]
 
         self._begin(head, first)
         # What is sent does not name the pattern: all patterns are one shape.
@@ -112,11 +112,11 @@ class EventStream(Peer):
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
         """Return the text that changes of one kind are for a subscriber of a pattern."""
         pairs = [(key or "", value) for _, key, value, _, _ in changes]
-        return encode_pairs(pairs, deleted=changes[0][0] is DELETED)
+        return encode_event(pairs, deleted=changes[0][0] is DELETED)
 
     def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:
         """Return the text that tells an ls subscriber the names below its parent."""
-        return b"[%b]" % b",".join(map(text_json, names))
+        return encode_names(names)
 
     def tick(self) -> None:
         """Nothing: what keeps a connection alive here is TCP's business."""

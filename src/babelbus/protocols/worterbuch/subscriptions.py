@@ -38,7 +38,7 @@ class SubscriptionRequests:
         key = message.key
         self._translator.check_key(key)
         self._access.need("read", key)
-        receipt, subscriber = self._begin(message, key, is_pattern=False, unique=message.unique)
+        receipt, subscriber = self._begin(message, key, is_pattern=False, unique=bool(message.unique))
 
         def encode() -> bytes:
             value = self._state.find(key)
@@ -57,7 +57,7 @@ class SubscriptionRequests:
         pattern = translator.read_pattern(text)
         self._access.need("read", text)
         receipt, subscriber = self._begin(
-            message, text, is_pattern=True, unique=message.unique, aggregate_ms=message.aggregate_ms
+            message, text, is_pattern=True, unique=bool(message.unique), aggregate_ms=message.aggregate_ms
         )
 
         def encode() -> bytes:

@@ -23,11 +23,8 @@ from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.codec import (
     encode_error,
     encode_pstate,
-    encode_pstate_deleted,
-    pstate_deleted_tail,
     pstate_head,
     pstate_tail,
-    state_deleted_tail,
     state_head,
     state_tail,
 )
@@ -166,27 +163,19 @@ class Translator:
             changes = [change for change in changes if change[1] is not None]
         if subscriber.pattern is None:
             head = state_head(subscriber.transaction_id)
-            if not profile.pairs:
-                return [
-                    head + (state_deleted_tail(value) if kind is DELETED else state_tail(value))
-                    for kind, _, value, _, _ in changes
-                ]
+            pairs = profile.pairs
             return [
-                head + (state_deleted_tail(value, key) if kind is DELETED else state_tail(value, key))
+                head + state_tail(value, key if pairs else None, deleted=kind is DELETED)
                 for kind, key, value, _, _ in changes
             ]
         head = pstate_head(subscriber.transaction_id, subscriber.pattern)
-        return [
-            head + (pstate_deleted_tail(key or "", value) if kind is DELETED else pstate_tail(key or "", value))
-            for kind, key, value, _, _ in changes
-        ]
+        return [head + pstate_tail([(key or "", value)], deleted=kind is DELETED) for kind, key, value, _, _ in changes]
 
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
         """Return the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
         assert subscriber.pattern is not None
         deleted = changes[0][0] is DELETED
-        encode = encode_pstate_deleted if deleted else encode_pstate
         pairs = self.write_pairs([(key or "", value) for _, key, value, _, _ in changes])
         if not pairs or (deleted and not self.profile.deletions):
             return b""
-        return encode(subscriber.transaction_id, subscriber.pattern, pairs)
+        return encode_pstate(subscriber.transaction_id, subscriber.pattern, pairs, deleted=deleted)

@@ -11,9 +11,7 @@ from babelbus.protocols.worterbuch.codec import (
     encode_cstate,
     encode_ls,
     encode_pstate,
-    encode_pstate_deleted,
     encode_state,
-    encode_state_deleted,
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.names import is_below_sys
@@ -94,7 +92,7 @@ class TreeRequests:
         self._need("delete", key)
         value = self._state.delete(key)
         note_change(self._state, self._client_id, key)
-        return encode_state_deleted(message.transaction_id, value, self._translator.write_pair_key(key))
+        return encode_state(message.transaction_id, value, self._translator.write_pair_key(key), deleted=True)
 
     def pdelete(self, message: m.PDelete) -> bytes:
         """Delete all keys that match, and return the values that they had."""
@@ -107,7 +105,7 @@ class TreeRequests:
             for key, _ in deleted:
                 note_change(self._state, self._client_id, key)
         pairs = () if message.quiet else translator.write_pairs(deleted)
-        return encode_pstate_deleted(message.transaction_id, translator.write_pattern(text), pairs)
+        return encode_pstate(message.transaction_id, translator.write_pattern(text), pairs, deleted=True)
 
     # -- publishing --------------------------------------------------------------------------------------------------
 

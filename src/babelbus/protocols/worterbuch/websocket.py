@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from babelbus.core.receipt import Promise
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.protocols.contract import Encode, Outbox
-from babelbus.protocols.worterbuch.codec import decode_messages, decode_sets, encode_ack
+from babelbus.protocols.worterbuch.codec import decode_messages
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
@@ -30,15 +30,6 @@ class TextFraming:
         """Return the frames of these messages."""
         return encode_texts(texts)
 
-    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Return the frames of an `ack` for each of these: in one format if all have the same length."""
-        digits = len(str(transaction_ids[0]))
-        low, high = 10 ** (digits - 1), 10**digits
-        if low <= min(transaction_ids) and max(transaction_ids) < high:
-            frame = encode_texts([encode_ack(low)]).replace(b"%", b"%%").replace(b"%d" % low, b"%d")
-            return (frame * len(transaction_ids)) % tuple(transaction_ids)
-        return encode_texts(list(map(encode_ack, transaction_ids)))
-
 
 TEXTS = TextFraming()
 
@@ -49,10 +40,6 @@ class LateFraming:
     def encode(self, texts: Sequence[bytes]) -> bytes:
         """Return these messages with their lengths."""
         return b"".join([b"%b%b" % (len(text).to_bytes(_LENGTH_BYTES, "big"), text) for text in texts])
-
-    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Return an `ack` for each of these, with their lengths."""
-        return self.encode(list(map(encode_ack, transaction_ids)))
 
 
 _LENGTH_BYTES = 8
@@ -135,16 +122,12 @@ class SocketSession(WebSocketSession):
         self.session.open()
 
     def take(self, texts: list[bytes]) -> None:
-        """Read the messages; runs of `set` are carried out at once.
+        """Read the messages.
 
         Raises:
             MalformedMessageError: a text is no message; the messages before it are kept.
         """
-        run = decode_sets(texts)
-        if run is None:
-            decode_messages(texts, self._waiting)
-        elif not self.session.receive_sets(run):
-            self._waiting += run.messages()
+        decode_messages(texts, self._waiting)
 
     def work(self) -> bool:
         """Do what waits; return whether everything is done.
@@ -154,11 +137,10 @@ class SocketSession(WebSocketSession):
         """
         while self._waiting:
             try:
-                done = self.session.receive(self._waiting)
+                self._waiting = self.session.receive(self._waiting)
             except RemoteProtocolError:
                 self._waiting = []
                 raise
-            self._waiting = self._waiting[done:]
             if self._waiting and self._outbox.full:
                 return False
         return True
