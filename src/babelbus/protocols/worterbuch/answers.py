@@ -8,8 +8,7 @@ from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.codec import encode_ack
 from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.peer import Peer
-from babelbus.protocols.worterbuch.subscriber import Framing
+from babelbus.protocols.worterbuch.peer import Framing, Peer
 from babelbus.protocols.worterbuch.translator import Translator
 
 HEAVY_BYTES = 16_384
@@ -95,9 +94,9 @@ class Answers:
                 settled.append(reply)
         return settled
 
-    def send(self, *texts: bytes) -> None:
-        """Send messages behind the answers that are finished."""
-        data = self._framing.encode(texts)
+    def send(self, text: bytes) -> None:
+        """Send a message behind the answers that are finished."""
+        data = self._framing.encode((text,))
         self._client.sent = True
         if len(data) > HEAVY_BYTES:
             self.heavy_bytes += len(data)

@@ -16,6 +16,7 @@ import msgspec
 from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Encode, Outbox
 from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.names import USUAL, Symbols
 from babelbus.protocols.worterbuch.privileges import Privileges
 from babelbus.protocols.worterbuch.profiles import Profile
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply, Rest, error_reply
@@ -29,7 +30,6 @@ from babelbus.protocols.worterbuch.routes import (
     read_call,
 )
 from babelbus.protocols.worterbuch.stream import EventStream
-from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.transfer import export_tree, import_tree, read_file
 from babelbus.protocols.worterbuch.websocket import SUBPROTOCOL, SocketSession
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard, Refusal

@@ -9,7 +9,7 @@ import asyncio
 import datetime
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -25,8 +25,8 @@ from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuc
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.worterbuch.names import SYS, is_below_sys
+from babelbus.protocols.worterbuch.peer import Peer, Subscriber
 from babelbus.protocols.worterbuch.privileges import Verifier
-from babelbus.protocols.worterbuch.subscriber import Client, Subscriber
 from babelbus.protocols.worterbuch.values import parse_value
 
 log = logging.getLogger(__name__)
@@ -44,13 +44,6 @@ UNTOLD = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 Subscribers = tuple[Subscriber, ...]
 
 
-class LockClient(Protocol):
-    """A client that may wait for locks."""
-
-    def send_granted(self, waits: Sequence[int]) -> None:
-        """Answer the requests that waited for a lock, now that the client has the lock."""
-
-
 class Hub:
     """The shared part of all Wörterbuch connections of one server."""
 
@@ -65,7 +58,7 @@ class Hub:
         self.shared_secret = key
         """Clients of servers 0.42 hash this secret with their id."""
         self.clock = clock
-        self.clients: dict[str, Client] = {}
+        self.clients: dict[str, Peer] = {}
         self.received: Traffic = metrics.live_received(PROTOCOL)
         self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
         self._metrics = metrics
@@ -73,7 +66,7 @@ class Hub:
         self._receiver = self._hear_events  # one object: the router compares by identity
         self._fanout: Fanout[str, Subscriber, Fan[Subscriber]] = Fanout(self._make_fan)
         self._ls: dict[str | None, dict[Subscriber, None]] = {}
-        self._touched: dict[Client, None] = {}
+        self._touched: dict[Peer, None] = {}
         self._counted = 0
         self._started = clock.monotonic()
         broker.state_receiver = self._receiver
@@ -120,7 +113,7 @@ class Hub:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def join(self, session: Client) -> None:
+    def join(self, session: Peer) -> None:
         """Show a client that connected."""
         self.clients[session.client_id] = session
         path = f"clients/{session.client_id}"
@@ -131,7 +124,7 @@ class Hub:
             self.show(f"{path}/connectedSince", timestamp_text(self.clock.now_ms()))
         self.commit()
 
-    def leave(self, session: Client) -> None:
+    def leave(self, session: Peer) -> None:
         """Do what is due when a client is gone, in the order of section 9.3."""
         client_id = session.client_id
         if self.clients.pop(client_id, None) is None:
@@ -163,8 +156,7 @@ class Hub:
             else:
                 self.show(f"locks/{granted.key}", granted.owner)
         if granted.owner is not None:
-            session = cast("LockClient", self.clients[cast("str", granted.owner)])  # nobody else asks for locks
-            session.send_granted(granted.waits)
+            self.clients[cast("str", granted.owner)].send_granted(granted.waits)
 
     def flush(self) -> None:
         """Send what was pushed to the clients."""

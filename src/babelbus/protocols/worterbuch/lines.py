@@ -8,9 +8,9 @@ from babelbus.protocols.worterbuch.codec import LineDecoder
 from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
+from babelbus.protocols.worterbuch.names import USUAL, Symbols
 from babelbus.protocols.worterbuch.profiles import Profile
 from babelbus.protocols.worterbuch.session import Session
-from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.values import ascii_json
 
 

@@ -22,7 +22,6 @@ from babelbus.protocols.worterbuch.codec import encode_info, encode_names, encod
 from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.names import is_below_sys
-from babelbus.protocols.worterbuch.pointer import InvalidPointerError, find_part
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges
 from babelbus.protocols.worterbuch.profiles import MAIN
 from babelbus.protocols.worterbuch.routes import (
@@ -45,6 +44,10 @@ OK = b'"Ok"'
 
 _BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)
 _COOKIE_TOKEN = re.compile(r"[A-Za-z0-9\-._]+")
+_INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
+_BAD_ESCAPE = re.compile(r"~(?![01])")
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -170,10 +173,7 @@ class Rest:
         value = self._state.get(call.text or "")
         pointer = call.query.get("pointer" if call.dialect is Dialect.NEW else "extract")
         if pointer is not None:
-            try:
-                part = find_part(value, pointer)
-            except InvalidPointerError as error:
-                raise RequestRefusedError(400, str(error)) from error
+            part = find_part(value, pointer)
             if part is None:
                 raise refusal(call.dialect, ErrorCode.NO_SUCH_VALUE, f"nothing at '{pointer}' of this value")
             value = part
@@ -254,3 +254,29 @@ def _cookie(request: Request) -> str | None:
         if name == COOKIE and _COOKIE_TOKEN.fullmatch(value):
             return value
     return None
+
+
+def find_part(value: bytes, pointer: str) -> bytes | None:
+    """Return the JSON text of the part that a pointer (RFC 6901) names, unchanged; `None` if there is no such part.
+
+    Raises:
+        RequestRefusedError: the text is no pointer.
+    """
+    if not pointer:
+        return value
+    if pointer[0] != "/" or _BAD_ESCAPE.search(pointer):
+        raise RequestRefusedError(400, f"no JSON pointer: '{pointer}'")
+    for token in pointer[1:].split("/"):
+        first = value.lstrip()[:1]
+        if first == b"{":
+            part = _members(value).get(token.replace("~1", "/").replace("~0", "~"))
+        elif first == b"[" and _INDEX.fullmatch(token):
+            items = _items(value)
+            index = int(token)
+            part = items[index] if index < len(items) else None
+        else:
+            part = None
+        if part is None:
+            return None
+        value = bytes(part)
+    return value.strip()

@@ -12,8 +12,8 @@ from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.protocols.worterbuch.http import Endpoint, WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
+from babelbus.protocols.worterbuch.names import Symbols
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
-from babelbus.protocols.worterbuch.symbols import Symbols
 from babelbus.wire.cors import Cors
 from babelbus.wire.http import Files
 

@@ -5,12 +5,11 @@ something that has to see them logged (a subscription); the answers of a chunk g
 """
 
 import asyncio
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from babelbus import __version__
-from babelbus.core.state import ELEMENTS_MAX, Change, NoSuchKeyError
+from babelbus.core.state import Change, NoSuchKeyError
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
@@ -26,12 +25,10 @@ from babelbus.protocols.worterbuch.codec import (
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, MalformedMessageError, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.locks import LockRequests
-from babelbus.protocols.worterbuch.peer import Peer
+from babelbus.protocols.worterbuch.names import USUAL, Symbols
+from babelbus.protocols.worterbuch.peer import Framing, Peer, Subscriber
 from babelbus.protocols.worterbuch.profiles import MAIN, Greeting, Profile, choose_handshake, for_major
-from babelbus.protocols.worterbuch.subscriber import Framing, Subscriber
 from babelbus.protocols.worterbuch.subscriptions import SubscriptionRequests
-from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.testament import keep_testament
 from babelbus.protocols.worterbuch.translator import Translator
 from babelbus.protocols.worterbuch.tree import TreeRequests
@@ -58,18 +55,21 @@ class Session(Peer):
         symbols: Symbols = USUAL,
     ) -> None:
         super().__init__(
-            hub, outbox, close, client_id=str(uuid.uuid4()), transport_name=transport_name, address=address
+            hub.settings,
+            hub.drop,
+            outbox,
+            close,
+            transport_name=transport_name,
+            address=address,
         )
+        self._hub = hub
         self.framing = framing
         self._state = hub.state
         self._translator = translator = Translator(profile, symbols, key_bytes_max=hub.state.key_bytes_max)
         self._access = access = Access(hub, self.client_id)
         self._answers = answers = Answers(self, hub, outbox, framing, translator, self._answer)
-        tree = TreeRequests(hub.state, self.client_id, translator, access)
-        locks = LockRequests(hub, self.client_id, translator, access, answers)
+        tree = TreeRequests(hub, self.client_id, translator, access, answers)
         subscriptions = SubscriptionRequests(self, hub, translator, access, answers)
-        self._short = min(ELEMENTS_MAX, hub.state.key_bytes_max // 4 + 1)
-        """Keys with fewer characters are not too long, whatever the characters are."""
         self._heard = False
         self._silent_ticks = -1
         """Seconds since the client was heard; below 0: it never sent a keepalive."""
@@ -98,9 +98,9 @@ class Session(Peer):
             m.PLs: tree.pls,
             m.SubscribeLs: subscriptions.subscribe_ls,
             m.UnsubscribeLs: subscriptions.unsubscribe_ls,
-            m.Lock: locks.lock,
-            m.AcquireLock: locks.acquire,
-            m.ReleaseLock: locks.release,
+            m.Lock: tree.lock,
+            m.AcquireLock: tree.acquire,
+            m.ReleaseLock: tree.release,
             m.Transform: _refuse,
             m.Export: _refuse_file,
             m.Import: _refuse_file,
@@ -177,11 +177,6 @@ class Session(Peer):
         """Return the message that tells an ls subscriber the names below its parent."""
         return encode_ls(subscriber.transaction_id, names)
 
-    def send_granted(self, waits: Sequence[int]) -> None:
-        """Answer `acquireLock` requests: no event, so never dropped."""
-        if waits and not self._over:
-            self._answers.send(*map(encode_ack, waits))
-
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def receive(self, messages: list[m.ClientMessage]) -> list[m.ClientMessage]:
@@ -215,7 +210,7 @@ class Session(Peer):
             return False
         keys = [message.key for message in messages]  # type: ignore[attr-defined]  # all are sets
         joined = "\n".join(keys)
-        if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= self._short:
+        if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= self._translator.short:
             return False
         if not self._state.set_all(keys, [message.value for message in messages]):  # type: ignore[attr-defined]
             return False

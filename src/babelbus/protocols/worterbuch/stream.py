@@ -3,7 +3,6 @@
 Specification: docs/specifications/worterbuch.md, 12.2.
 """
 
-import uuid
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -14,8 +13,7 @@ from babelbus.core.subject import PathPattern, exactly
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.codec import encode_event, encode_names
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.peer import Peer
-from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
+from babelbus.protocols.worterbuch.peer import DELETED, Peer, Subscriber
 from babelbus.protocols.worterbuch.values import one_line
 from babelbus.wire.http import encode_chunk
 
@@ -51,7 +49,8 @@ class EventStream(Peer):
     def __init__(
         self, hub: Hub, outbox: Outbox, close: Callable[[], None], *, address: str | None, chunked: bool
     ) -> None:
-        super().__init__(hub, outbox, close, client_id=str(uuid.uuid4()), transport_name="HTTP", address=address)
+        super().__init__(hub.settings, hub.drop, outbox, close, transport_name="HTTP", address=address)
+        self._hub = hub
         self.framing = FRAMINGS[chunked, hub.settings.sse_double_encoding]
         self._state = hub.state
         hub.join(self)

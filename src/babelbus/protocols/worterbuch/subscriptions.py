@@ -13,8 +13,7 @@ from babelbus.protocols.worterbuch.answers import Answers
 from babelbus.protocols.worterbuch.codec import encode_ack, encode_ls, encode_pstate, encode_state
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.peer import Peer
-from babelbus.protocols.worterbuch.subscriber import Subscriber
+from babelbus.protocols.worterbuch.peer import Peer, Subscriber
 from babelbus.protocols.worterbuch.translator import Translator
 
 

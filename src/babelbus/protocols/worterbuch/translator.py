@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from babelbus.core.state import (
+    ELEMENTS_MAX,
     Change,
     KeyPattern,
     PatternFault,
@@ -29,9 +30,9 @@ from babelbus.protocols.worterbuch.codec import (
     state_tail,
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
+from babelbus.protocols.worterbuch.names import Symbols
+from babelbus.protocols.worterbuch.peer import DELETED, Subscriber
 from babelbus.protocols.worterbuch.profiles import MAIN, Profile
-from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
-from babelbus.protocols.worterbuch.symbols import Symbols
 
 PATTERN_CODES = {
     PatternFault.WILDCARD: ErrorCode.ILLEGAL_WILDCARD,
@@ -47,6 +48,8 @@ class Translator:
     def __init__(self, profile: Profile, symbols: Symbols, *, key_bytes_max: int) -> None:
         self.symbols = symbols
         self._key_bytes_max = key_bytes_max
+        self.short = min(ELEMENTS_MAX, key_bytes_max // 4 + 1)
+        """Keys with fewer characters are not too long, whatever the characters are."""
         self.usual = symbols.usual
         """Whether its keys are ours, character for character."""
         self.speak(profile)
@@ -85,6 +88,10 @@ class Translator:
         if read is None:
             raise RefusedError(ErrorCode.OTHER, f"'{text}' has an element that stands for something else here")
         return read
+
+    def is_plain(self, key: str) -> bool:
+        """Return whether a key needs no other check."""
+        return len(key) < self.short and not ("?" in key or "#" in key or "$" in key)
 
     def check_key(self, key: str) -> None:
         """Check that a key is one.
