@@ -21,7 +21,7 @@ from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.names import SYS, is_below_sys
 from babelbus.protocols.worterbuch.privileges import Privilege
-from babelbus.protocols.worterbuch.testament import note_change
+from babelbus.protocols.worterbuch.testament import check_testament, note_change
 from babelbus.protocols.worterbuch.translator import Translator
 
 
@@ -69,7 +69,7 @@ class TreeRequests:
     def set(self, message: m.Set) -> bytes:
         """Set a key."""
         key = message.key
-        self._need("write", key)
+        self._need("write", key, message.value)
         try:
             self._state.set(key, message.value)
         except VersionedError as error:
@@ -80,7 +80,7 @@ class TreeRequests:
     def cset(self, message: m.CSet) -> bytes:
         """Set a key if it has the version that the client knows."""
         key = message.key
-        self._need("write", key)
+        self._need("write", key, message.value)
         try:
             self._state.compare_and_set(key, message.value, message.version)
         except VersionMismatchError as error:
@@ -88,11 +88,13 @@ class TreeRequests:
         self._note(key)
         return encode_ack(message.transaction_id)
 
-    def _need(self, privilege: Privilege, key: str) -> None:
+    def _need(self, privilege: Privilege, key: str, value: bytes | None = None) -> None:
         """Check that the client may change a key, to a value or by taking the value away."""
         if not self._translator.is_plain(key):
             self._access.check_writable(key)  # first: a wildcard below `$SYS` is read-only too
             self._translator.check_key(key)
+            if value is not None:
+                check_testament(self._client_id, key, value)
         self._access.need(privilege, key)
 
     def _note(self, key: str) -> None:
