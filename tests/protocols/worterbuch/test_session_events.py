@@ -280,7 +280,7 @@ async def test_events_of_other_protocols_become_values_that_every_client_reads()
     cases: list[tuple[bytes, Any, Any]] = [
         (b"text", (), "text"),
         (b"", (), ""),
-        (b"\xff\x00", (), "/wA="),
+        (b"\xff\x00", (), {"base64": "/wA="}),
         (b'{"a":1}', (), '{"a":1}'),
         (b'{"a":1}', json_type, {"a": 1}),
         (b' {\n"a": [1,\r\n2]} ', json_type, {"a": [1, 2]}),
