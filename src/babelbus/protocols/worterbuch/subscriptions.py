@@ -82,9 +82,6 @@ class SubscriptionRequests:
         self._check_room(self._client.subscribers, transaction_id)
         self._answers.add(message, encode_ack(transaction_id))
         receipt = self._answers.finish()
-        before = self._client.subscribers.pop(transaction_id, None)
-        if before is not None:
-            self._hub.unsubscribe(before)
         subscriber = self._client.subscribers[transaction_id] = Subscriber(
             self._client,
             transaction_id,
@@ -97,13 +94,15 @@ class SubscriptionRequests:
         return receipt, subscriber
 
     def _check_room(self, subscribers: dict[int, Subscriber], transaction_id: int) -> None:
-        """Check that the client may have a further subscription; one under a number in use takes its place.
+        """Check that the client may have a further subscription under this number.
 
         Raises:
-            RefusedError: the client has as many as it may have.
+            RefusedError: the number is in use, or the client has as many subscriptions as it may have.
         """
+        if transaction_id in subscribers:
+            raise RefusedError(ErrorCode.OTHER, f"there is a subscription {transaction_id}; end it first")
         count = len(self._client.subscribers) + len(self._client.ls_subscribers)
-        if count >= self._hub.settings.subscriptions_max and transaction_id not in subscribers:
+        if count >= self._hub.settings.subscriptions_max:
             text = f"a client has at most {count:,} subscriptions (worterbuch.subscriptions_max); end some first"
             raise RefusedError(ErrorCode.OTHER, text)
 
@@ -125,9 +124,6 @@ class SubscriptionRequests:
         self._check_room(self._client.ls_subscribers, transaction_id)
         self._answers.add(message, encode_ack(transaction_id))
         receipt = self._answers.finish()
-        before = self._client.ls_subscribers.pop(transaction_id, None)
-        if before is not None:
-            self._hub.unsubscribe_ls(before)
         subscriber = self._client.ls_subscribers[transaction_id] = Subscriber(
             self._client, transaction_id, parent, unique=False, since=self._state.commit_number
         )
