@@ -11,7 +11,7 @@ from babelbus.clients.worterbuch.codec import encode_message
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.worterbuch import codec
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch.codec import LineDecoder, decode_message, decode_messages
+from babelbus.protocols.worterbuch.codec import RUN_MIN, LineDecoder, decode_chunk, decode_message, decode_messages
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
 
 ID_MAX = 2**64 - 1
@@ -229,7 +229,7 @@ def test_a_value_may_be_nested_120_levels_deep_and_no_more(name: bytes, lines: i
 
     decoder = LineDecoder(line_bytes_max=10**6)
     decoder.receive_data(sent(120))
-    assert len(decoder.messages()) == lines
+    assert len(listed(decoder.messages())) == lines
     for levels in (121, 500, 10_000):
         decoder = LineDecoder(line_bytes_max=10**6)
         decoder.receive_data(sent(levels))
@@ -278,6 +278,10 @@ def test_a_message_with_changed_bytes_is_a_message_or_refused(
         decode_message(text[:at] + change + text[at + len(change) :])
 
 
+def listed(messages: list[m.ClientMessage] | m.SetRun) -> list[m.ClientMessage]:
+    return messages.messages() if isinstance(messages, m.SetRun) else messages
+
+
 def lines_of(data: bytes, sizes: list[int], line_bytes_max: int = 10**6) -> tuple[list[m.ClientMessage], bool]:
     """Read data that arrives in pieces of these sizes; give what was said, and whether it ended in an error."""
     decoder, received = LineDecoder(line_bytes_max=line_bytes_max), list[m.ClientMessage]()
@@ -286,7 +290,7 @@ def lines_of(data: bytes, sizes: list[int], line_bytes_max: int = 10**6) -> tupl
         decoder.receive_data(data[position : position + size])
         position += size
         try:
-            received += decoder.messages()
+            received += listed(decoder.messages())
         except RemoteProtocolError:
             return received, True
         if position >= len(data):
@@ -364,6 +368,9 @@ def test_texts_of_one_chunk_read_the_same_together_and_alone(
     messages: list[m.ClientMessage] = []
     decode_messages([text] * before, messages)
     assert messages == [decode_message(text)] * before
+    run = decode_chunk([text] * before)
+    assert (run is not None) == (before >= RUN_MIN and text.startswith(b'{"set"'))
+    assert run is None or run.messages() == messages
     texts = [text] * before + [spoiler] + [text] * after
     read: list[m.ClientMessage] = []
     try:
@@ -372,6 +379,7 @@ def test_texts_of_one_chunk_read_the_same_together_and_alone(
         with pytest.raises(MalformedMessageError):
             decode_messages(texts, read)
         assert read == messages
+        assert decode_chunk(texts) is None
     else:  # over several lines, as a WebSocket text may be
         decode_messages(texts, read)
         assert read == [*messages, good, *[decode_message(text)] * after]

@@ -1,11 +1,10 @@
 """What a client is answered, in the order of its requests, and not before what they changed is stored."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch.codec import encode_ack
 from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.peer import Framing, Peer
@@ -54,19 +53,21 @@ class Answers:
         if len(reply) > HEAVY_BYTES:
             self.heavy_bytes += len(reply)
 
-    def add_acks(self, requests: Sequence[m.ClientMessage]) -> None:
-        """Answer requests with an `ack` each."""
-        self.requests += requests
-        self.replies += [encode_ack(request.transaction_id) for request in requests]  # type: ignore[attr-defined]
-
     def finish(self) -> Promise:
         """Log what was changed, and answer everything that was asked up to here; return when it is stored."""
-        receipt = self._state.commit(self._client.source)
         requests, replies = self.requests, self.replies
-        if not requests:
-            return receipt
         self.requests, self.replies = [], []
-        self._received.inc(len(requests), 0)
+        return self._finish(lambda: requests, replies)
+
+    def finish_run(self, run: m.SetRun) -> Promise:
+        """Log what sets changed, and answer each with an `ack`."""
+        return self._finish(run.messages, [b'{"ack":{"transactionId":%d}}' % number for number in run.transaction_ids])
+
+    def _finish(self, requests: Callable[[], list[m.ClientMessage]], replies: list[bytes]) -> Promise:
+        receipt = self._state.commit(self._client.source)
+        if not replies:
+            return receipt
+        self._received.inc(len(replies), 0)
         self._client.sent = True
         if receipt.done and receipt.error is None:
             data = self._framing.encode(replies)
@@ -74,7 +75,7 @@ class Answers:
         else:
             self._outbox.answer_when(
                 [receipt],
-                lambda: self._framing.encode(self._settle(requests, replies, receipt)),
+                lambda: self._framing.encode(self._settle(requests(), replies, receipt)),
                 sum(map(len, replies)),
             )
         return receipt

@@ -6,14 +6,14 @@ give JSON without a line end; keys, patterns and texts leave in ASCII, values as
 for TCP and unix). What all receivers of an event share is a *tail*, made once: message = head + tail.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageError
-from babelbus.protocols.worterbuch.messages import ClientMessage, Keepalive, ServerInfo, Version
-from babelbus.protocols.worterbuch.readers import READ_ERRORS, READERS
+from babelbus.protocols.worterbuch.messages import ClientMessage, Keepalive, ServerInfo, SetRun, Version
+from babelbus.protocols.worterbuch.readers import READ_ERRORS, READERS, decode_set, read_value
 from babelbus.protocols.worterbuch.values import INTEGER_MAX, text_json
 
 KEEPALIVE = b'""'
@@ -23,9 +23,13 @@ AUTHENTICATED = b'{"authenticated":{"transactionId":0}}'
 _BLANKS = b" \t\r\n"
 PART_BYTES = 256
 """Memory of a part of a line beside its bytes: a peer may send single bytes."""
+_SET = b'{"set":'
+_SET_BYTES = len(_SET)
+RUN_MIN = 16
+"""So many sets in one chunk are read and stored by columns."""
 _EMPTY = (b"", b"\r")
 _BRACE = ord("}")
-_STARTS = {b'{"%b":' % name.encode(): read for name, read in READERS.items()}
+_STARTS = {b'{"%b"' % name.encode(): read for name, read in READERS.items()}
 
 _decode_name = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder(dict[str, Any]).decode
@@ -37,6 +41,26 @@ def decode_message(text: bytes) -> ClientMessage:
     messages: list[ClientMessage] = []
     decode_messages((text,), messages)
     return messages[0]
+
+
+def decode_chunk(texts: Sequence[bytes]) -> SetRun | None:
+    """Return the texts of one chunk by columns, in half of the time, if all are sets; `None`: use `decode_messages`."""
+    if len(texts) < RUN_MIN or not texts[0].startswith(_SET) or not texts[-1].startswith(_SET):
+        return None
+    transaction_ids, keys, values = [], [], []
+    try:
+        for text in texts:
+            if text[:_SET_BYTES] != _SET or text[-1] != _BRACE:
+                return None
+            if not text.isascii():
+                text.decode()
+            inner = decode_set(text[_SET_BYTES:-1])
+            transaction_ids.append(inner.transaction_id)
+            keys.append(inner.key)
+            values.append(read_value(inner.value))
+    except READ_ERRORS:
+        return None
+    return SetRun(transaction_ids, keys, values) if max(transaction_ids) <= INTEGER_MAX else None
 
 
 def decode_messages(texts: Iterable[bytes], messages: list[ClientMessage]) -> None:
@@ -51,11 +75,11 @@ def decode_messages(texts: Iterable[bytes], messages: list[ClientMessage]) -> No
         for text in texts:
             if not text.isascii():
                 text.decode()
-            end = text.find(b'"', 2) + 2
-            read = _STARTS.get(text[:end])
+            head, _, inner = text.partition(b":")
+            read = _STARTS.get(head)
             if read is not None and text[-1] == _BRACE:
                 # Bytes that follow the inner object, a second member too, are no JSON there.
-                messages.append(read(text[end:-1]))
+                messages.append(read(inner[:-1]))
             else:
                 messages.append(_decode_unusual(text))
     except READ_ERRORS as error:
@@ -146,7 +170,7 @@ class LineDecoder:
         self._chunks.clear()
         self._open_bytes = 0
 
-    def messages(self) -> list[ClientMessage]:
+    def messages(self) -> list[ClientMessage] | SetRun:
         """Return the complete messages that have arrived, in order; an incomplete line waits for more data.
 
         Messages that were whole before the peer broke the protocol are returned first, with `error` set; carry them
@@ -158,6 +182,10 @@ class LineDecoder:
         messages: list[ClientMessage] = []
         if self.error is None:
             lines, self._lines = self._lines, []
+            if len(lines) >= RUN_MIN and max(map(len, lines)) <= self._line_bytes_max >= self._open_bytes:
+                run = decode_chunk(lines)
+                if run is not None:
+                    return run
             size_max = self._line_bytes_max
             over = [number for number, line in enumerate(lines) if len(line) > size_max]
             try:

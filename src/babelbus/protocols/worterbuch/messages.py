@@ -87,6 +87,18 @@ class Set(KeyRequest, frozen=True):
     value: bytes
 
 
+class SetRun(msgspec.Struct, frozen=True):
+    """A chunk of nothing but `Set` messages by columns, in their order; a chunk holds nothing beside its run."""
+
+    transaction_ids: list[int]
+    keys: list[str]
+    values: list[bytes]
+
+    def messages(self) -> list[ClientMessage]:
+        """Return the messages one by one."""
+        return list(map(Set, self.transaction_ids, self.keys, self.values))
+
+
 class CSet(KeyRequest, frozen=True):
     """Set a key if it has this version."""
 

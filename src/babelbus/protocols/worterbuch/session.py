@@ -35,8 +35,6 @@ from babelbus.protocols.worterbuch.tree import TreeRequests
 
 KEEPALIVE_TEXT = b'""'
 KEEPALIVE_TICKS_MAX = 5
-SETS_MIN = 16
-"""So many sets in one chunk are handled by columns."""
 
 
 class Session(Peer):
@@ -179,7 +177,7 @@ class Session(Peer):
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def receive(self, messages: list[m.ClientMessage]) -> list[m.ClientMessage]:
+    def receive(self, messages: list[m.ClientMessage] | m.SetRun) -> list[m.ClientMessage]:
         """Handle the messages of one chunk; return those that are left for later.
 
         A few requests may ask for more than the client takes in time.
@@ -192,29 +190,32 @@ class Session(Peer):
         answers.heavy_bytes = 0
         if self._greeting is not None and messages:
             self._greeting.cancel()
-            if isinstance(messages[0], m.Handshake):
+            if not isinstance(messages, m.SetRun) and isinstance(messages[0], m.Handshake):
                 self._greeting = None  # a client of 0.3 to 0.6: the answer is the first that it reads
             else:
                 self._greet()
-        done = len(messages) >= SETS_MIN and self._set_all(messages)
-        rest = [] if done else messages[self._receive_each(messages) :]
+        if isinstance(messages, m.SetRun):
+            if self._set_all(messages):
+                return []
+            messages = messages.messages()
+        rest = messages[self._receive_each(messages) :]
         answers.finish()
         return rest
 
-    def _set_all(self, messages: Sequence[m.ClientMessage]) -> bool:
-        """Handle a chunk that is nothing but sets by columns, in half of the time; return whether it was handled.
+    def _set_all(self, run: m.SetRun) -> bool:
+        """Handle sets by columns, in half of the time; return whether they were handled.
 
-        A key with a right, a wildcard or a version is handled by `_receive_each`.
+        Keys with a right, a wildcard or a version are left to `_receive_each`.
         """
-        if set(map(type, messages)) != {m.Set} or not (self._translator.native and self._access.free):
+        if not (self._translator.native and self._access.free):
             return False
-        keys = [message.key for message in messages]  # type: ignore[attr-defined]  # all are sets
+        keys = run.keys
         joined = "\n".join(keys)
         if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= self._translator.short:
             return False
-        if not self._state.set_all(keys, [message.value for message in messages]):  # type: ignore[attr-defined]
+        if not self._state.set_all(keys, run.values):
             return False
-        self._answers.add_acks(messages)
+        self._answers.finish_run(run)
         return True
 
     def _receive_each(self, messages: Sequence[m.ClientMessage]) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from babelbus.core.receipt import Promise
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.protocols.contract import Encode, Outbox
-from babelbus.protocols.worterbuch.codec import decode_messages
+from babelbus.protocols.worterbuch.codec import decode_chunk, decode_messages
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
@@ -127,7 +127,11 @@ class SocketSession(WebSocketSession):
         Raises:
             MalformedMessageError: a text is no message; the messages before it are kept.
         """
-        decode_messages(texts, self._waiting)
+        run = decode_chunk(texts)
+        if run is None:
+            decode_messages(texts, self._waiting)
+        else:
+            self._waiting = self.session.receive(run)
 
     def work(self) -> bool:
         """Do what waits; return whether everything is done.
