@@ -179,25 +179,27 @@ class LineDecoder:
         Raises:
             MalformedMessageError: the peer broke the protocol and there is no message left to return.
         """
-        messages: list[ClientMessage] = []
-        if self.error is None:
-            lines, self._lines = self._lines, []
-            if len(lines) >= RUN_MIN and max(map(len, lines)) <= self._line_bytes_max >= self._open_bytes:
-                run = decode_chunk(lines)
-                if run is not None:
-                    return run
-            size_max = self._line_bytes_max
-            over = [number for number, line in enumerate(lines) if len(line) > size_max]
-            try:
-                decode_messages([line for line in lines[: over[0] if over else None] if line not in _EMPTY], messages)
-                if over or self._open_bytes > size_max:
-                    raise MalformedMessageError(None, ErrorCode.SERDE_ERROR, f"a line of over {size_max} bytes")
-            except MalformedMessageError as error:
-                self.error = error
-                self._chunks.clear()
-        if self.error is not None and not messages:
+        if self.error is not None:
             raise self.error
-        return messages
+        lines, self._lines = self._lines, []
+        size_max = self._line_bytes_max
+        too_long = self._open_bytes > size_max
+        if lines and max(map(len, lines)) > size_max:
+            too_long = True
+            lines = lines[: next(number for number, line in enumerate(lines) if len(line) > size_max)]
+        run = decode_chunk(lines)
+        messages: list[ClientMessage] = []
+        try:
+            if run is None:
+                decode_messages([line for line in lines if line not in _EMPTY], messages)
+            if too_long:
+                raise MalformedMessageError(None, ErrorCode.SERDE_ERROR, f"a line of over {size_max} bytes")
+        except MalformedMessageError as error:
+            self.error = error
+            self._chunks.clear()
+            if run is None and not messages:
+                raise
+        return run or messages
 
 
 def encode_welcome(client_id: str, info: ServerInfo) -> bytes:

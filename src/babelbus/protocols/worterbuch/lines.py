@@ -57,7 +57,7 @@ class LineSession(contract.Session):
         self.session.open()
 
     def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
+        """Receive the bytes of one read, and handle the messages that are complete.
 
         Raises:
             RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
@@ -66,12 +66,15 @@ class LineSession(contract.Session):
         self.resume()
 
     def resume(self) -> None:
-        """Go on with what was put off while the outbox was full, then with what came."""
+        """Continue with the messages that were put off while the outbox was full, then with those that arrived."""
+        decoder, receive = self._decoder, self.session.receive
         try:
-            while messages := self._waiting or self._decoder.messages():
-                self._waiting = self.session.receive(messages)
-                if self._waiting:
-                    return
+            if self._waiting:
+                self._waiting = receive(self._waiting)
+            if not self._waiting:
+                self._waiting = receive(decoder.messages())
+                if decoder.error is not None and not self._waiting:
+                    raise decoder.error
         except MalformedMessageError as error:
             self.session.malformed(error)
             raise
@@ -83,7 +86,7 @@ class LineSession(contract.Session):
 
     @property
     def established(self) -> bool:
-        """Whether the client is as far as it has to be: it need send nothing, unless a token is asked for."""
+        """Whether the client has proved its rights, if a token is needed."""
         return self.session.established
 
     @property
@@ -101,5 +104,5 @@ class LineSession(contract.Session):
         self.resume()
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         self.session.close()
