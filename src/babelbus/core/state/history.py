@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from babelbus.core.state.key_index import KeyPattern
-from babelbus.core.state.log import READ_BYTES, VERSION_HEADER, Kept, Loaded, replay
+from babelbus.core.state.log import READ_BYTES, VERSION_HEADER, Loaded, parts_of, replay
 from babelbus.core.state.tree import NoSuchKeyError
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
@@ -196,10 +196,7 @@ def _earliest(log: PartitionLog) -> tuple[int, int | None]:
 
 
 def _entries(loaded: Loaded) -> list[tuple[str, bytes, int]]:
-    return [
-        (key, entry.value, entry.version) if isinstance(entry, Kept) else (key, entry, 0)
-        for key, entry in loaded.values.items()
-    ]
+    return [(key, *parts_of(entry)) for key, entry in loaded.values.items()]
 
 
 def _last(revisions: Iterator[Revision]) -> Revision | None:

@@ -9,6 +9,7 @@ fit, the log is read from its beginning instead.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +59,11 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
 
 Entry = bytes | Kept
 """A plain value, or one with a version."""
+
+
+def parts_of(entry: Entry) -> tuple[bytes, int]:
+    """Return the value and the version of an entry, 0 for a plain value."""
+    return (entry.value, entry.version) if isinstance(entry, Kept) else (entry, 0)
 
 
 class Kind(IntEnum):
@@ -297,11 +303,11 @@ class StateLog:
             StorageError, OSError: the disk refused; the last one still stands.
         """
         self._files.make_folder(self._folder)
-        items = [item for item in loaded.values.items() if not self.is_transient(item[0])]
-        count = -(-len(items) // BLOCK_KEYS)
+        for key in list(filter(self.is_transient, loaded.values)):
+            del loaded.values[key]
         path = f"{self._path()}.new"
         try:
-            self._write_blocks(path, _bodies(items, count, loaded))
+            self._write_blocks(path, _bodies(loaded))
             self._files.rename(path, self._path())
         except OSError:
             with contextlib.suppress(OSError):
@@ -323,14 +329,13 @@ class StateLog:
             file.close()
 
 
-def _bodies(items: list[tuple[str, Entry]], count: int, loaded: Loaded) -> Iterator[bytes]:
+def _bodies(loaded: Loaded) -> Iterator[bytes]:
     encode = msgspec.msgpack.encode
-    yield encode(_Head(CHECKPOINT_FORMAT, loaded.offset, count))
-    for begin in range(0, len(items), BLOCK_KEYS):
-        some = items[begin : begin + BLOCK_KEYS]
-        values = [one if isinstance(one, bytes) else one.value for _, one in some]
-        versions = [0 if isinstance(one, bytes) else one.version for _, one in some]
-        yield encode(([key for key, _ in some], values, versions if any(versions) else []))
+    entries = iter(loaded.values.items())  # block by block: a list of a million pairs would stay in the heap
+    yield encode(_Head(CHECKPOINT_FORMAT, loaded.offset, -(-len(loaded.values) // BLOCK_KEYS)))
+    while block := list(itertools.islice(entries, BLOCK_KEYS)):
+        values, versions = zip(*(parts_of(entry) for _, entry in block), strict=True)
+        yield encode(([key for key, _ in block], values, versions if any(versions) else []))
     yield encode(loaded.testaments)
 
 

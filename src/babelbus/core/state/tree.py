@@ -14,7 +14,7 @@ import msgspec
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
-from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog
+from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog, parts_of
 from babelbus.core.state.patterns import KEY_BYTES_MAX
 from babelbus.core.state.reunion import missing_keys
 from babelbus.core.topic import Topic
@@ -166,23 +166,20 @@ class State:
         """Return a value.
 
         Raises:
-            NoSuchKeyError: there is none.
+            NoSuchKeyError: the key has no value.
         """
-        entry = self._values.get(key)
-        if entry is None:
-            raise NoSuchKeyError(key)
-        return entry.value if isinstance(entry, Kept) else entry
+        return self.get_version(key)[0]
 
     def get_version(self, key: str) -> tuple[bytes, int]:
         """Return a value and its version, 0 for one that has none.
 
         Raises:
-            NoSuchKeyError: there is no value.
+            NoSuchKeyError: the key has no value.
         """
         entry = self._values.get(key)
         if entry is None:
             raise NoSuchKeyError(key)
-        return (entry.value, entry.version) if isinstance(entry, Kept) else (entry, 0)
+        return parts_of(entry)
 
     def match(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
         """Return the keys and values that a pattern means, in no particular order; costs what it finds."""
@@ -191,10 +188,7 @@ class State:
     def entries(self, pattern: KeyPattern) -> list[tuple[str, bytes, int]]:
         """Return key, value and version (0: none) of everything that a pattern means."""
         values = self._values
-        found = [(key, values[key]) for key in self._names.match(pattern)]
-        return [
-            (key, entry.value, entry.version) if isinstance(entry, Kept) else (key, entry, 0) for key, entry in found
-        ]
+        return [(key, *parts_of(values[key])) for key in self._names.match(pattern)]
 
     def children(self, parent: str | None) -> list[str]:
         """Return the names of the direct children of a key; `None` is the root.
@@ -286,7 +280,7 @@ class State:
         if self.watches_children:
             for depth in range(left, key.count(SEPARATOR) + 1):
                 self._pending.append((Kind.CHILDREN, _parent(key, depth), b"", None, 0))
-        value = before.value if isinstance(before, Kept) else before
+        value, _ = parts_of(before)
         self._pending.append((kind, key, value if kind == Kind.DELETED else b"", before, 0))
         return value
 
@@ -406,11 +400,10 @@ class State:
         try:
             loaded = self._log.load()
             changes = [
-                (Kind.SET, key, entry.value, None, entry.version)
-                if isinstance(entry, Kept)
-                else (Kind.SET, key, entry, None, 0)
+                (Kind.SET, key, value, None, version)
                 for key, entry in self._values.items()
                 if loaded.values.get(key) != entry and not self._log.is_transient(key)
+                for value, version in (parts_of(entry),)
             ]
             changes += [(Kind.DELETED, key, b"", None, 0) for key in loaded.values if key not in self._values]
             owners = {**loaded.testaments, **self._testaments}
@@ -456,7 +449,7 @@ class State:
                 unheard += [(Kind.CHILDREN, _parent(key, at), b"", None, 0) for at in range(key.count(SEPARATOR) + 1)]
             kind, shown = (Kind.DELETED, before) if now is None else (Kind.SET, now)
             assert shown is not None
-            value, version = (shown.value, shown.version) if isinstance(shown, Kept) else (shown, 0)
+            value, version = parts_of(shown)
             unheard.append((kind, key, value, before, 0 if now is None else version))
         if unheard:
             self._tell(unheard, commit)
