@@ -25,7 +25,7 @@ from babelbus.storage.contract import PartitionLog
 from babelbus.storage.errors import OffsetOutOfRangeError
 
 REVISIONS_MAX = 1000
-"""Most changes of a key that one answer has unless it is asked for another number."""
+"""Most changes of a key in an answer, unless the request names another number."""
 REVISIONS_BYTES_MAX = 64 * 2**20
 """Most bytes of values that one answer has; the oldest are left out."""
 
@@ -66,7 +66,7 @@ class Revision(msgspec.Struct, frozen=True, gc=False):
 
 
 class History:
-    """What the log of the state remembers. All calls come from the event loop and read in a thread.
+    """The state of the past, read from its log. All calls come from the event loop and read in a thread.
 
     A call reads the log up to the moment: about 1 us a record, for `match` and `tree` 3 to 5.
     Damaged records are left out by `match` and `tree`, as they are when the state is loaded, and refused by the others.

@@ -67,7 +67,7 @@ def parts_of(entry: Entry) -> tuple[bytes, int]:
 
 
 class Kind(IntEnum):
-    """What happened to a key."""
+    """The kind of a change."""
 
     SET = 0
     DELETED = 1
@@ -79,13 +79,13 @@ class Kind(IntEnum):
     """An event of a topic that retains the last one was stored, or with an empty text took the value away; who listens
     heard it as an event."""
     TESTAMENT = 5
-    """What is to happen when the owner (in the place of a key) is gone; an empty text takes it back."""
+    """The testament of the owner, who is in the place of the key, was set; an empty text takes it back."""
 
 
 LOGGED = frozenset((Kind.SET, Kind.RETAINED, Kind.DELETED, Kind.TESTAMENT))
 
 Change = tuple[Kind, str | None, bytes, Entry | None, int]
-"""What happened, the key, the value (of a deletion the one that was), what the key held before, the new version."""
+"""Kind, key, value (of a deletion the deleted one), the entry before the change, the new version."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ _Block = tuple[list[str], list[bytes], list[int]]
 
 
 class Loaded(msgspec.Struct):
-    """What was loaded: values by key, testaments by owner, and up to which offset."""
+    """The state up to an offset: values by key, testaments by owner."""
 
     values: dict[str, Entry]
     testaments: dict[str, bytes]
@@ -357,7 +357,7 @@ def _blocks(content: bytes) -> Iterator[bytes]:
 
 
 def replay(partition_log: PartitionLog, loaded: Loaded, end: int, wanted: Callable[[str], bool] | None = None) -> int:
-    """Bring what is loaded from its offset up to `end`; return how many bytes that took. May run in any thread.
+    """Read the log from the offset of `loaded` up to `end` into `loaded`, in any thread; return the bytes read.
 
     Only the keys that are `wanted` are kept, and with a choice no testaments.
 

@@ -1,4 +1,4 @@
-"""What a client is answered, in the order of its requests, and not before what they changed is stored."""
+"""The answers of a client, in the order of its requests, and not before their changes are stored."""
 
 from collections.abc import Callable
 
@@ -20,8 +20,8 @@ class Answers:
     """The answers of one client. Those of a chunk are collected, and go out together with `finish`.
 
     Args:
-        client: whose they are; its `source` stands beside what it changed, and it hears that something was `sent`.
-        again: answers a request that only reads once more, when what it was answered first is not stored.
+        client: its `source` is the author of the changes; `sent` is set when it is answered.
+        again: answers a reading request once more if the changes that its first answer shows are not stored.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Answers:
         self.requests: list[m.ClientMessage] = []
         """The requests that `replies` answer, one each."""
         self.heavy_bytes = 0
-        """How much the requests of this chunk made the server hold, as far as it is worth counting."""
+        """The size of the large answers to this chunk."""
 
     def add(self, request: m.ClientMessage, reply: bytes) -> None:
         """Answer a request with the next `finish`."""
@@ -54,13 +54,13 @@ class Answers:
             self.heavy_bytes += len(reply)
 
     def finish(self) -> Promise:
-        """Log what was changed, and answer everything that was asked up to here; return when it is stored."""
+        """Answer all requests up to here when their changes are stored; return the promise of that."""
         requests, replies = self.requests, self.replies
         self.requests, self.replies = [], []
         return self._finish(lambda: requests, replies)
 
     def finish_run(self, run: m.SetRun) -> Promise:
-        """Log what sets changed, and answer each with an `ack`."""
+        """Answer each set of a run with an `ack` when the changes are stored."""
         return self._finish(run.messages, [b'{"ack":{"transactionId":%d}}' % number for number in run.transaction_ids])
 
     def _finish(self, requests: Callable[[], list[m.ClientMessage]], replies: list[bytes]) -> Promise:
@@ -81,7 +81,7 @@ class Answers:
         return receipt
 
     def _settle(self, requests: list[m.ClientMessage], replies: list[bytes], receipt: Promise) -> list[bytes]:
-        """Return the answers once it is known whether the changes are stored; if not, none of them was."""
+        """Return the answers when the outcome of the commit is known: all changes are stored, or none."""
         if receipt.error is None:
             return replies
         text = str(receipt.error)
@@ -104,7 +104,7 @@ class Answers:
         self._outbox.answer(lambda: data, len(data))
 
     def send_snapshot(self, receipt: Promise, encode: Callable[[], bytes]) -> None:
-        """Send what a subscription begins with; when changes that it shows are not stored after all, what is."""
+        """Send the first event of a subscription; encode it again if the changes that it shows are not stored."""
         text = encode()
         if receipt.done:
             if text:

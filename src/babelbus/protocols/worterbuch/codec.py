@@ -1,9 +1,9 @@
-"""JSON texts <-> messages of Wörterbuch as a server needs them (docs/specifications/worterbuch.md, 4 to 6, 13).
+"""JSON texts <-> messages of Wörterbuch, the server's side (docs/specifications/worterbuch.md, 4 to 6, 13).
 
 Every message is an object with one member, whose name is the message. The usual spelling, with no blank before the
-inner object, is found by its first bytes and read by a typed decoder; anything else takes the general path. Encoders
-give JSON without a line end; keys, patterns and texts leave in ASCII, values as they are stored (`values.ascii_json`
-for TCP and unix). What all receivers of an event share is a *tail*, made once: message = head + tail.
+inner object, is found by its first bytes; other spellings take the general path. Encoders return JSON without a line
+end; keys, patterns and texts leave in ASCII, values as they are stored (`values.ascii_json` for TCP and unix). A
+message of an event is a head and a *tail*, which is encoded once for all receivers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -208,7 +208,7 @@ def encode_welcome(client_id: str, info: ServerInfo) -> bytes:
 
 
 def encode_info(info: ServerInfo) -> bytes:
-    """Return what `welcome` and `/info` tell of the server."""
+    """Return the information about the server in `welcome` and `/info`."""
     return _encode_json(info)
 
 

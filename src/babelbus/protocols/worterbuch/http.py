@@ -2,7 +2,7 @@
 
 Specification: docs/specifications/worterbuch.md, 12.
 
-Requests of one connection are done and answered in order; each waits while the outbox is full. What takes long (an
+Requests of one connection are done and answered in order; each waits while the outbox is full. Long work (an
 export, an import, a file) runs beside the event loop and fills the outbox until it is done.
 """
 
@@ -54,21 +54,21 @@ NO_PAGES = BrowserGuard()
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """What is spoken at one port or path."""
+    """The dialect of a port or path."""
 
     profile: Profile
     symbols: Symbols = USUAL
 
 
 class WebOptions(msgspec.Struct, frozen=True):
-    """What the operator chose for the HTTP port."""
+    """The operator's choices for the HTTP port."""
 
     paths: Mapping[str, Endpoint]
     """Where clients may upgrade to WebSocket."""
     cors: Cors | None = None
     """Pages that may use REST."""
     files: Files | None = None
-    """What GET serves beside the API."""
+    """The files that GET serves beside the API."""
     guard: BrowserGuard = NO_PAGES
 
 
@@ -95,7 +95,7 @@ class WebSession(HttpSession):
         self._rest = Rest(hub)
         self._client_id = str(uuid.uuid4())
         self._done: list[tuple[Call, Privileges | None, Reply]] = []
-        """What was carried out, and is neither stored nor answered yet."""
+        """The requests that were handled, and are neither stored nor answered yet."""
         self._done_bytes = 0
         self._source = ""
         self._stream: EventStream | None = None
@@ -116,7 +116,7 @@ class WebSession(HttpSession):
         return True
 
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
-        """Do what a request asks for; `False`: not before the outbox has room again."""
+        """Handle a request; return `False` if it has to wait until the outbox has room."""
         if self._outbox.full:
             return False
         self._hub.received.inc(1, len(request.body))
@@ -137,7 +137,7 @@ class WebSession(HttpSession):
                 self._answer_file(request)
         except RequestRefusedError as error:
             self._reply(request, error_reply(error))
-        except HttpError as error:  # an escape that is none: the requests behind it can still be told apart
+        except HttpError as error:  # a wrong escape: the requests behind it can still be told apart
             self._reply(request, error_reply(RequestRefusedError(error.status, str(error))))
         return True
 
@@ -161,7 +161,7 @@ class WebSession(HttpSession):
         )
 
     def _options_of(self, request: Request) -> Reply:
-        """Return what may be asked of a path; for browsers also who may ask."""
+        """Return the methods of a path, for browsers also the allowed origins."""
         allowed = read_call(request).action.allowed if is_route(request.path) else "GET, HEAD, OPTIONS"
         headers = [("allow", allowed)]
         if self._options.cors is not None:
@@ -185,7 +185,7 @@ class WebSession(HttpSession):
             self._carry_out(call, privileges, source)
 
     def _carry_out(self, call: Call, privileges: Privileges | None, source: str) -> None:
-        """Do it; it is stored and answered together with what else came, by `settle`."""
+        """Handle a request; `settle` stores and answers it together with others."""
         if source != self._source:
             self.settle()
             self._source = source
@@ -202,7 +202,7 @@ class WebSession(HttpSession):
             return error_reply(error)
 
     def settle(self) -> None:
-        """Store what was changed, and answer what was carried out so far."""
+        """Answer the requests that were handled so far when their changes are stored."""
         done, size = self._done, self._done_bytes
         if not done:
             return
@@ -256,7 +256,7 @@ class WebSession(HttpSession):
     # -- what takes long ---------------------------------------------------------------------------------------------
 
     def _begin_job(self, request: Request, work: Callable[[], Awaitable[Reply]]) -> None:
-        """Answer when some work is done; until then the outbox is full, and nothing else is done here."""
+        """Run a coroutine and answer when it is done; until then the outbox is full, so that later requests wait."""
         done = Promise()
         replies: list[Reply] = []
 
@@ -296,7 +296,7 @@ class WebSession(HttpSession):
         )
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
-        """Return what stands in every answer."""
+        """Return the headers of every answer."""
         # What clients stored is shown as it is: no browser may take it for anything else than what we say.
         headers = [("x-content-type-options", "nosniff")]
         if self._options.cors is not None:
@@ -306,7 +306,7 @@ class WebSession(HttpSession):
     # -- connection --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         if self._job is not None:
             self._job.cancel()
         super().close()

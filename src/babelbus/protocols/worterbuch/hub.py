@@ -1,7 +1,7 @@
-"""What all Wörterbuch clients of one server share: who listens to what, `$SYS`, locks and what clients leave behind.
+"""The shared part of all Wörterbuch clients of a server: subscriptions, `$SYS`, locks and testaments.
 
-The state tells of its changes (`_hear_changes`), the router of what other protocols publish (`_hear_events`); both
-become runs of changes with the same subscribers, encoded once for all subscribers of one shape
+Changes of the state (`_hear_changes`) and events of other protocols (`_hear_events`) become runs of changes with the
+same subscribers, encoded once for all subscribers of one shape
 (docs/specifications/worterbuch.md, sections 7 and 9).
 """
 
@@ -99,7 +99,7 @@ class Hub:
         self.tick()
 
     def tick(self) -> None:
-        """Do what is due every second: the figures of `$SYS`, and the keepalives of old clients."""
+        """Update the figures of `$SYS`, and send the keepalives of old clients; called every second."""
         self.show("uptime", int(self.clock.monotonic() - self._started))
         self.show("store/values/count", len(self.state))
         self.commit()
@@ -107,7 +107,7 @@ class Hub:
             session.tick()
 
     def commit(self, source: str = PROTOCOL) -> None:
-        """Let the state's changes take effect that no client waits for."""
+        """Write the changes that no client waits for to the log."""
         receipt = self.state.commit(source)
         receipt.when_done(_note_failure)
 
@@ -125,7 +125,7 @@ class Hub:
         self.commit()
 
     def leave(self, session: Peer) -> None:
-        """Do what is due when a client is gone, in the order of section 9.3."""
+        """Remove a client that is gone, in the order of section 9.3."""
         client_id = session.client_id
         if self.clients.pop(client_id, None) is None:
             return
@@ -149,7 +149,7 @@ class Hub:
         self.flush()
 
     def grant(self, granted: Granted) -> None:
-        """Tell a client that it has the lock it waits for."""
+        """Answer the client that has got the lock it waits for."""
         if self.settings.extended_monitoring:
             if granted.owner is None:
                 self.hide(f"locks/{granted.key}")
@@ -171,7 +171,7 @@ class Hub:
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Subscriber, pattern: PathPattern) -> None:
-        """Let a subscriber have what happens from now on."""
+        """Register a subscriber for the events from now on."""
         router = self.broker.router
         subscriber.subscription = router.add(pattern, self._receiver, shared=True, owner=subscriber)
         self._monitor(subscriber, 1)
@@ -182,7 +182,7 @@ class Hub:
             self._monitor(subscriber, -1)
 
     def _withdraw(self, subscriber: Subscriber) -> bool:
-        """Let a subscriber hear nothing more; return whether it did until now."""
+        """End the subscription of a subscriber; return whether it had one."""
         subscriber.stop()
         subscription, subscriber.subscription = subscriber.subscription, None
         if subscription is None:
@@ -211,7 +211,7 @@ class Hub:
             self.hide(path)
 
     def subscribe_ls(self, subscriber: Subscriber) -> None:
-        """Let a subscriber have the names below its subject whenever they change."""
+        """Register a subscriber for changes of the names below its subject."""
         self._ls.setdefault(subscriber.subject, {})[subscriber] = None
         self.state.watches_children = True
 
@@ -245,7 +245,7 @@ class Hub:
         self.flush()
 
     def _hear_events(self, events: Sequence[Event]) -> None:
-        """Tell of what other protocols published: as if somebody had published it here."""
+        """Deliver events of other protocols like publishes of a client."""
         keys: list[str] = []
         told: list[Change] = []
         for event in events:
@@ -307,7 +307,7 @@ class Hub:
             return []
 
     def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call back later."""
+        """Call back after some seconds."""
         return self._loop.call_later(seconds, callback)
 
 

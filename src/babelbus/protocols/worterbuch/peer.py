@@ -27,7 +27,7 @@ class Framing(Protocol):
 
 
 class Subscriber:
-    """Who wants the events of a key or of a pattern, and in what form.
+    """The subscription of one client to a key or a pattern, and the form of its messages.
 
     `subject` is the key or the pattern in our characters, of an ls subscription the parent (`None`: the root);
     `pattern` is what the client sent, if it is one. `since` is the last commit whose result it has seen. Subscribers
@@ -75,7 +75,7 @@ class Subscriber:
     def take(
         self, changes: Sequence[Change], later: Callable[[float, Callable[[], None]], asyncio.TimerHandle]
     ) -> None:
-        """Take a run of changes when not every one of them is a message."""
+        """Send or collect the changes of a run, for a subscriber to which not every change is a message."""
         if self.unique:
             changes = [change for change in changes if is_news(change)]
         if self.aggregate_ms is None:
@@ -179,7 +179,7 @@ class Peer(ABC):
 
     @abstractmethod
     def tick(self) -> None:
-        """A second has passed."""
+        """Handle the end of a second."""
 
     def send_granted(self, waits: Sequence[int]) -> None:
         """Answer `acquireLock` requests: answers, unlike events, are never dropped."""
@@ -198,7 +198,7 @@ class Peer(ABC):
         self._pushed_bytes += len(data)
 
     def flush(self) -> None:
-        """Send what was pushed, behind the answers that were promised before; who does not read has a bound."""
+        """Send the pushed messages behind the answers that were promised before, up to the bound of the queue."""
         pushed = self._pushed
         if not pushed:
             return

@@ -18,7 +18,7 @@ Kinds = frozenset[type[m.ClientMessage]]
 
 
 class Greeting(Enum):
-    """What opens a connection."""
+    """The first message of a connection."""
 
     HANDSHAKE = "handshake"
     """The client's `handshakeRequest`; the server is silent until then."""
@@ -197,11 +197,11 @@ MAIN = Profile(
 """A connection to a main endpoint, as it begins and after a switch to major 1."""
 
 HANDSHAKES = (V0_6, V0_5, V0_4, V0_3)
-"""What a handshake may choose, best first."""
+"""The profiles that a handshake may choose, best first."""
 PROFILES = {
     one.name: one for one in (MAIN, *reversed(HANDSHAKES), V0_7, V0_7_OF_0_42, V0_7_OF_0_43, V0_8, V0_9, V0_10, V0_11)
 }
-"""What an endpoint may be configured to speak, by name."""
+"""The profiles that an endpoint may be configured to speak, by name."""
 
 
 def choose_handshake(versions: Iterable[Version]) -> Profile | None:

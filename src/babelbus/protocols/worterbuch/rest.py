@@ -1,6 +1,6 @@
-"""What requests of the HTTP port do, one by one (docs/specifications/worterbuch.md, sections 10, 12 and 13.1).
+"""The requests of the HTTP port, one by one (docs/specifications/worterbuch.md, sections 10, 12 and 13.1).
 
-Everything here answers at once; a change that it makes is logged, and waited for, by who calls it.
+Every request is answered at once; the caller commits its changes, and waits for the commit.
 """
 
 import re
@@ -74,7 +74,7 @@ class Rest:
         """Return what the token of a request grants, `None` where no key is configured and everybody may do all.
 
         Raises:
-            RequestRefusedError: there is no token, or it proves nothing.
+            RequestRefusedError: the token is missing or invalid.
         """
         if self._hub.verifier is None:
             return None
@@ -92,10 +92,10 @@ class Rest:
             raise RequestRefusedError(403, str(error)) from error
 
     def need(self, call: Call, privileges: Privileges | None) -> None:
-        """Check that a call names what it may name, and that its client may do it.
+        """Check the key or pattern of a call, and the privilege of its client.
 
         Raises:
-            RequestRefusedError: not so.
+            RequestRefusedError: the key is invalid, or the privilege is missing.
         """
         action, text = call.action, call.text or ""
         privilege: Privilege = "read"
@@ -129,10 +129,10 @@ class Rest:
             raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, f"no privilege to {privilege} '{pattern}'")
 
     def carry_out(self, call: Call, privileges: Privileges | None) -> Reply:
-        """Do what a call asks for, and return the answer of a success.
+        """Handle a call, and return the answer of a success.
 
         Raises:
-            RequestRefusedError: it cannot be done; nothing was changed.
+            RequestRefusedError: the call cannot be done; nothing was changed.
         """
         try:
             match call.action:
@@ -200,7 +200,7 @@ class Rest:
         return Reply(b"Ok", headers=(TEXT_HEADER,))
 
     def _login(self, call: Call) -> Reply:
-        """Put the token that proves who asks into a cookie."""
+        """Set a cookie with the client's token."""
         if self._hub.verifier is None:
             raise refusal(call.dialect, ErrorCode.FEATURE_DISABLED, "no key for tokens is configured")
         token = _bearer(call.request)
@@ -213,7 +213,7 @@ class Rest:
 
 
 def _check_writable(call: Call, key: str) -> None:
-    """A request is no client that has keys of its own below `$SYS` (section 12.3)."""
+    """Check that a key is not below `$SYS`, where requests have no keys of their own (section 12.3)."""
     if is_below_sys(key):
         raise refusal(call.dialect, ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")
 
@@ -243,7 +243,7 @@ def _value(text: bytes) -> bytes:
 
 
 def _bearer(request: Request) -> str | None:
-    """Return the token of the `Authorization` header, `None` if there is none or it is of another kind."""
+    """Return the token of the `Authorization` header, `None` without a bearer token."""
     match = _BEARER.fullmatch(request.headers.get("authorization", ""))
     return match[1] if match is not None else None
 

@@ -25,7 +25,7 @@ class RequestRefusedError(BabelbusError):
 
 
 class Dialect(Enum):
-    """How answers look."""
+    """The forms of answers."""
 
     NEW = "new"
     """Since 0.42, below `/api/v1`."""
@@ -34,7 +34,7 @@ class Dialect(Enum):
 
 
 class Rest(Enum):
-    """What stands behind the name of a route."""
+    """The presence of a key, pattern or parent behind the name of a route."""
 
     NOTHING = "nothing"
     NEEDED = "needed"
@@ -42,7 +42,7 @@ class Rest(Enum):
 
 
 class Action(Enum):
-    """What is asked for, with its method and whether a key, pattern or parent follows."""
+    """The kinds of calls, each with its method, and whether a key, pattern or parent follows."""
 
     INFO = ("info", "GET", Rest.NOTHING)
     GET = ("get", "GET", Rest.NEEDED)
@@ -81,7 +81,7 @@ _OLD = {
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What a request asks for; `text` is the key, pattern or parent behind the route."""
+    """A request's call; `text` is the key, pattern or parent behind the route."""
 
     action: Action
     dialect: Dialect
@@ -109,7 +109,7 @@ def read_call(request: Request) -> Call:
 
     Raises:
         RequestRefusedError: no such path, or another method.
-        HttpError: a path or query with an escape that is none, or that is not UTF-8.
+        HttpError: the path or query has a wrong escape, or is not UTF-8.
     """
     path = request.path
     action, dialect, rest = _find(path)

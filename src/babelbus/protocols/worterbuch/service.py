@@ -36,7 +36,7 @@ class WorterbuchService(StreamService):
         read_file_name(settings.export_name)
 
     async def start(self) -> None:
-        """Listen.
+        """Open the listeners.
 
         Raises:
             OSError: an address is taken.
@@ -95,7 +95,7 @@ def read_endpoint(text: str) -> tuple[str | int, Endpoint]:
     Returns the port or the path, and what is spoken there.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text has another form.
     """
     place, _, spoken = text.rpartition("=")
     name, colon, characters = spoken.partition(":")

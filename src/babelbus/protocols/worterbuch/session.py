@@ -1,4 +1,4 @@
-"""What the messages of one Wörterbuch client mean (docs/specifications/worterbuch.md, sections 4 to 10).
+"""The meaning of the messages of one Wörterbuch client (docs/specifications/worterbuch.md, sections 4 to 10).
 
 Requests are handled in order. Changes take effect at once and are logged together, at the end of a chunk or before
 something that has to see them logged (a subscription); the answers of a chunk go out together.
@@ -108,7 +108,7 @@ class Session(Peer):
     # -- life --------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Greet the client, unless its profile waits for its handshake, or main ones may wait a little for one."""
+        """Send the welcome, unless the client's handshake comes first; in the main profile it may come for a while."""
         if self.profile.greeting is Greeting.WELCOME:
             wait = self._hub.settings.handshake_wait_seconds
             if wait and self.profile is MAIN:
@@ -123,7 +123,7 @@ class Session(Peer):
         self._answers.send(encode_welcome(self.client_id, info))
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         if not self._handlers:  # closed before
             return
         self._over = True
@@ -134,7 +134,7 @@ class Session(Peer):
         del self._answers
 
     def tick(self) -> None:
-        """A second has passed: keepalives of the profiles that have them (section 13.1)."""
+        """Send and expect the keepalives of profiles that have them (section 13.1); called every second."""
         if self.profile.keepalive and self._greeted:
             if not self.sent:
                 self._answers.send(KEEPALIVE_TEXT)
@@ -168,7 +168,7 @@ class Session(Peer):
         return self._translator.encode_run(subscriber, changes)
 
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
-        """Return the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
+        """Return one message with changes of one kind for a subscriber of a pattern, no bytes without a message."""
         return self._translator.encode_collected(subscriber, changes)
 
     def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:

@@ -118,9 +118,9 @@ class EventStream(Peer):
         return encode_names(names)
 
     def tick(self) -> None:
-        """Nothing: what keeps a connection alive here is TCP's business."""
+        """Send nothing: TCP notices a connection that is gone."""
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         self._over = True
         self._hub.leave(self)

@@ -1,4 +1,4 @@
-"""What a client asks to be told of: keys, patterns and the names below a key (docs/specifications/worterbuch.md, 7).
+"""A client's subscriptions to keys, patterns and names below a key (docs/specifications/worterbuch.md, 7).
 
 Everything up to a subscription is answered and told before it begins, so that what follows has been seen by its
 snapshot, or has not.
@@ -33,7 +33,7 @@ class SubscriptionRequests:
         self._answers = answers
 
     def subscribe(self, message: m.Subscribe) -> bytes:
-        """Tell of a key; answered at once."""
+        """Subscribe to a key; the `ack` is sent at once."""
         key = message.key
         self._translator.check_key(key)
         self._access.need("read", key)
@@ -51,7 +51,7 @@ class SubscriptionRequests:
         return b""
 
     def psubscribe(self, message: m.PSubscribe) -> bytes:
-        """Tell of all keys that match; answered at once."""
+        """Subscribe to all keys that match; the `ack` is sent at once."""
         translator, text = self._translator, message.pattern
         pattern = translator.read_pattern(text)
         self._access.need("read", text)
@@ -77,7 +77,7 @@ class SubscriptionRequests:
         unique: bool,
         aggregate_ms: int | None = None,
     ) -> tuple[Promise, Subscriber]:
-        """Answer everything up to a subscription; return also when that is stored."""
+        """Answer all requests up to a subscription; return when their changes are stored, and the subscriber."""
         transaction_id = message.transaction_id
         self._check_room(self._client.subscribers, transaction_id)
         self._answers.add(message, encode_ack(transaction_id))
@@ -107,7 +107,7 @@ class SubscriptionRequests:
             raise RefusedError(ErrorCode.OTHER, text)
 
     def unsubscribe(self, message: m.Unsubscribe) -> bytes:
-        """Tell no more, of whatever it was; what was changed before is still told."""
+        """End a subscription of any kind; earlier changes are still delivered."""
         self._answers.finish()
         subscriber = self._client.subscribers.pop(message.transaction_id, None)
         if subscriber is None:
@@ -116,7 +116,7 @@ class SubscriptionRequests:
         return encode_ack(message.transaction_id)
 
     def subscribe_ls(self, message: m.SubscribeLs) -> bytes:
-        """Tell the names below a key whenever they change; answered at once."""
+        """Subscribe to the names below a key; the `ack` is sent at once."""
         parent = message.parent
         self._translator.check_size(parent)
         self._access.need("read", children_pattern(parent))
@@ -132,7 +132,7 @@ class SubscriptionRequests:
         return b""
 
     def unsubscribe_ls(self, message: m.UnsubscribeLs) -> bytes:
-        """Tell no more names; what was changed before is still told."""
+        """End an ls subscription; earlier changes are still delivered."""
         self._answers.finish()
         subscriber = self._client.ls_subscribers.pop(message.transaction_id, None)
         if subscriber is None:

@@ -43,7 +43,7 @@ PATTERN_CODES = {
 
 
 class Translator:
-    """What one client speaks: a profile, which it may change, and symbols, which are the same for its whole life."""
+    """The dialect of a client: a profile, which it may change, and symbols, which stay."""
 
     def __init__(self, profile: Profile, symbols: Symbols, *, key_bytes_max: int) -> None:
         self.symbols = symbols
@@ -55,7 +55,7 @@ class Translator:
         self.speak(profile)
 
     def speak(self, profile: Profile) -> None:
-        """Go on in another dialect."""
+        """Continue in another dialect."""
         self.profile = profile
         self.native = profile is MAIN and self.usual
         """Whether it speaks as we do, so that there is nothing to translate."""
@@ -71,7 +71,7 @@ class Translator:
         """Return a request with its keys and patterns in our characters.
 
         Raises:
-            RefusedError: one of them would mean something else here.
+            RefusedError: an element would have another meaning here.
         """
         changes: dict[str, Any] = {}
         for field in ("key", "pattern", "parent", "parent_pattern"):
@@ -97,7 +97,7 @@ class Translator:
         """Check that a key is one.
 
         Raises:
-            RefusedError: it has a wildcard, or is too long.
+            RefusedError: the key has a wildcard, or is too long.
         """
         self.check_size(key)
         fault = check_key(key)
@@ -109,7 +109,7 @@ class Translator:
         """Check that a key or pattern of which nothing else is asked is not too long.
 
         Raises:
-            RefusedError: it is.
+            RefusedError: the text is too long.
         """
         fault = None if text is None else size_fault(text, self._key_bytes_max)
         if text is not None and fault is not None:
@@ -119,7 +119,7 @@ class Translator:
         """Return what the store is asked for a pattern.
 
         Raises:
-            RefusedError: it is none.
+            RefusedError: the text is no pattern.
         """
         self.check_size(text)
         fault = check_pattern(text, historic=self.profile.historic_wildcards)
@@ -131,7 +131,7 @@ class Translator:
         """Return what the store is asked for a pattern of parents.
 
         Raises:
-            RefusedError: it is none.
+            RefusedError: the text is no pattern.
         """
         self.check_size(text)
         fault = check_parent_pattern(text)
@@ -179,7 +179,7 @@ class Translator:
         return [head + pstate_tail([(key or "", value)], deleted=kind is DELETED) for kind, key, value, _, _ in changes]
 
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
-        """Return the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
+        """Return one message with changes of one kind for a subscriber of a pattern, no bytes without a message."""
         assert subscriber.pattern is not None
         deleted = changes[0][0] is DELETED
         pairs = self.write_pairs([(key or "", value) for _, key, value, _, _ in changes])

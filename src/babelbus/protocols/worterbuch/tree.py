@@ -125,7 +125,7 @@ class TreeRequests:
     # -- publishing --------------------------------------------------------------------------------------------------
 
     def publish(self, message: m.Publish) -> bytes:
-        """Tell the subscribers of a key, and store nothing."""
+        """Publish a value to the subscribers of a key, and store nothing."""
         key = message.key
         self._translator.check_key(key)
         if is_below_sys(key):
@@ -135,7 +135,7 @@ class TreeRequests:
         return encode_ack(message.transaction_id)
 
     def spub_init(self, message: m.SPubInit) -> bytes:
-        """Bind a transaction id to a key, for `spub`."""
+        """Keep a key under a transaction id, for `spub`."""
         self._translator.check_size(message.key)
         self._access.check_writable(message.key)
         self._access.need("write", message.key)
@@ -181,7 +181,7 @@ class TreeRequests:
         return encode_ack(message.transaction_id)
 
     def acquire(self, message: m.AcquireLock) -> bytes:
-        """Lock a key, or wait for it: then the answer comes from `Session.send_granted`."""
+        """Lock a key, or wait for it: then `send_granted` answers."""
         self._need_lock(message.key)
         if not self._locks.acquire(message.key, self._client_id, message.transaction_id):
             return b""
@@ -189,7 +189,7 @@ class TreeRequests:
         return encode_ack(message.transaction_id)
 
     def release(self, message: m.ReleaseLock) -> bytes:
-        """Give a lock back, or give up waiting for it."""
+        """Release a lock, or end the wait for it."""
         self._need_lock(message.key)
         try:
             granted = self._locks.release(message.key, self._client_id)

@@ -59,12 +59,12 @@ class DeflatingSender:
 
     @property
     def bytes_max(self) -> int:
-        """The bound of what waits."""
+        """The bound of the answers that wait."""
         return self._outbox.bytes_max
 
     @property
     def size_bytes(self) -> int:
-        """What waits."""
+        """The size of the answers that wait."""
         return self._outbox.size_bytes
 
     def answer(self, encode: Encode, weight: int = 0) -> None:
@@ -134,10 +134,10 @@ class SocketSession(WebSocketSession):
             self._waiting = self.session.receive(run)
 
     def work(self) -> bool:
-        """Do what waits; return whether everything is done.
+        """Handle the messages that wait; return whether all are handled.
 
         Raises:
-            RemoteProtocolError: a request may not be made in this place; it was answered.
+            RemoteProtocolError: a request is not allowed in this place; it was answered.
         """
         while self._waiting:
             try:
@@ -157,9 +157,9 @@ class SocketSession(WebSocketSession):
 
     @property
     def established(self) -> bool:
-        """Whether the client is as far as it has to be: it need send nothing, unless a token is asked for."""
+        """Whether the client has proved its rights, if a token is needed."""
         return self.session.established
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         self.session.close()
