@@ -4,7 +4,8 @@ A value is its JSON text as the client wrote it, in bytes of its own. Transactio
 client left out is `None`.
 """
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import msgspec
 
@@ -215,6 +216,12 @@ def name_of(kind: type[ClientMessage]) -> str:
     """Return the name of a message, which is the one member of its JSON object."""
     name = kind.__name__[0].lower() + kind.__name__[1:]
     return f"{name}Request" if kind in (ProtocolSwitch, Authorization, Authentication, Handshake) else name
+
+
+def handlers_of(requests: object) -> dict[type, Callable[[Any], bytes]]:
+    """Return the methods of an object that have the name of a message, in lower case, by message."""
+    methods = {kind: getattr(requests, kind.__name__.lower(), None) for kind in KINDS}
+    return {kind: method for kind, method in methods.items() if method is not None}
 
 
 class ServerInfo(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):

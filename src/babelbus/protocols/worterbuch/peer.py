@@ -43,8 +43,7 @@ class Subscriber:
         transaction_id: int,
         subject: str | None,
         *,
-        unique: bool,
-        since: int,
+        unique: bool = False,
         pattern: str | None = None,
         aggregate_ms: int | None = None,
     ) -> None:
@@ -53,7 +52,7 @@ class Subscriber:
         self.subject = subject
         self.pattern = pattern
         self.unique = unique
-        self.since = since
+        self.since = 0
         self.aggregate_ms = aggregate_ms
         self.subscription: Subscription | None = None
         self.shape = ""

@@ -68,7 +68,7 @@ class EventStream(Peer):
             return [] if value is None else [value]
 
         self._begin(head, first)
-        self._listen(self._subscriber(key, unique=unique), exactly(key))
+        self._listen(Subscriber(self, _NUMBER, key, unique=unique), exactly(key))
 
     def psubscribe(self, head: bytes, pattern: str, *, unique: bool, live_only: bool) -> None:
         """Send the head of the response, then what matches a pattern, then what becomes of it."""
@@ -78,11 +78,11 @@ class EventStream(Peer):
 
         self._begin(head, first)
         # What is sent does not name the pattern: all patterns are one shape.
-        self._listen(self._subscriber(pattern, unique=unique, shown=""), subscription_pattern(pattern))
+        self._listen(Subscriber(self, _NUMBER, pattern, unique=unique, pattern=""), subscription_pattern(pattern))
 
     def subscribe_ls(self, head: bytes, parent: str | None) -> None:
         """Send the head of the response, then the names below a key, whenever they change."""
-        subscriber = self.ls_subscribers[_NUMBER] = self._subscriber(parent, unique=False)
+        subscriber = self.ls_subscribers[_NUMBER] = Subscriber(self, _NUMBER, parent)
         self._begin(head, lambda: [self.encode_names(subscriber, self._hub.children(parent))])
         self._hub.subscribe_ls(subscriber)
 
@@ -94,10 +94,8 @@ class EventStream(Peer):
             [receipt], lambda: data if receipt.error is None else head + self.framing.encode(first()), len(data)
         )
 
-    def _subscriber(self, subject: str | None, *, unique: bool, shown: str | None = None) -> Subscriber:
-        return Subscriber(self, _NUMBER, subject, pattern=shown, unique=unique, since=self._state.commit_number)
-
     def _listen(self, subscriber: Subscriber, pattern: PathPattern) -> None:
+        subscriber.since = self._state.commit_number
         self.subscribers[_NUMBER] = subscriber
         self._hub.subscribe(subscriber, pattern)
         self._hub.commit()

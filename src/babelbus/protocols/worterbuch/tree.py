@@ -42,6 +42,7 @@ class TreeRequests:
         self._access = access
         self._answers = answers
         self._streams: dict[int, str] = {}
+        self.handlers = m.handlers_of(self)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ class TreeRequests:
         self._state.note(key, message.value)
         return encode_ack(message.transaction_id)
 
-    def spub_init(self, message: m.SPubInit) -> bytes:
+    def spubinit(self, message: m.SPubInit) -> bytes:
         """Keep a key under a transaction id, for `spub`."""
         self._translator.check_size(message.key)
         self._access.check_writable(message.key)
@@ -180,7 +181,7 @@ class TreeRequests:
             raise RefusedError(ErrorCode.KEY_IS_LOCKED, str(error)) from None
         return encode_ack(message.transaction_id)
 
-    def acquire(self, message: m.AcquireLock) -> bytes:
+    def acquirelock(self, message: m.AcquireLock) -> bytes:
         """Lock a key, or wait for it: then `send_granted` answers."""
         self._need_lock(message.key)
         if not self._locks.acquire(message.key, self._client_id, message.transaction_id):
@@ -188,7 +189,7 @@ class TreeRequests:
         self._show(message.key)
         return encode_ack(message.transaction_id)
 
-    def release(self, message: m.ReleaseLock) -> bytes:
+    def releaselock(self, message: m.ReleaseLock) -> bytes:
         """Release a lock, or end the wait for it."""
         self._need_lock(message.key)
         try:
