@@ -82,7 +82,7 @@ class StateEditor:
     async def tree(self, moment: AsOf | None) -> list[Entry]:
         """Return all entries but the server's own."""
         if moment is not None:
-            return await self._history.tree(moment)
+            return await self._history.match(None, moment)
         return [entry for entry in self._state.entries(EVERYTHING) if not self._state.is_transient(entry[0])]
 
     async def set(self, key: str, value: bytes) -> None:
