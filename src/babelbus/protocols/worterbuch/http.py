@@ -170,9 +170,10 @@ class WebSession(HttpSession):
 
     def _answer_call(self, call: Call) -> None:
         action, request = call.action, call.request
-        privileges = None if action in (Action.INFO, Action.LOGIN) else self._rest.identify(request)
+        is_open = action in (Action.INFO, Action.LOGIN)
+        privileges = None if is_open else self._rest.identify(request)
         source = f"worterbuch:{self._client_id if privileges is None else privileges.name}"
-        if action not in (Action.INFO, Action.LOGIN):
+        if not is_open:
             self._rest.need(call, privileges)
         if action in STREAMS:
             self._begin_stream(call, source)

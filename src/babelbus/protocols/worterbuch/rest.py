@@ -27,6 +27,7 @@ from babelbus.protocols.worterbuch.profiles import MAIN
 from babelbus.protocols.worterbuch.routes import (
     FORM_TYPE,
     Action,
+    Argument,
     Call,
     Dialect,
     RequestRefusedError,
@@ -98,31 +99,20 @@ class Rest:
             RequestRefusedError: the key is invalid, or the privilege is missing.
         """
         action, text = call.action, call.text or ""
-        privilege: Privilege = "read"
-        pattern = text
+        argument, privilege = action.argument, action.privilege
         _check_size(self._state, text)
-        if action in (Action.PGET, Action.PDELETE, Action.PSUBSCRIBE):
-            fault = check_pattern(text)
-            problem = "# before its end"
+        if argument is Argument.PATTERN:
+            fault, problem = check_pattern(text), "# before its end"
         else:
-            keyed = action in (Action.GET, Action.SET, Action.PUBLISH, Action.DELETE, Action.SUBSCRIBE)
-            fault = check_key(text) if keyed else None
+            fault = check_key(text) if argument is Argument.KEY else None
             problem = "a wildcard where a key is needed"
         if fault is not None:
             raise refusal(call.dialect, PATTERN_CODES[fault], f"'{text}' has {problem}")
-        if action in (Action.LS, Action.SUBSCRIBE_LS):
-            pattern = children_pattern(call.text)
-        elif action in (Action.EXPORT, Action.IMPORT):
-            pattern = "#"
-            privilege = "read" if action is Action.EXPORT else "write"
-        elif action in (Action.SET, Action.PUBLISH):
-            privilege = "write"
-        elif action in (Action.DELETE, Action.PDELETE):
-            privilege = "delete"
-        if action in (Action.SET, Action.PUBLISH, Action.DELETE, Action.PDELETE):
+        if argument is not Argument.NONE and privilege != "read":
             _check_writable(call, text)
-        if action is not Action.SET_FORM:  # its body says what it needs
-            self._need(call, privileges, privilege, pattern)
+        if privilege is not None:
+            pattern = children_pattern(call.text) if argument is Argument.PARENT else text
+            self._need(call, privileges, privilege, "#" if argument is Argument.NONE else pattern)
 
     def _need(self, call: Call, privileges: Privileges | None, privilege: Privilege, pattern: str) -> None:
         if privileges is not None and not privileges.may(privilege, pattern):
