@@ -277,9 +277,7 @@ class State:
         if before is None:
             raise NoSuchKeyError(key)
         left = self._names.remove(key)
-        if self.watches_children:
-            for depth in range(left, key.count(SEPARATOR) + 1):
-                self._pending.append((Kind.CHILDREN, _parent(key, depth), b"", None, 0))
+        self._note_children(key, left)
         value, _ = parts_of(before)
         self._pending.append((kind, key, value if kind == Kind.DELETED else b"", before, 0))
         return value
@@ -299,10 +297,12 @@ class State:
         self._pending.append((Kind.PUBLISHED, key, value, None, 0))
 
     def _add(self, key: str) -> None:
-        there = self._names.add(key)
+        self._note_children(key, self._names.add(key))
+
+    def _note_children(self, key: str, depth: int) -> None:
+        """Record that the names below the parents of a key have changed, from a depth on."""
         if self.watches_children:
-            for depth in range(there, key.count(SEPARATOR) + 1):
-                self._pending.append((Kind.CHILDREN, _parent(key, depth), b"", None, 0))
+            self._pending += _children(key, depth)
 
     # -- testaments --------------------------------------------------------------------------------------------------
 
@@ -399,20 +399,16 @@ class State:
         """Append the stored changes that the log has lost and memory still has; return `None` if nothing is missing."""
         try:
             loaded = self._log.load()
+            keys = {**loaded.values, **self._values}
             changes = [
-                (Kind.SET, key, value, None, version)
-                for key, entry in self._values.items()
-                if loaded.values.get(key) != entry and not self._log.is_transient(key)
-                for value, version in (parts_of(entry),)
+                _change(key, None, self._values.get(key))
+                for key in keys
+                if loaded.values.get(key) != self._values.get(key) and not self._log.is_transient(key)
             ]
-            changes += [(Kind.DELETED, key, b"", None, 0) for key in loaded.values if key not in self._values]
-            owners = {**loaded.testaments, **self._testaments}
-            wills = [(owner, self._testaments.get(owner, b"")) for owner in owners]
-            changes += [
-                (Kind.TESTAMENT, owner, text, None, 0)
-                for owner, text in wills
-                if loaded.testaments.get(owner, b"") != text
-            ]
+            for owner in {**loaded.testaments, **self._testaments}:
+                text = self._testaments.get(owner, b"")
+                if loaded.testaments.get(owner, b"") != text:
+                    changes.append((Kind.TESTAMENT, owner, text, None, 0))
             log.error("state: a flush failed and the log lost records, writing %d changes again", len(changes))
             return self._log.append(changes, "recovered") if changes else None
         except StorageError as error:
@@ -446,20 +442,14 @@ class State:
             if now == before:
                 continue
             if self.watches_children:
-                unheard += [(Kind.CHILDREN, _parent(key, at), b"", None, 0) for at in range(key.count(SEPARATOR) + 1)]
-            kind, shown = (Kind.DELETED, before) if now is None else (Kind.SET, now)
-            assert shown is not None
-            value, version = parts_of(shown)
-            unheard.append((kind, key, value, before, 0 if now is None else version))
+                unheard += _children(key, 0)
+            unheard.append(_change(key, before, now))
         if unheard:
             self._tell(unheard, commit)
 
     def _correct_topics(self, keys: Iterable[str]) -> None:
         """Publish the values that keys have to the topics that record them, which may have other ones by now."""
-        changes: list[Change] = []
-        for key in keys:
-            value = self.find(key)
-            changes.append((Kind.SET if value is not None else Kind.DELETED, key, value or b"", None, 0))
+        changes = [_change(key, None, self._values.get(key)) for key in keys]
         receipt, _ = self._publish(changes, Commit(self._number, "recovered"))
         receipt.when_done(_note_not_corrected)
 
@@ -510,6 +500,16 @@ def _note_not_corrected(receipt: Promise) -> None:
         log.error("state: topics may have changes that the log has lost: %s", receipt.error)
 
 
-def _parent(key: str, depth: int) -> str | None:
-    """Return the first `depth` elements of a key; `None` is the root."""
-    return SEPARATOR.join(key.split(SEPARATOR, depth)[:depth]) if depth else None
+def _change(key: str, before: Entry | None, now: Entry | None) -> Change:
+    """Return the change of a key from one entry to another."""
+    if now is None:
+        return Kind.DELETED, key, b"" if before is None else parts_of(before)[0], before, 0
+    value, version = parts_of(now)
+    return Kind.SET, key, value, before, version
+
+
+def _children(key: str, depth: int) -> list[Change]:
+    """Return a change of the children for each parent of a key with `depth` elements or more."""
+    elements = key.split(SEPARATOR)
+    parents = [SEPARATOR.join(elements[:count]) if count else None for count in range(depth, len(elements))]
+    return [(Kind.CHILDREN, parent, b"", None, 0) for parent in parents]
