@@ -16,9 +16,8 @@ import msgspec
 from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Encode, Outbox
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.names import USUAL, Symbols
 from babelbus.protocols.worterbuch.privileges import Privileges
-from babelbus.protocols.worterbuch.profiles import Profile
+from babelbus.protocols.worterbuch.profiles import Endpoint
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply, Rest, error_reply
 from babelbus.protocols.worterbuch.routes import (
     CHANGING,
@@ -51,13 +50,6 @@ HEAVY_BYTES = 65_536
 """Answers of more are not collected with others."""
 NO_PAGES = BrowserGuard()
 """Lets no page of another origin in."""
-
-
-class Endpoint(msgspec.Struct, frozen=True):
-    """The dialect of a port or path."""
-
-    profile: Profile
-    symbols: Symbols = USUAL
 
 
 class WebOptions(msgspec.Struct, frozen=True):
@@ -153,10 +145,9 @@ class WebSession(HttpSession):
                 self._hub,
                 self._outbox,
                 self._close,
-                profile=endpoint.profile,
+                endpoint=endpoint,
                 address=self._address,
                 deflate=upgrade.deflate,
-                symbols=endpoint.symbols,
             )
         )
 

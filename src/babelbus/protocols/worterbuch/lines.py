@@ -8,8 +8,7 @@ from babelbus.protocols.worterbuch.codec import LineDecoder
 from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
-from babelbus.protocols.worterbuch.names import USUAL, Symbols
-from babelbus.protocols.worterbuch.profiles import Profile
+from babelbus.protocols.worterbuch.profiles import Endpoint
 from babelbus.protocols.worterbuch.session import Session
 from babelbus.protocols.worterbuch.values import ascii_json
 
@@ -37,10 +36,9 @@ class LineSession(contract.Session):
         outbox: Outbox,
         close: Callable[[], None],
         *,
-        profile: Profile,
+        endpoint: Endpoint,
         transport_name: str,
         address: str | None,
-        symbols: Symbols = USUAL,
     ) -> None:
         self._decoder = LineDecoder(line_bytes_max=hub.settings.message_bytes_max)
         self._waiting: list[ClientMessage] = []
@@ -49,10 +47,9 @@ class LineSession(contract.Session):
             outbox,
             close,
             framing=LINES,
-            profile=profile,
+            endpoint=endpoint,
             transport_name=transport_name,
             address=address,
-            symbols=symbols,
         )
         self.session.open()
 
@@ -72,7 +69,9 @@ class LineSession(contract.Session):
             if self._waiting:
                 self._waiting = receive(self._waiting)
             if not self._waiting:
-                self._waiting = receive(decoder.messages())
+                messages = decoder.messages()
+                if messages:
+                    self._waiting = receive(messages)
                 if decoder.error is not None and not self._waiting:
                     raise decoder.error
         except MalformedMessageError as error:

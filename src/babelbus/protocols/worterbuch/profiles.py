@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.messages import ServerInfo, Version
+from babelbus.protocols.worterbuch.names import USUAL, Symbols
 
 Kinds = frozenset[type[m.ClientMessage]]
 
@@ -192,3 +193,10 @@ def choose_handshake(versions: Iterable[Version]) -> Profile | None:
 def for_major(version: int) -> Profile | None:
     """Return what a main endpoint speaks after a switch to a major version, `None` if it has none."""
     return {0: MAJOR_0, 1: MAIN}.get(version)
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """The dialect of a port or path, and the characters of its keys."""
+
+    profile: Profile
+    symbols: Symbols = USUAL

@@ -9,11 +9,11 @@ from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.service import ServiceContext, StreamService
-from babelbus.protocols.worterbuch.http import Endpoint, WebOptions, WebSession
+from babelbus.protocols.worterbuch.http import WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.names import Symbols
-from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
+from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES, Endpoint
 from babelbus.wire.cors import Cors
 from babelbus.wire.http import Files
 
@@ -66,8 +66,7 @@ class WorterbuchService(StreamService):
                 self.hub,
                 outbox,
                 close,
-                profile=endpoint.profile,
-                symbols=endpoint.symbols,
+                endpoint=endpoint,
                 transport_name=transport_name,
                 address=peer,
             )

@@ -25,9 +25,8 @@ from babelbus.protocols.worterbuch.codec import (
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, MalformedMessageError, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.names import USUAL, Symbols
 from babelbus.protocols.worterbuch.peer import Framing, Peer, Subscriber
-from babelbus.protocols.worterbuch.profiles import MAIN, Greeting, Profile, choose_handshake, for_major
+from babelbus.protocols.worterbuch.profiles import MAIN, Endpoint, Greeting, Profile, choose_handshake, for_major
 from babelbus.protocols.worterbuch.subscriptions import SubscriptionRequests
 from babelbus.protocols.worterbuch.testament import keep_testament
 from babelbus.protocols.worterbuch.translator import Translator
@@ -47,10 +46,9 @@ class Session(Peer):
         close: Callable[[], None],
         *,
         framing: Framing,
-        profile: Profile,
+        endpoint: Endpoint,
         transport_name: str,
         address: str | None,
-        symbols: Symbols = USUAL,
     ) -> None:
         super().__init__(
             hub.settings,
@@ -63,7 +61,9 @@ class Session(Peer):
         self._hub = hub
         self.framing = framing
         self._state = hub.state
-        self._translator = translator = Translator(profile, symbols, key_bytes_max=hub.state.key_bytes_max)
+        self._translator = translator = Translator(
+            endpoint.profile, endpoint.symbols, key_bytes_max=hub.state.key_bytes_max
+        )
         self._access = access = Access(hub, self.client_id)
         self._answers = answers = Answers(self, hub, outbox, framing, translator, self._answer)
         tree = TreeRequests(hub, self.client_id, translator, access, answers)

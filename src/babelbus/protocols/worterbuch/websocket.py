@@ -9,8 +9,7 @@ from babelbus.protocols.worterbuch.codec import decode_chunk, decode_messages
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
-from babelbus.protocols.worterbuch.names import USUAL, Symbols
-from babelbus.protocols.worterbuch.profiles import Profile
+from babelbus.protocols.worterbuch.profiles import Endpoint
 from babelbus.protocols.worterbuch.session import Session
 from babelbus.wire.websocket import (
     Decoder,
@@ -94,10 +93,9 @@ class SocketSession(WebSocketSession):
         outbox: Outbox,
         close: Callable[[], None],
         *,
-        profile: Profile,
+        endpoint: Endpoint,
         address: str | None,
         deflate: Deflate | None = None,
-        symbols: Symbols = USUAL,
     ) -> None:
         super().__init__(
             outbox,
@@ -114,10 +112,9 @@ class SocketSession(WebSocketSession):
             outbox if deflate is None else DeflatingSender(outbox, deflate),
             close,
             framing=TEXTS if deflate is None else LATE,
-            profile=profile,
+            endpoint=endpoint,
             transport_name="WS",
             address=address,
-            symbols=symbols,
         )
         self.session.open()
 
