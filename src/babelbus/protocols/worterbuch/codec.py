@@ -167,6 +167,7 @@ class LineDecoder:
     def fail(self, error: MalformedMessageError) -> None:
         """Read nothing more, and drop the line that is not complete."""
         self.error = error
+        self._lines.clear()
         self._chunks.clear()
         self._open_bytes = 0
 
@@ -195,8 +196,7 @@ class LineDecoder:
             if too_long:
                 raise MalformedMessageError(None, ErrorCode.SERDE_ERROR, f"a line of over {size_max} bytes")
         except MalformedMessageError as error:
-            self.error = error
-            self._chunks.clear()
+            self.fail(error)
             if run is None and not messages:
                 raise
         return run or messages
