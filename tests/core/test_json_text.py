@@ -35,7 +35,12 @@ def test_what_says_that_it_is_json_and_is_not_becomes_a_text(payload: bytes) -> 
 
 
 def test_bytes_that_are_no_text_become_base64() -> None:
-    assert json_text(b"\xff\x00", JSON) == b'"%b"' % base64.b64encode(b"\xff\x00")
+    assert json_text(b"\xff\x00", JSON) == b'{"base64":"%b"}' % base64.b64encode(b"\xff\x00")
+
+
+def test_text_that_looks_like_base64_is_told_from_bytes() -> None:
+    text = base64.b64encode(b"\xff\x00")
+    assert json_text(text, ()) == b'"%b"' % text
 
 
 @pytest.mark.parametrize("payload", [b"", None])

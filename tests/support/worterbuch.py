@@ -12,8 +12,8 @@ from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.lines import LineSession
-from babelbus.protocols.worterbuch.profiles import MAIN, Profile
-from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
+from babelbus.protocols.worterbuch.names import USUAL, Symbols
+from babelbus.protocols.worterbuch.profiles import MAIN, Endpoint, Profile
 from babelbus.storage.files import FileSystem
 from tests.support.bus import Bus
 
@@ -64,8 +64,7 @@ class Talker:
             hub,
             self.outbox,
             self._abort,
-            profile=profile,
-            symbols=symbols,
+            endpoint=Endpoint(profile, symbols),
             transport_name=transport_name,
             address=address,
         )

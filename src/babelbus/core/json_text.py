@@ -15,9 +15,10 @@ _TOO_DEEP = object()
 
 
 def json_text(payload: bytes | None, headers: Headers) -> bytes:
-    """Return a payload as JSON: as it is if it says that it is JSON and is, else a string: its text, or base64 of it.
+    """Return a payload as JSON: unchanged if the headers say that it is JSON, else its text as a string.
 
-    JSON with line ends between its tokens loses all its blanks: a value is one line wherever lines are messages.
+    Bytes that are no text become an object with the one member `base64`, which no text becomes. JSON with line
+    ends between its tokens loses all its blanks: a value is one line wherever lines are messages.
     """
     if not payload:
         return b'""'
@@ -33,7 +34,7 @@ def json_text(payload: bytes | None, headers: Headers) -> bytes:
     try:
         return _encode(payload.decode())
     except UnicodeDecodeError:
-        return _encode(b64encode(payload).decode("ascii"))
+        return b'{"base64":"%b"}' % b64encode(payload)
 
 
 def _nests_deeper(value: object, levels: int) -> bool:

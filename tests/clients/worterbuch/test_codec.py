@@ -30,16 +30,16 @@ from babelbus.protocols.worterbuch.values import text_json
 INFO = MAIN.info("1.5.0", authorization=False)
 REPLIES: list[tuple[bytes, Reply | None]] = [
     (codec.encode_welcome("C1", INFO), Welcome(INFO, "C1")),
-    (codec.encode_authorized(), Authorized(0)),
+    (codec.AUTHORIZED, Authorized(0)),
     (b'{"ack":{"transactionId":3}}', Ack(3)),
     (b' {"ack": {"transactionId":3}}', Ack(3)),
     (codec.encode_error(3, 5, "é"), Err(3, 5, '"\\u00e9"')),
     (codec.encode_state(3, b"null"), State(3, None)),
-    (codec.encode_state_deleted(3, b'{"key":"a","value":1}'), State(3, deleted={"key": "a", "value": 1})),
+    (codec.encode_state(3, b'{"key":"a","value":1}', deleted=True), State(3, deleted={"key": "a", "value": 1})),
     (codec.encode_cstate(3, b"42", 7), CState(3, 42, 7)),
     (codec.encode_pstate(3, "a/#", [("é", b"1"), ("b", b"null")]), PState(3, (Pair("é", 1), Pair("b", None)))),
     (codec.encode_pstate(3, "a/#", []), PState(3, ())),
-    (codec.encode_pstate_deleted(3, "#", [("b", b"1")]), PState(3, deleted=(Pair("b", 1),))),
+    (codec.encode_pstate(3, "#", [("b", b"1")], deleted=True), PState(3, deleted=(Pair("b", 1),))),
     (codec.encode_ls(3, ["b", "c"]), LsState(3, ("b", "c"))),
     (b'""', None),
 ]

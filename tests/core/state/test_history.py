@@ -80,8 +80,8 @@ async def test_a_value_is_what_it_was_at_each_time() -> None:
 @in_loop
 async def test_a_pattern_and_the_tree_show_what_there_was() -> None:
     history = history_of(await told())
-    assert await history.tree(AsOf(offset=3)) == [("k", b"3", 0)]
-    assert sorted(await history.tree(AsOf(offset=4))) == [("a/b", b"1", 0), ("k", b"3", 0)]
+    assert await history.match(None, AsOf(offset=3)) == [("k", b"3", 0)]
+    assert sorted(await history.match(None, AsOf(offset=4))) == [("a/b", b"1", 0), ("k", b"3", 0)]
     assert await history.match(pattern("a/#"), AsOf(offset=4)) == [("a/b", b"1", 0)]
     assert await history.match(pattern("?"), AsOf(offset=6)) == [("k", b"9", 1)]
     assert await history.match(pattern("x/?"), AsOf(offset=6)) == []
@@ -143,13 +143,13 @@ async def test_what_compaction_has_gone_past_is_refused_with_the_earliest_moment
     for asked in (
         history.get("k", AsOf(offset=7)),
         history.get("k", AsOf(offset=98)),
-        history.tree(AsOf(time_ms=NOW + 98 * SECOND)),
+        history.match(None, AsOf(time_ms=NOW + 98 * SECOND)),
         history.match(EVERYTHING, AsOf(time_ms=NOW - 1)),
     ):
         with pytest.raises(HistoryGoneError, match=r"earliest is offset 99 \(2023-11-14T22:14:59\+00:00\)") as caught:
             await asked
         assert (caught.value.offset, caught.value.time_ms) == (99, time_ms)
-    assert await history.tree(AsOf(time_ms=NOW + 99 * SECOND)) == [("k", b"99", 0)]
+    assert await history.match(None, AsOf(time_ms=NOW + 99 * SECOND)) == [("k", b"99", 0)]
     found, complete_from = await history.revisions("k")
     assert complete_from == 100
     assert [one.offset for one in found][-1] == 99
@@ -275,9 +275,9 @@ def test_every_answer_is_what_was_true_or_a_refusal(
         ]:
             if moment.offset is not None and not 0 <= asked < len(after):
                 with pytest.raises(OffsetOutOfRangeError):
-                    await history.tree(moment)
+                    await history.match(None, moment)
                 continue
-            questions: list[Coroutine[Any, Any, Any]] = [history.tree(moment), history.match(wanted, moment)]
+            questions: list[Coroutine[Any, Any, Any]] = [history.match(None, moment), history.match(wanted, moment)]
             answers = await asyncio.gather(*questions, return_exceptions=True)
             if at < earliest:
                 assert all(isinstance(answer, HistoryGoneError) for answer in answers)

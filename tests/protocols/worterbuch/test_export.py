@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from babelbus.config import WorterbuchSettings
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.protocols.worterbuch.archive import ArchiveError, pack, unpack
-from babelbus.protocols.worterbuch.pointer import find_part
+from babelbus.protocols.worterbuch.rest import find_part
 from tests.support.server import LiveServer, configure
 from tests.support.web import Events, Web
 

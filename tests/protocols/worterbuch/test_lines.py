@@ -6,18 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.protocols.worterbuch.lines import LINES
-from babelbus.protocols.worterbuch.websocket import LATE, TEXTS
 from tests.support.bus import in_loop
 from tests.support.worterbuch import Talker, ack, get, make_hub, put, state
-
-ids = st.lists(st.integers(min_value=0, max_value=2**64 - 1), min_size=1, max_size=30)
-
-
-@given(ids)
-def test_many_acks_are_the_same_as_one_by_one(transaction_ids: list[int]) -> None:
-    texts = [json.dumps(ack(number), separators=(",", ":")).encode() for number in transaction_ids]
-    for framing in (LINES, TEXTS, LATE):
-        assert framing.encode_acks(transaction_ids) == framing.encode(texts)
 
 
 def test_lines_are_ascii_whatever_the_values_are() -> None:

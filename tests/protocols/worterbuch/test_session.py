@@ -611,14 +611,12 @@ async def test_a_client_that_is_gone_leaves_in_the_order_of_the_specification() 
 
 
 @in_loop
-async def test_wills_can_be_taken_back_and_what_has_another_shape_is_none() -> None:
+async def test_wills_can_be_taken_back() -> None:
     _, hub = make_hub()
     changes: tuple[Callable[[str], dict[str, Any]], ...] = (
         lambda path: delete(2, path),
         lambda path: pdelete(2, path),
         lambda path: put(2, path, []),
-        lambda path: put(2, path, "not a list"),
-        lambda path: put(2, path, [{"key": 1, "value": 2}]),
     )
     for change in changes:
         talker = Talker(hub)
@@ -626,6 +624,29 @@ async def test_wills_can_be_taken_back_and_what_has_another_shape_is_none() -> N
         talker.ask(put(1, path, pairs({"left": 1})), change(path))
         talker.leave()
         assert hub.state.find("left") is None
+
+
+@in_loop
+async def test_a_testament_of_another_shape_is_refused_and_the_one_before_it_stays() -> None:
+    _, hub = make_hub()
+    talker = Talker(hub)
+    will, goods = (f"$SYS/clients/{talker.id}/{part}" for part in ("lastWill", "graveGoods"))
+    assert talker.ask(put(1, will, pairs({"left": 1})), put(2, goods, ["gone"]), put(3, "gone", 1)) == [
+        ack(1), ack(2), ack(3),
+    ]  # fmt: skip
+    for path, value in (
+        (will, "not a list"),
+        (will, None),
+        (will, [{"key": 1, "value": 2}]),
+        (will, [{"key": "left"}]),
+        (goods, {"gone": 1}),
+        (goods, [1]),
+    ):
+        assert talker.code(put(4, path, value)) == 3, value
+        assert talker.code(cset(5, path, value, 0)) == 3, value
+    talker.leave()
+    assert hub.state.find("left") == b"1"
+    assert hub.state.find("gone") is None
 
 
 @in_loop

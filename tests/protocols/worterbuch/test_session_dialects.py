@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from babelbus.protocols.worterbuch.names import Symbols
 from babelbus.protocols.worterbuch.profiles import PROFILES
-from babelbus.protocols.worterbuch.symbols import Symbols
 from tests.support.bus import in_loop
 from tests.support.worterbuch import (
     Talker,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.core.state.patterns import check_key
-from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
+from babelbus.protocols.worterbuch.names import USUAL, Symbols
 
 DOTS = Symbols(".", "*", ">")
 SWAPPED = Symbols("#", "/", "?")

@@ -28,22 +28,18 @@ def encode_message(message: m.ClientMessage) -> bytes:
     """
     if isinstance(message, m.Keepalive):
         return KEEPALIVE
-    name, fields = _shape(type(message))
     members = {}
-    for attribute, member in fields:
+    for attribute, member in _members(type(message)):
         value = getattr(message, attribute)
         if value is not None:
             members[member] = msgspec.Raw(value) if type(value) is bytes else value
-    return _encode({name: members})
+    return _encode({m.name_of(type(message)): members})
 
 
 @cache
-def _shape(kind: type[m.ClientMessage]) -> tuple[str, list[tuple[str, str]]]:
-    """Return the name of a message, and its fields with the names of their members."""
-    name = kind.__name__[0].lower() + kind.__name__[1:]
-    if kind in (m.ProtocolSwitch, m.Authorization, m.Authentication):
-        name += "Request"
-    return name, [(field.name, field.encode_name) for field in msgspec.structs.fields(kind)]
+def _members(kind: type[m.ClientMessage]) -> list[tuple[str, str]]:
+    """Return the fields of a message with the names of their members."""
+    return [(field.name, field.encode_name) for field in msgspec.structs.fields(kind)]
 
 
 # -- replies ---------------------------------------------------------------------------------------------------------

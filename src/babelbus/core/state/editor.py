@@ -1,4 +1,4 @@
-"""The state as an operator reads and changes it by hand: keys and patterns are checked, values are read as JSON.
+"""The state as an operator reads and changes it: keys and patterns are checked, values are read as JSON.
 
 A change returns when it is as durable as `state.ack` says.
 """
@@ -26,7 +26,7 @@ Stop = Callable[[], None]
 
 
 class InvalidPatternError(BabelbusError):
-    """A pattern over keys or subjects is none; the message says why."""
+    """A text is no pattern over keys or subjects; the message says why."""
 
 
 class InvalidValueError(BabelbusError):
@@ -34,7 +34,7 @@ class InvalidValueError(BabelbusError):
 
 
 class ReadOnlyKeyError(BabelbusError):
-    """The key or pattern is the server's own, which tells of itself there."""
+    """The key or pattern is the server's own."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key!r} is the server's own and read-only")
@@ -75,31 +75,31 @@ class StateEditor:
         return key, value, version
 
     async def match(self, pattern: str, moment: AsOf | None) -> list[Entry]:
-        """Return what a pattern means."""
+        """Return the entries that match a pattern."""
         wanted = self._read_pattern(pattern)
         return self._state.entries(wanted) if moment is None else await self._history.match(wanted, moment)
 
     async def tree(self, moment: AsOf | None) -> list[Entry]:
-        """Return everything but what the server tells of itself."""
+        """Return all entries but the server's own."""
         if moment is not None:
-            return await self._history.tree(moment)
+            return await self._history.match(None, moment)
         return [entry for entry in self._state.entries(EVERYTHING) if not self._state.is_transient(entry[0])]
 
     async def set(self, key: str, value: bytes) -> None:
-        """Store a plain value, or raise `InvalidValueError` or `VersionedError`."""
+        """Set a plain value, or raise `InvalidValueError` or `VersionedError`."""
         self._check_writable(key)
         self._state.set(key, self._read_value(key, value))
         await self._state.commit(self._source).wait()
 
     async def compare_and_set(self, key: str, value: bytes, version: int) -> int:
-        """Store a value if the key has `version`, and return the next one; or raise `VersionMismatchError`."""
+        """Set a value if the key has `version`, and return the next version; or raise `VersionMismatchError`."""
         self._check_writable(key)
         made = self._state.compare_and_set(key, self._read_value(key, value), version)
         await self._state.commit(self._source).wait()
         return made
 
     async def put_all(self, entries: Sequence[Entry]) -> None:
-        """Store all or nothing, whatever the keys hold."""
+        """Set all entries or, if an entry is invalid, none; replace what the keys have."""
         checked = []
         for key, value, version in entries:
             self._check_writable(key)
@@ -111,14 +111,14 @@ class StateEditor:
         await self._state.commit(self._source).wait()
 
     async def delete(self, key: str) -> Entry:
-        """Take a value away and return it with version 0, or raise `NoSuchKeyError`."""
+        """Delete a value and return the entry with version 0, or raise `NoSuchKeyError`."""
         self._check_writable(key)
         value = self._state.delete(key)
         await self._state.commit(self._source).wait()
         return key, value, 0
 
     async def delete_matching(self, pattern: str) -> list[Entry]:
-        """Take away what a pattern means and return it."""
+        """Delete the entries that match a pattern and return them."""
         if self._state.is_transient(pattern):
             raise ReadOnlyKeyError(pattern)
         found = self._state.delete_matching(self._read_pattern(pattern))
@@ -131,7 +131,7 @@ class StateEditor:
         return await self._history.revisions(key, before=before, count_max=count_max)
 
     def watch(self, pattern: str, receiver: Callable[[Sequence[StateChange]], None]) -> tuple[list[Entry], Stop]:
-        """Return what a pattern means now, let `receiver` have each change that follows, and return what ends that."""
+        """Return the entries that match, call `receiver` for each later change; the second value ends that."""
         wanted = self._read_pattern(pattern)
         state, clock = self._state, self._clock
         since = state.commit_number

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from babelbus.core.state.key_index import KeyPattern
-from babelbus.core.state.log import READ_BYTES, VERSION_HEADER, Kept, Loaded, replay
+from babelbus.core.state.log import READ_BYTES, VERSION_HEADER, Loaded, parts_of, replay
 from babelbus.core.state.tree import NoSuchKeyError
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
@@ -25,7 +25,7 @@ from babelbus.storage.contract import PartitionLog
 from babelbus.storage.errors import OffsetOutOfRangeError
 
 REVISIONS_MAX = 1000
-"""Most changes of a key that one answer has unless it is asked for another number."""
+"""Most changes of a key in an answer, unless the request names another number."""
 REVISIONS_BYTES_MAX = 64 * 2**20
 """Most bytes of values that one answer has; the oldest are left out."""
 
@@ -66,10 +66,10 @@ class Revision(msgspec.Struct, frozen=True, gc=False):
 
 
 class History:
-    """What the log of the state remembers. All calls come from the event loop and read in a thread.
+    """The state of the past, read from its log. All calls come from the event loop and read in a thread.
 
-    A call reads the log up to the moment: about 1 us a record, for `match` and `tree` 3 to 5.
-    Damaged records are left out by `match` and `tree`, as they are when the state is loaded, and refused by the others.
+    A call reads the log up to the moment: about 1 us a record, for `match` 3 to 5.
+    `match` leaves out damaged records, as loading the state does; the other calls refuse them.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -84,40 +84,28 @@ class History:
             CorruptRecordError: a record is damaged that may be the one.
             StorageError: the log cannot be read.
         """
-        found = await self._as_of(moment, lambda log, end: _last(_revisions(log, key, log.first_offset, end)))
-        if found is None or found.value is None:
+        revisions = await self._as_of(moment, lambda log, end: _newest(_revisions(log, key, log.first_offset, end), 1))
+        if not revisions or revisions[-1].value is None:
             raise NoSuchKeyError(key)
-        return found.value, found.version
+        return revisions[-1].value, revisions[-1].version
 
-    async def match(self, pattern: KeyPattern, moment: AsOf) -> list[tuple[str, bytes, int]]:
-        """Return key, value and version (0: none) of everything that a pattern meant. Memory: what it finds.
+    async def match(self, pattern: KeyPattern | None, moment: AsOf) -> list[tuple[str, bytes, int]]:
+        """Return key, value and version (0: plain) of all entries that matched, without a pattern of all entries.
+
+        Memory: the entries.
 
         Raises:
-            HistoryGoneError, OffsetOutOfRangeError: compaction has gone past the moment, or it has not come yet.
+            HistoryGoneError, OffsetOutOfRangeError: compaction has gone past the moment, or the moment has not come.
             StorageError: the log cannot be read.
         """
 
         def find(log: PartitionLog, end: int) -> Loaded:
             loaded = Loaded({}, {}, log.first_offset)
-            replay(log, loaded, end, pattern.matches)
+            replay(log, loaded, end, None if pattern is None else pattern.matches)
             return loaded
 
-        return _entries(await self._as_of(moment, find))
-
-    async def tree(self, moment: AsOf) -> list[tuple[str, bytes, int]]:
-        """Return key, value and version of everything there was. Memory: all of it.
-
-        Raises:
-            HistoryGoneError, OffsetOutOfRangeError: compaction has gone past the moment, or it has not come yet.
-            StorageError: the log cannot be read.
-        """
-
-        def load(log: PartitionLog, end: int) -> Loaded:
-            loaded = Loaded({}, {}, log.first_offset)
-            replay(log, loaded, end)
-            return loaded
-
-        return _entries(await self._as_of(moment, load))
+        loaded = await self._as_of(moment, find)
+        return [(key, *parts_of(entry)) for key, entry in loaded.values.items()]
 
     async def revisions(
         self, key: str, *, before: int | None = None, count_max: int = REVISIONS_MAX
@@ -193,20 +181,6 @@ def _earliest(log: PartitionLog) -> tuple[int, int | None]:
     except CorruptRecordError:
         return offset, None
     return offset, timestamp_of(data) if data else None
-
-
-def _entries(loaded: Loaded) -> list[tuple[str, bytes, int]]:
-    return [
-        (key, entry.value, entry.version) if isinstance(entry, Kept) else (key, entry, 0)
-        for key, entry in loaded.values.items()
-    ]
-
-
-def _last(revisions: Iterator[Revision]) -> Revision | None:
-    found = None
-    for found in revisions:  # noqa: B007
-        pass
-    return found
 
 
 def _newest(revisions: Iterator[Revision], count_max: int) -> list[Revision]:

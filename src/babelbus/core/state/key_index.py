@@ -63,9 +63,9 @@ class Names:
         return there
 
     def remove(self, key: str) -> int:
-        """Take away the nodes of a key whose value is gone; return how many of its elements are still there.
+        """Remove the nodes of a key without a value; return how many of its elements are still there.
 
-        Costs the length of the key for each node that goes: who takes keys from outside bounds their elements.
+        Costs the length of the key for each removed node: callers bound the elements of clients' keys.
         """
         elements = key.split(SEPARATOR)
         path: list[Node] = []

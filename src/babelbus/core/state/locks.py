@@ -1,4 +1,4 @@
-"""Locks by name with a fair queue: who waits longest is next. They live no longer than their owners, on no disk."""
+"""Locks by name with a fair queue: the owner that waits longest is next. Locks are on no disk."""
 
 from collections.abc import Hashable
 
@@ -8,7 +8,7 @@ from babelbus.errors import BabelbusError
 
 
 class LockHeldError(BabelbusError):
-    """Somebody else holds the lock. `cancelled` are the waits of the one who asked, which end with it."""
+    """Another owner holds the lock. `cancelled` are the waits of the refused owner, which end."""
 
     def __init__(self, key: str, cancelled: tuple[int, ...] = ()) -> None:
         super().__init__(f"{key!r} is locked by another client")
@@ -34,14 +34,14 @@ class Locks:
         self._holders: dict[str, Hashable] = {}
         self._queues: dict[str, dict[Hashable, list[int]]] = {}
         self._keys: dict[Hashable, dict[str, None]] = {}
-        """What each owner holds or waits for, in the order of asking."""
+        """The keys that each owner holds or waits for, in the order of the requests."""
 
     def holder(self, key: str) -> Hashable | None:
         """Return who holds a lock."""
         return self._holders.get(key)
 
     def lock(self, key: str, owner: Hashable) -> bool:
-        """Take a lock that is free or the owner's own; return whether it was free.
+        """Lock a key that is free or the owner's own; return whether it was free.
 
         Raises:
             LockHeldError: somebody else has it.
@@ -55,7 +55,7 @@ class Locks:
         return fresh
 
     def acquire(self, key: str, owner: Hashable, wait: int) -> bool:
-        """Take a lock or queue for it; return whether it is the owner's now. All waits of one owner are one place."""
+        """Lock a key or wait for it; return whether the owner has it now. All waits of one owner have one place."""
         holder = self._holders.setdefault(key, owner)
         self._keys.setdefault(owner, {})[key] = None
         if holder == owner:
@@ -79,7 +79,7 @@ class Locks:
         return self._pass_on(key)
 
     def drop(self, owner: Hashable) -> list[Granted]:
-        """Return back all that an owner holds and waits for: it is gone. Gives who has it next."""
+        """Release all that an owner holds and waits for; return the next owners."""
         granted = []
         for key in list(self._keys.pop(owner, ())):
             if self._holders.get(key) == owner:
@@ -101,7 +101,7 @@ class Locks:
         return Granted(key, owner, tuple(waits))
 
     def _leave(self, key: str, owner: Hashable) -> tuple[int, ...]:
-        """Leave a queue; return the waits that end with the place."""
+        """Remove an owner from a queue; return the waits that end."""
         queue = self._queues.get(key, {})
         waits = queue.pop(owner, None)
         if waits is None:

@@ -9,6 +9,7 @@ fit, the log is read from its beginning instead.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +25,15 @@ from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.columns import Columns, decode_chunk
 from babelbus.records.envelope import SOURCE_HEADER
-from babelbus.records.format import TOMBSTONE, CorruptRecordError, decode_headers, encode_headers, encode_keyed
-from babelbus.records.format import encode_batch as encode_records
-from babelbus.records.record import Record, RecordBatch
+from babelbus.records.format import (
+    TOMBSTONE,
+    CorruptRecordError,
+    decode_headers,
+    encode_batch,
+    encode_headers,
+    encode_keyed,
+)
+from babelbus.records.record import Headers, Record, RecordBatch
 from babelbus.storage.contract import PartitionLog
 from babelbus.storage.files import FileSystem
 
@@ -54,8 +61,13 @@ Entry = bytes | Kept
 """A plain value, or one with a version."""
 
 
+def parts_of(entry: Entry) -> tuple[bytes, int]:
+    """Return the value and the version of an entry, 0 for a plain value."""
+    return (entry.value, entry.version) if isinstance(entry, Kept) else (entry, 0)
+
+
 class Kind(IntEnum):
-    """What happened to a key."""
+    """The kind of a change."""
 
     SET = 0
     DELETED = 1
@@ -67,11 +79,13 @@ class Kind(IntEnum):
     """An event of a topic that retains the last one was stored, or with an empty text took the value away; who listens
     heard it as an event."""
     TESTAMENT = 5
-    """What is to happen when the owner (in the place of a key) is gone; an empty text takes it back."""
+    """The testament of the owner, who is in the place of the key, was set; an empty text takes it back."""
 
+
+LOGGED = frozenset((Kind.SET, Kind.RETAINED, Kind.DELETED, Kind.TESTAMENT))
 
 Change = tuple[Kind, str | None, bytes, Entry | None, int]
-"""What happened, the key, the value (of a deletion the one that was), what the key held before, the new version."""
+"""Kind, key, value (of a deletion the deleted one), the entry before the change, the new version."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -86,7 +100,7 @@ _Block = tuple[list[str], list[bytes], list[int]]
 
 
 class Loaded(msgspec.Struct):
-    """What was loaded: values by key, testaments by owner, and up to which offset."""
+    """The state up to an offset: values by key, testaments by owner."""
 
     values: dict[str, Entry]
     testaments: dict[str, bytes]
@@ -115,7 +129,7 @@ class StateLog:
         self._folder = folder
         self._checkpoint_bytes = checkpoint_bytes
         self._transient = None if transient is None else f"{transient}/"
-        self._headers: dict[str, bytes] = {}
+        self._headers: dict[str, tuple[str, Headers, bytes]] = {}
         self._bytes_since = 0
         self._last: Receipt | None = None
         self._end = 0
@@ -138,51 +152,49 @@ class StateLog:
         Raises:
             StorageError: nothing was appended.
         """
-        batch = self._encode(changes, source)
+        protocol, headers, encoded = self._headers.get(source) or self._headers_of(source)
+        offset = self._partition.next_offset
+        batch = self._encode(changes, headers, encoded, offset)
         if batch is None:
             return None
-        went_back = self._partition.next_offset < self._end
-        protocol = source.partition(":")[0]
         receipt = self._publish(Publication(SERVER, protocol, batch, self._topic.name, partition=0, at_once=True))
         if receipt.error is not None:  # refused at once; a flush that fails says so later
             raise receipt.error
         self._last = receipt
-        self.lost_some |= went_back
+        self.lost_some |= offset < self._end
         self._end = self._partition.next_offset
         self._bytes_since += len(batch.data)
         return receipt
 
-    def _encode(self, changes: Sequence[Change], source: str) -> RecordBatch | None:
-        kinds, names, payloads, _, versions = zip(*changes, strict=True)
-        if any(kinds) or any(versions):
-            return self._encode_each(changes, source)
-        joined = "\n".join(names)
-        if "$" in joined:
-            return self._encode_each(changes, source)
-        keys = joined.encode().split(b"\n")
-        if len(keys) != len(names):  # some have line ends in them
-            keys = [name.encode() for name in names]
-        headers = self._headers.get(source)
-        if headers is None:
-            if len(self._headers) >= SOURCES_KEPT:
-                self._headers.clear()
-            headers = self._headers[source] = encode_headers(((SOURCE_HEADER, source.encode()),))
-        return encode_keyed(keys, payloads, headers, self._topic.stamp(), self._partition.next_offset)
-
-    def _encode_each(self, changes: Sequence[Change], source: str) -> RecordBatch | None:
-        """Do the same where some changes are more than a plain value that was set."""
-        now = self._topic.stamp()
+    def _headers_of(self, source: str) -> tuple[str, Headers, bytes]:
+        """Return the protocol of a source, and the headers of its changes also as they are stored."""
+        if len(self._headers) >= SOURCES_KEPT:
+            self._headers.clear()
         headers = ((SOURCE_HEADER, source.encode()),)
-        records: list[Record] = []
+        made = self._headers[source] = source.partition(":")[0], headers, encode_headers(headers)
+        return made
+
+    def _encode(self, changes: Sequence[Change], headers: Headers, encoded: bytes, offset: int) -> RecordBatch | None:
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        kind_set, now = Kind.SET, self._topic.stamp()
         for kind, key, value, _, version in changes:
-            if kind == Kind.TESTAMENT:
-                assert key is not None
-                records.append(Record(value or None, TESTAMENT_MARK + key.encode(), headers, now))
-            elif key is not None and kind in (Kind.SET, Kind.RETAINED, Kind.DELETED) and not self.is_transient(key):
+            if kind is not kind_set or version or key is None or key[:1] == "$":
+                records = list(self._records(changes, headers, now))
+                return encode_batch(records, offset) if records else None
+            keys.append(key.encode())
+            values.append(value)
+        return encode_keyed(keys, values, encoded, now, offset)
+
+    def _records(self, changes: Sequence[Change], headers: Headers, now: int) -> Iterator[Record]:
+        for kind, key, value, _, version in changes:
+            if key is None or kind not in LOGGED:
+                continue
+            if kind is Kind.TESTAMENT:
+                yield Record(value or None, TESTAMENT_MARK + key.encode(), headers, now)
+            elif not self.is_transient(key):
                 versioned = (*headers, (VERSION_HEADER, b"%d" % version)) if version else headers
-                gone = kind == Kind.DELETED or not value
-                records.append(Record(None if gone else value, key.encode(), versioned, now))
-        return encode_records(records, self._partition.next_offset) if records else None
+                yield Record(None if kind is Kind.DELETED or not value else value, key.encode(), versioned, now)
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
@@ -291,11 +303,11 @@ class StateLog:
             StorageError, OSError: the disk refused; the last one still stands.
         """
         self._files.make_folder(self._folder)
-        items = [item for item in loaded.values.items() if not self.is_transient(item[0])]
-        count = -(-len(items) // BLOCK_KEYS)
+        for key in list(filter(self.is_transient, loaded.values)):
+            del loaded.values[key]
         path = f"{self._path()}.new"
         try:
-            self._write_blocks(path, _bodies(items, count, loaded))
+            self._write_blocks(path, _bodies(loaded))
             self._files.rename(path, self._path())
         except OSError:
             with contextlib.suppress(OSError):
@@ -317,14 +329,13 @@ class StateLog:
             file.close()
 
 
-def _bodies(items: list[tuple[str, Entry]], count: int, loaded: Loaded) -> Iterator[bytes]:
+def _bodies(loaded: Loaded) -> Iterator[bytes]:
     encode = msgspec.msgpack.encode
-    yield encode(_Head(CHECKPOINT_FORMAT, loaded.offset, count))
-    for begin in range(0, len(items), BLOCK_KEYS):
-        some = items[begin : begin + BLOCK_KEYS]
-        values = [one if isinstance(one, bytes) else one.value for _, one in some]
-        versions = [0 if isinstance(one, bytes) else one.version for _, one in some]
-        yield encode(([key for key, _ in some], values, versions if any(versions) else []))
+    entries = iter(loaded.values.items())  # block by block: a list of a million pairs would stay in the heap
+    yield encode(_Head(CHECKPOINT_FORMAT, loaded.offset, -(-len(loaded.values) // BLOCK_KEYS)))
+    while block := list(itertools.islice(entries, BLOCK_KEYS)):
+        values, versions = zip(*(parts_of(entry) for _, entry in block), strict=True)
+        yield encode(([key for key, _ in block], values, versions if any(versions) else []))
     yield encode(loaded.testaments)
 
 
@@ -346,7 +357,7 @@ def _blocks(content: bytes) -> Iterator[bytes]:
 
 
 def replay(partition_log: PartitionLog, loaded: Loaded, end: int, wanted: Callable[[str], bool] | None = None) -> int:
-    """Bring what is loaded from its offset up to `end`; return how many bytes that took. May run in any thread.
+    """Read the log from the offset of `loaded` up to `end` into `loaded`, in any thread; return the bytes read.
 
     Only the keys that are `wanted` are kept, and with a choice no testaments.
 

@@ -14,7 +14,7 @@ import msgspec
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
-from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog
+from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog, parts_of
 from babelbus.core.state.patterns import KEY_BYTES_MAX
 from babelbus.core.state.reunion import missing_keys
 from babelbus.core.topic import Topic
@@ -52,7 +52,7 @@ class VersionMismatchError(BabelbusError):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """What the changes of one commit have in common. `number` rises: who began to listen at it has seen the result."""
+    """One commit. `number` rises: a listener that began at this number has seen the result."""
 
     number: int
     source: str
@@ -70,7 +70,7 @@ Publish = Callable[[Sequence[Change], Commit], Published]
 
 
 class Testament(msgspec.Struct, frozen=True):
-    """What happens to the state when its owner is gone: what these patterns mean is deleted, then these values set."""
+    """The changes when an owner is gone: the keys of these patterns are deleted, then these values are set."""
 
     grave_goods: tuple[KeyPattern, ...] = ()
     last_will: tuple[tuple[str, msgspec.Raw], ...] = ()
@@ -158,7 +158,7 @@ class State:
         return self._number
 
     def find(self, key: str) -> bytes | None:
-        """Return a value, `None` if there is none."""
+        """Return a value, `None` if the key has no value."""
         entry = self._values.get(key)
         return entry.value if isinstance(entry, Kept) else entry
 
@@ -166,35 +166,29 @@ class State:
         """Return a value.
 
         Raises:
-            NoSuchKeyError: there is none.
+            NoSuchKeyError: the key has no value.
         """
-        entry = self._values.get(key)
-        if entry is None:
-            raise NoSuchKeyError(key)
-        return entry.value if isinstance(entry, Kept) else entry
+        return self.get_version(key)[0]
 
     def get_version(self, key: str) -> tuple[bytes, int]:
         """Return a value and its version, 0 for one that has none.
 
         Raises:
-            NoSuchKeyError: there is no value.
+            NoSuchKeyError: the key has no value.
         """
         entry = self._values.get(key)
         if entry is None:
             raise NoSuchKeyError(key)
-        return (entry.value, entry.version) if isinstance(entry, Kept) else (entry, 0)
+        return parts_of(entry)
 
     def match(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
-        """Return the keys and values that a pattern means, in no particular order; costs what it finds."""
+        """Return the keys and values that match a pattern, in no particular order; costs what it finds."""
         return [(key, value) for key, value, _ in self.entries(pattern)]
 
     def entries(self, pattern: KeyPattern) -> list[tuple[str, bytes, int]]:
-        """Return key, value and version (0: none) of everything that a pattern means."""
+        """Return key, value and version (0: plain) of all entries that match a pattern."""
         values = self._values
-        found = [(key, values[key]) for key in self._names.match(pattern)]
-        return [
-            (key, entry.value, entry.version) if isinstance(entry, Kept) else (key, entry, 0) for key, entry in found
-        ]
+        return [(key, *parts_of(values[key])) for key in self._names.match(pattern)]
 
     def children(self, parent: str | None) -> list[str]:
         """Return the names of the direct children of a key; `None` is the root.
@@ -214,7 +208,7 @@ class State:
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: bytes) -> None:
-        """Store a plain value.
+        """Set a plain value.
 
         Raises:
             VersionedError: the key holds a value with a version.
@@ -229,9 +223,9 @@ class State:
         self._pending.append((_SET, key, value, before, 0))
 
     def set_all(self, keys: Sequence[str], values: Sequence[bytes]) -> bool:
-        """Store plain values, all of them or none; return whether. None if a key holds a value with a version.
+        """Set plain values; return `False` and set no value if a key holds a value with a version.
 
-        A third of what one by one costs: only new keys, and keys that come twice, need steps of their own.
+        Costs a third of `set` for each: only new keys, and keys that come twice, need steps of their own.
         """
         stored = self._values
         before = list(map(stored.get, keys))
@@ -253,7 +247,7 @@ class State:
         return True
 
     def put(self, key: str, value: bytes, version: int = 0, kind: Kind = Kind.SET) -> None:
-        """Store a value whatever the key holds, plain for version 0: a last will, an import, a retained event."""
+        """Set a value whatever the key holds, plain for version 0: a last will, an import, a retained event."""
         before = self._values.get(key)
         if before is None:
             self._add(key)
@@ -261,10 +255,10 @@ class State:
         self._pending.append((kind, key, value, before, version))
 
     def compare_and_set(self, key: str, value: bytes, version: int) -> int:
-        """Store a value with the next version if the key has `version` (0: none or a plain value); return the new one.
+        """Set a value with the next version if the key has `version` (0: no or a plain value); return the new version.
 
         Raises:
-            VersionMismatchError: it has another one.
+            VersionMismatchError: the key has another version.
         """
         before = self._values.get(key)
         found = before.version if isinstance(before, Kept) else 0
@@ -274,26 +268,24 @@ class State:
         return found + 1
 
     def delete(self, key: str, kind: Kind = Kind.DELETED) -> bytes:
-        """Take a value away and return it; of kind `RETAINED` because an event said so, which who listens has heard.
+        """Delete a value and return it; of kind `RETAINED` because of an event, which the listeners have received.
 
         Raises:
-            NoSuchKeyError: there is none.
+            NoSuchKeyError: the key has no value.
         """
         before = self._values.pop(key, None)
         if before is None:
             raise NoSuchKeyError(key)
         left = self._names.remove(key)
-        if self.watches_children:
-            for depth in range(left, key.count(SEPARATOR) + 1):
-                self._pending.append((Kind.CHILDREN, _parent(key, depth), b"", None, 0))
-        value = before.value if isinstance(before, Kept) else before
+        self._note_children(key, left)
+        value, _ = parts_of(before)
         self._pending.append((kind, key, value if kind == Kind.DELETED else b"", before, 0))
         return value
 
     def delete_matching(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
-        """Take away all values that a pattern means and return them.
+        """Delete all values that match a pattern and return them.
 
-        Transient keys are spared where the pattern begins with a wildcard: nobody means them by "everything".
+        Transient keys stay if the pattern begins with a wildcard.
         """
         keys = self._names.match(pattern)
         if not pattern.elements or pattern.elements[0] is None:
@@ -301,19 +293,21 @@ class State:
         return [(key, self.delete(key)) for key in keys]
 
     def note(self, key: str, value: bytes) -> None:
-        """Tell the listeners of a value that is published and not stored, in order with the changes."""
+        """Publish a value to the listeners, in order with the changes; it is not stored."""
         self._pending.append((Kind.PUBLISHED, key, value, None, 0))
 
     def _add(self, key: str) -> None:
-        there = self._names.add(key)
+        self._note_children(key, self._names.add(key))
+
+    def _note_children(self, key: str, depth: int) -> None:
+        """Record that the names below the parents of a key have changed, from a depth on."""
         if self.watches_children:
-            for depth in range(there, key.count(SEPARATOR) + 1):
-                self._pending.append((Kind.CHILDREN, _parent(key, depth), b"", None, 0))
+            self._pending += _children(key, depth)
 
     # -- testaments --------------------------------------------------------------------------------------------------
 
     def set_testament(self, owner: str, testament: Testament) -> None:
-        """Keep what is to happen when `owner` is gone, even together with the server; an empty one takes it back."""
+        """Keep the testament of `owner`, also over a restart of the server; an empty one takes it back."""
         before = self._testaments.get(owner)
         if testament == NO_TESTAMENT:
             if before is None:
@@ -328,9 +322,9 @@ class State:
         self._pending.append((Kind.TESTAMENT, owner, text, before, 0))
 
     def execute(self, owner: str) -> None:
-        """Do what the testament of `owner` says: first the grave goods, then the last will, each in order.
+        """Run the testament of `owner`: first the grave goods, then the last will, each in order.
 
-        Transient keys are no client's to leave or to take.
+        Transient keys are neither deleted nor set.
         """
         text = self._testaments.get(owner)
         if text is None:
@@ -352,7 +346,7 @@ class State:
     # -- commit ------------------------------------------------------------------------------------------------------
 
     def commit(self, source: str) -> Promise:
-        """Log all changes made since the last commit, in one append; `source` is who made them (`ce_source`).
+        """Append all changes since the last commit to the log, in one batch; `source` is their author (`ce_source`).
 
         The receipt is done when the log has them at its ack level, and so have the topics that record their keys. When
         the log refuses them none of them holds; when it loses them (a failed flush) what it still has holds; when a
@@ -405,21 +399,16 @@ class State:
         """Append the stored changes that the log has lost and memory still has; return `None` if nothing is missing."""
         try:
             loaded = self._log.load()
+            keys = {**loaded.values, **self._values}
             changes = [
-                (Kind.SET, key, entry.value, None, entry.version)
-                if isinstance(entry, Kept)
-                else (Kind.SET, key, entry, None, 0)
-                for key, entry in self._values.items()
-                if loaded.values.get(key) != entry and not self._log.is_transient(key)
+                _change(key, None, self._values.get(key))
+                for key in keys
+                if loaded.values.get(key) != self._values.get(key) and not self._log.is_transient(key)
             ]
-            changes += [(Kind.DELETED, key, b"", None, 0) for key in loaded.values if key not in self._values]
-            owners = {**loaded.testaments, **self._testaments}
-            wills = [(owner, self._testaments.get(owner, b"")) for owner in owners]
-            changes += [
-                (Kind.TESTAMENT, owner, text, None, 0)
-                for owner, text in wills
-                if loaded.testaments.get(owner, b"") != text
-            ]
+            for owner in {**loaded.testaments, **self._testaments}:
+                text = self._testaments.get(owner, b"")
+                if loaded.testaments.get(owner, b"") != text:
+                    changes.append((Kind.TESTAMENT, owner, text, None, 0))
             log.error("state: a flush failed and the log lost records, writing %d changes again", len(changes))
             return self._log.append(changes, "recovered") if changes else None
         except StorageError as error:
@@ -433,7 +422,7 @@ class State:
         return DONE if self._last.done else self._last
 
     def _load_again(self, commit: Commit, error: BabelbusError) -> None:
-        """Take what the log still has for the truth, and tell the listeners what of it they have not heard."""
+        """Load the state that the log still has, and call the listeners for the differences."""
         log.error("state: a flush failed, reading the log again: %s", error)
         told: dict[str, Entry | None] = {}
         for changes in self._open.values():
@@ -453,20 +442,14 @@ class State:
             if now == before:
                 continue
             if self.watches_children:
-                unheard += [(Kind.CHILDREN, _parent(key, at), b"", None, 0) for at in range(key.count(SEPARATOR) + 1)]
-            kind, shown = (Kind.DELETED, before) if now is None else (Kind.SET, now)
-            assert shown is not None
-            value, version = (shown.value, shown.version) if isinstance(shown, Kept) else (shown, 0)
-            unheard.append((kind, key, value, before, 0 if now is None else version))
+                unheard += _children(key, 0)
+            unheard.append(_change(key, before, now))
         if unheard:
             self._tell(unheard, commit)
 
     def _correct_topics(self, keys: Iterable[str]) -> None:
         """Publish the values that keys have to the topics that record them, which may have other ones by now."""
-        changes: list[Change] = []
-        for key in keys:
-            value = self.find(key)
-            changes.append((Kind.SET if value is not None else Kind.DELETED, key, value or b"", None, 0))
+        changes = [_change(key, None, self._values.get(key)) for key in keys]
         receipt, _ = self._publish(changes, Commit(self._number, "recovered"))
         receipt.when_done(_note_not_corrected)
 
@@ -495,7 +478,7 @@ class State:
                 self._names.add(key)
 
     async def close(self) -> None:
-        """Execute the testaments that are left, commit, and write a checkpoint so that the next start is fast."""
+        """Run the testaments that are left, commit, and write a checkpoint so that the next start is fast."""
         for owner in list(self._testaments):
             self.execute(owner)
         self.commit("testament").when_done(_note_not_executed)
@@ -517,6 +500,16 @@ def _note_not_corrected(receipt: Promise) -> None:
         log.error("state: topics may have changes that the log has lost: %s", receipt.error)
 
 
-def _parent(key: str, depth: int) -> str | None:
-    """Return the first `depth` elements of a key; `None` is the root."""
-    return SEPARATOR.join(key.split(SEPARATOR, depth)[:depth]) if depth else None
+def _change(key: str, before: Entry | None, now: Entry | None) -> Change:
+    """Return the change of a key from one entry to another."""
+    if now is None:
+        return Kind.DELETED, key, b"" if before is None else parts_of(before)[0], before, 0
+    value, version = parts_of(now)
+    return Kind.SET, key, value, before, version
+
+
+def _children(key: str, depth: int) -> list[Change]:
+    """Return a change of the children for each parent of a key with `depth` elements or more."""
+    elements = key.split(SEPARATOR)
+    parents = [SEPARATOR.join(elements[:count]) if count else None for count in range(depth, len(elements))]
+    return [(Kind.CHILDREN, parent, b"", None, 0) for parent in parents]

@@ -1,4 +1,4 @@
-"""What one client may do, and how it proves that it may (docs/specifications/worterbuch.md, sections 9.2 and 10)."""
+"""The rights of a client and their proofs (docs/specifications/worterbuch.md, sections 9.2 and 10)."""
 
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, RefusedError, UnauthorizedError
 from babelbus.protocols.worterbuch.hub import Hub
@@ -6,7 +6,7 @@ from babelbus.protocols.worterbuch.names import is_below_sys
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges, proves_secret
 
 OWN_KEYS = ("graveGoods", "lastWill", "clientName")
-"""What a client may write below `$SYS/clients/<its id>` (section 9.2)."""
+"""The keys that a client may write below `$SYS/clients/<its id>` (section 9.2)."""
 
 
 class Access:
@@ -21,14 +21,14 @@ class Access:
 
     @property
     def free(self) -> bool:
-        """Whether nothing needs leave."""
+        """Whether no request needs a privilege."""
         return not self.locked and self._privileges is None
 
     def authorize(self, token: str) -> str | None:
-        """Take a client's JWT; return the name that it proves, `None` where nobody needs one.
+        """Check a client's JWT; return the name that it proves, `None` where no client needs a token.
 
         Raises:
-            FinalRefusalError: it proves nothing, or is the second one.
+            FinalRefusalError: the token is invalid, or the second of this client.
         """
         verifier = self._hub.verifier
         if self._privileges is not None:
@@ -43,10 +43,10 @@ class Access:
         return self._privileges.name
 
     def authenticate(self, token: str) -> None:
-        """Take the hash that clients of servers 0.42 send.
+        """Check the hash that clients of servers 0.42 send.
 
         Raises:
-            FinalRefusalError: it is wrong, of no use here, or the second one.
+            FinalRefusalError: the hash is wrong, of no use here, or the second of this client.
         """
         secret, verifier = self._hub.shared_secret, self._hub.verifier
         if secret is None:
@@ -60,10 +60,10 @@ class Access:
         self.locked = False
 
     def need(self, privilege: Privilege, pattern: str) -> None:
-        """Check that the client may do this.
+        """Check that the client has a privilege.
 
         Raises:
-            RefusedError: it may not.
+            RefusedError: the client lacks the privilege.
         """
         privileges = self._privileges
         if privileges is not None and not privileges.may(privilege, pattern):
@@ -73,7 +73,7 @@ class Access:
         """Check that a key or pattern is not the server's own (section 9.2).
 
         Raises:
-            RefusedError: it is.
+            RefusedError: the key or pattern is the server's own.
         """
         if is_below_sys(key):
             elements = key.split("/")

@@ -1,15 +1,13 @@
-"""What a client is answered, in the order of its requests, and not before what they changed is stored."""
+"""The answers of a client, in the order of its requests, and not before their changes are stored."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch import subscriber
 from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.peer import Peer
+from babelbus.protocols.worterbuch.peer import Framing, Peer
 from babelbus.protocols.worterbuch.translator import Translator
 
 HEAVY_BYTES = 16_384
@@ -18,19 +16,12 @@ CHANGING = (m.Set, m.CSet, m.Delete, m.PDelete, m.Publish, m.SPub)
 READING = (m.Get, m.CGet, m.PGet, m.Ls, m.PLs)
 
 
-class Framing(subscriber.Framing, Protocol):
-    """How messages and answers stand on a connection."""
-
-    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Return the bytes that carry an `ack` for each of these."""
-
-
 class Answers:
     """The answers of one client. Those of a chunk are collected, and go out together with `finish`.
 
     Args:
-        client: whose they are; its `source` stands beside what it changed, and it hears that something was `sent`.
-        again: answers a request that only reads once more, when what it was answered first is not stored.
+        client: its `source` is the author of the changes; `sent` is set when it is answered.
+        again: answers a reading request once more if the changes that its first answer shows are not stored.
     """
 
     def __init__(
@@ -53,7 +44,7 @@ class Answers:
         self.requests: list[m.ClientMessage] = []
         """The requests that `replies` answer, one each."""
         self.heavy_bytes = 0
-        """How much the requests of this chunk made the server hold, as far as it is worth counting."""
+        """The size of the large answers to this chunk."""
 
     def add(self, request: m.ClientMessage, reply: bytes) -> None:
         """Answer a request with the next `finish`."""
@@ -63,13 +54,20 @@ class Answers:
             self.heavy_bytes += len(reply)
 
     def finish(self) -> Promise:
-        """Log what was changed, and answer everything that was asked up to here; return when it is stored."""
-        receipt = self._state.commit(self._client.source)
+        """Answer all requests up to here when their changes are stored; return the promise of that."""
         requests, replies = self.requests, self.replies
-        if not requests:
-            return receipt
         self.requests, self.replies = [], []
-        self._received.inc(len(requests), 0)
+        return self._finish(lambda: requests, replies)
+
+    def finish_run(self, run: m.SetRun) -> Promise:
+        """Answer each set of a run with an `ack` when the changes are stored."""
+        return self._finish(run.messages, [b'{"ack":{"transactionId":%d}}' % number for number in run.transaction_ids])
+
+    def _finish(self, requests: Callable[[], list[m.ClientMessage]], replies: list[bytes]) -> Promise:
+        receipt = self._state.commit(self._client.source)
+        if not replies:
+            return receipt
+        self._received.inc(len(replies), 0)
         self._client.sent = True
         if receipt.done and receipt.error is None:
             data = self._framing.encode(replies)
@@ -77,13 +75,13 @@ class Answers:
         else:
             self._outbox.answer_when(
                 [receipt],
-                lambda: self._framing.encode(self._settle(requests, replies, receipt)),
+                lambda: self._framing.encode(self._settle(requests(), replies, receipt)),
                 sum(map(len, replies)),
             )
         return receipt
 
     def _settle(self, requests: list[m.ClientMessage], replies: list[bytes], receipt: Promise) -> list[bytes]:
-        """Return the answers once it is known whether the changes are stored; if not, none of them was."""
+        """Return the answers when the outcome of the commit is known: all changes are stored, or none."""
         if receipt.error is None:
             return replies
         text = str(receipt.error)
@@ -97,24 +95,6 @@ class Answers:
                 settled.append(reply)
         return settled
 
-    def finish_sets(self, transaction_ids: Sequence[int]) -> None:
-        """Do the same for a chunk that was nothing but sets, with one format for all answers."""
-        receipt = self._state.commit(self._client.source)
-        self._received.inc(len(transaction_ids), 0)
-        if receipt.done and receipt.error is None:
-            self.send_acks(transaction_ids)
-            return
-        self._client.sent = True
-
-        def settle() -> bytes:
-            if receipt.error is None:
-                return self._framing.encode_acks(transaction_ids)
-            text = str(receipt.error)
-            encode_error = self._translator.encode_error
-            return self._framing.encode([encode_error(one, ErrorCode.IO_ERROR, text) for one in transaction_ids])
-
-        self._outbox.answer_when([receipt], settle, 32 * len(transaction_ids))
-
     def send(self, text: bytes) -> None:
         """Send a message behind the answers that are finished."""
         data = self._framing.encode((text,))
@@ -123,14 +103,8 @@ class Answers:
             self.heavy_bytes += len(data)
         self._outbox.answer(lambda: data, len(data))
 
-    def send_acks(self, transaction_ids: Sequence[int]) -> None:
-        """Do the same with an `ack` for each of these."""
-        self._client.sent = True
-        data = self._framing.encode_acks(transaction_ids)
-        self._outbox.answer(lambda: data, len(data))
-
     def send_snapshot(self, receipt: Promise, encode: Callable[[], bytes]) -> None:
-        """Send what a subscription begins with; when changes that it shows are not stored after all, what is."""
+        """Send the first event of a subscription; encode it again if the changes that it shows are not stored."""
         text = encode()
         if receipt.done:
             if text:

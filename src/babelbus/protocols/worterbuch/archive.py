@@ -21,7 +21,7 @@ _PIECES = 4096
 
 
 class ArchiveError(BabelbusError):
-    """A file that is none of ours, or one that is too large."""
+    """A file is no exported tree, or too large."""
 
 
 class _Node(msgspec.Struct, frozen=True):

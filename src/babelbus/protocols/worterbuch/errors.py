@@ -6,7 +6,7 @@ from babelbus.errors import BabelbusError, RemoteProtocolError
 
 
 class ErrorCode(IntEnum):
-    """What an `err` message says; which codes a client knows depends on its age: `Profile.error_code`."""
+    """The code of an `err` message; a client's age decides which codes it knows: `Profile.error_code`."""
 
     ILLEGAL_WILDCARD = 0
     ILLEGAL_MULTI_WILDCARD = 1
@@ -38,7 +38,7 @@ class ErrorCode(IntEnum):
 
 
 class MalformedMessageError(RemoteProtocolError):
-    """A text that is no message; it is answered with `code` if `transaction_id` could be read, then closed."""
+    """A text is no message; it is answered with `code` if it has a transaction id, then the connection is closed."""
 
     def __init__(self, transaction_id: int | None, code: int, reason: str) -> None:
         super().__init__(f"malformed message: {reason}")

@@ -2,7 +2,7 @@
 
 Specification: docs/specifications/worterbuch.md, 12.
 
-Requests of one connection are done and answered in order; each waits while the outbox is full. What takes long (an
+Requests of one connection are done and answered in order; each waits while the outbox is full. Long work (an
 export, an import, a file) runs beside the event loop and fills the outbox until it is done.
 """
 
@@ -17,7 +17,7 @@ from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Encode, Outbox
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.privileges import Privileges
-from babelbus.protocols.worterbuch.profiles import Profile
+from babelbus.protocols.worterbuch.profiles import Endpoint
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply, Rest, error_reply
 from babelbus.protocols.worterbuch.routes import (
     CHANGING,
@@ -29,7 +29,6 @@ from babelbus.protocols.worterbuch.routes import (
     read_call,
 )
 from babelbus.protocols.worterbuch.stream import EventStream
-from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.transfer import export_tree, import_tree, read_file
 from babelbus.protocols.worterbuch.websocket import SUBPROTOCOL, SocketSession
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard, Refusal
@@ -53,22 +52,15 @@ NO_PAGES = BrowserGuard()
 """Lets no page of another origin in."""
 
 
-class Endpoint(msgspec.Struct, frozen=True):
-    """What is spoken at one port or path."""
-
-    profile: Profile
-    symbols: Symbols = USUAL
-
-
 class WebOptions(msgspec.Struct, frozen=True):
-    """What the operator chose for the HTTP port."""
+    """The operator's choices for the HTTP port."""
 
     paths: Mapping[str, Endpoint]
     """Where clients may upgrade to WebSocket."""
     cors: Cors | None = None
     """Pages that may use REST."""
     files: Files | None = None
-    """What GET serves beside the API."""
+    """The files that GET serves beside the API."""
     guard: BrowserGuard = NO_PAGES
 
 
@@ -95,7 +87,7 @@ class WebSession(HttpSession):
         self._rest = Rest(hub)
         self._client_id = str(uuid.uuid4())
         self._done: list[tuple[Call, Privileges | None, Reply]] = []
-        """What was carried out, and is neither stored nor answered yet."""
+        """The requests that were handled, and are neither stored nor answered yet."""
         self._done_bytes = 0
         self._source = ""
         self._stream: EventStream | None = None
@@ -116,7 +108,7 @@ class WebSession(HttpSession):
         return True
 
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
-        """Do what a request asks for; `False`: not before the outbox has room again."""
+        """Handle a request; return `False` if it has to wait until the outbox has room."""
         if self._outbox.full:
             return False
         self._hub.received.inc(1, len(request.body))
@@ -137,7 +129,7 @@ class WebSession(HttpSession):
                 self._answer_file(request)
         except RequestRefusedError as error:
             self._reply(request, error_reply(error))
-        except HttpError as error:  # an escape that is none: the requests behind it can still be told apart
+        except HttpError as error:  # a wrong escape: the requests behind it can still be told apart
             self._reply(request, error_reply(RequestRefusedError(error.status, str(error))))
         return True
 
@@ -153,15 +145,14 @@ class WebSession(HttpSession):
                 self._hub,
                 self._outbox,
                 self._close,
-                profile=endpoint.profile,
+                endpoint=endpoint,
                 address=self._address,
                 deflate=upgrade.deflate,
-                symbols=endpoint.symbols,
             )
         )
 
     def _options_of(self, request: Request) -> Reply:
-        """Return what may be asked of a path; for browsers also who may ask."""
+        """Return the methods of a path, for browsers also the allowed origins."""
         allowed = read_call(request).action.allowed if is_route(request.path) else "GET, HEAD, OPTIONS"
         headers = [("allow", allowed)]
         if self._options.cors is not None:
@@ -170,9 +161,10 @@ class WebSession(HttpSession):
 
     def _answer_call(self, call: Call) -> None:
         action, request = call.action, call.request
-        privileges = None if action in (Action.INFO, Action.LOGIN) else self._rest.identify(request)
+        is_open = action in (Action.INFO, Action.LOGIN)
+        privileges = None if is_open else self._rest.identify(request)
         source = f"worterbuch:{self._client_id if privileges is None else privileges.name}"
-        if action not in (Action.INFO, Action.LOGIN):
+        if not is_open:
             self._rest.need(call, privileges)
         if action in STREAMS:
             self._begin_stream(call, source)
@@ -185,7 +177,7 @@ class WebSession(HttpSession):
             self._carry_out(call, privileges, source)
 
     def _carry_out(self, call: Call, privileges: Privileges | None, source: str) -> None:
-        """Do it; it is stored and answered together with what else came, by `settle`."""
+        """Handle a request; `settle` stores and answers it together with others."""
         if source != self._source:
             self.settle()
             self._source = source
@@ -202,7 +194,7 @@ class WebSession(HttpSession):
             return error_reply(error)
 
     def settle(self) -> None:
-        """Store what was changed, and answer what was carried out so far."""
+        """Answer the requests that were handled so far when their changes are stored."""
         done, size = self._done, self._done_bytes
         if not done:
             return
@@ -256,7 +248,7 @@ class WebSession(HttpSession):
     # -- what takes long ---------------------------------------------------------------------------------------------
 
     def _begin_job(self, request: Request, work: Callable[[], Awaitable[Reply]]) -> None:
-        """Answer when some work is done; until then the outbox is full, and nothing else is done here."""
+        """Run a coroutine and answer when it is done; until then the outbox is full, so that later requests wait."""
         done = Promise()
         replies: list[Reply] = []
 
@@ -296,7 +288,7 @@ class WebSession(HttpSession):
         )
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
-        """Return what stands in every answer."""
+        """Return the headers of every answer."""
         # What clients stored is shown as it is: no browser may take it for anything else than what we say.
         headers = [("x-content-type-options", "nosniff")]
         if self._options.cors is not None:
@@ -306,7 +298,7 @@ class WebSession(HttpSession):
     # -- connection --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         if self._job is not None:
             self._job.cancel()
         super().close()

@@ -1,7 +1,7 @@
-"""What all Wörterbuch clients of one server share: who listens to what, `$SYS`, locks and what clients leave behind.
+"""The shared part of all Wörterbuch clients of a server: subscriptions, `$SYS`, locks and testaments.
 
-The state tells of its changes (`_hear_changes`), the router of what other protocols publish (`_hear_events`); both
-become runs of changes with the same subscribers, encoded once for all subscribers of one shape
+Changes of the state (`_hear_changes`) and events of other protocols (`_hear_events`) become runs of changes with the
+same subscribers, encoded once for all subscribers of one shape
 (docs/specifications/worterbuch.md, sections 7 and 9).
 """
 
@@ -9,7 +9,7 @@ import asyncio
 import datetime
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -25,8 +25,8 @@ from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuc
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.worterbuch.names import SYS, is_below_sys
+from babelbus.protocols.worterbuch.peer import Peer, Subscriber
 from babelbus.protocols.worterbuch.privileges import Verifier
-from babelbus.protocols.worterbuch.subscriber import Client, Subscriber
 from babelbus.protocols.worterbuch.values import parse_value
 
 log = logging.getLogger(__name__)
@@ -44,13 +44,6 @@ UNTOLD = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 Subscribers = tuple[Subscriber, ...]
 
 
-class LockClient(Protocol):
-    """A client that may wait for locks."""
-
-    def send_granted(self, waits: Sequence[int]) -> None:
-        """Answer the requests that waited for a lock, now that the client has the lock."""
-
-
 class Hub:
     """The shared part of all Wörterbuch connections of one server."""
 
@@ -65,7 +58,7 @@ class Hub:
         self.shared_secret = key
         """Clients of servers 0.42 hash this secret with their id."""
         self.clock = clock
-        self.clients: dict[str, Client] = {}
+        self.clients: dict[str, Peer] = {}
         self.received: Traffic = metrics.live_received(PROTOCOL)
         self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
         self._metrics = metrics
@@ -73,7 +66,7 @@ class Hub:
         self._receiver = self._hear_events  # one object: the router compares by identity
         self._fanout: Fanout[str, Subscriber, Fan[Subscriber]] = Fanout(self._make_fan)
         self._ls: dict[str | None, dict[Subscriber, None]] = {}
-        self._touched: dict[Client, None] = {}
+        self._touched: dict[Peer, None] = {}
         self._counted = 0
         self._started = clock.monotonic()
         broker.state_receiver = self._receiver
@@ -106,7 +99,7 @@ class Hub:
         self.tick()
 
     def tick(self) -> None:
-        """Do what is due every second: the figures of `$SYS`, and the keepalives of old clients."""
+        """Update the figures of `$SYS`, and send the keepalives of old clients; called every second."""
         self.show("uptime", int(self.clock.monotonic() - self._started))
         self.show("store/values/count", len(self.state))
         self.commit()
@@ -114,13 +107,13 @@ class Hub:
             session.tick()
 
     def commit(self, source: str = PROTOCOL) -> None:
-        """Let the state's changes take effect that no client waits for."""
+        """Write the changes that no client waits for to the log."""
         receipt = self.state.commit(source)
         receipt.when_done(_note_failure)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def join(self, session: Client) -> None:
+    def join(self, session: Peer) -> None:
         """Show a client that connected."""
         self.clients[session.client_id] = session
         path = f"clients/{session.client_id}"
@@ -131,8 +124,8 @@ class Hub:
             self.show(f"{path}/connectedSince", timestamp_text(self.clock.now_ms()))
         self.commit()
 
-    def leave(self, session: Client) -> None:
-        """Do what is due when a client is gone, in the order of section 9.3."""
+    def leave(self, session: Peer) -> None:
+        """Remove a client that is gone, in the order of section 9.3."""
         client_id = session.client_id
         if self.clients.pop(client_id, None) is None:
             return
@@ -156,15 +149,14 @@ class Hub:
         self.flush()
 
     def grant(self, granted: Granted) -> None:
-        """Tell a client that it has the lock it waits for."""
+        """Answer the client that has got the lock it waits for."""
         if self.settings.extended_monitoring:
             if granted.owner is None:
                 self.hide(f"locks/{granted.key}")
             else:
                 self.show(f"locks/{granted.key}", granted.owner)
         if granted.owner is not None:
-            session = cast("LockClient", self.clients[cast("str", granted.owner)])  # nobody else asks for locks
-            session.send_granted(granted.waits)
+            self.clients[cast("str", granted.owner)].send_granted(granted.waits)
 
     def flush(self) -> None:
         """Send what was pushed to the clients."""
@@ -179,7 +171,7 @@ class Hub:
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Subscriber, pattern: PathPattern) -> None:
-        """Let a subscriber have what happens from now on."""
+        """Register a subscriber for the events from now on."""
         router = self.broker.router
         subscriber.subscription = router.add(pattern, self._receiver, shared=True, owner=subscriber)
         self._monitor(subscriber, 1)
@@ -190,7 +182,7 @@ class Hub:
             self._monitor(subscriber, -1)
 
     def _withdraw(self, subscriber: Subscriber) -> bool:
-        """Let a subscriber hear nothing more; return whether it did until now."""
+        """End the subscription of a subscriber; return whether it had one."""
         subscriber.stop()
         subscription, subscriber.subscription = subscriber.subscription, None
         if subscription is None:
@@ -219,7 +211,7 @@ class Hub:
             self.hide(path)
 
     def subscribe_ls(self, subscriber: Subscriber) -> None:
-        """Let a subscriber have the names below its subject whenever they change."""
+        """Register a subscriber for changes of the names below its subject."""
         self._ls.setdefault(subscriber.subject, {})[subscriber] = None
         self.state.watches_children = True
 
@@ -253,7 +245,7 @@ class Hub:
         self.flush()
 
     def _hear_events(self, events: Sequence[Event]) -> None:
-        """Tell of what other protocols published: as if somebody had published it here."""
+        """Deliver events of other protocols like publishes of a client."""
         keys: list[str] = []
         told: list[Change] = []
         for event in events:
@@ -315,7 +307,7 @@ class Hub:
             return []
 
     def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call back later."""
+        """Call back after some seconds."""
         return self._loop.call_later(seconds, callback)
 
 

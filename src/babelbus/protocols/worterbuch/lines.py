@@ -8,9 +8,8 @@ from babelbus.protocols.worterbuch.codec import LineDecoder
 from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
-from babelbus.protocols.worterbuch.profiles import Profile
+from babelbus.protocols.worterbuch.profiles import Endpoint
 from babelbus.protocols.worterbuch.session import Session
-from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.values import ascii_json
 
 
@@ -24,12 +23,7 @@ class LineFraming:
             return data
         return b"\n".join(map(ascii_json, texts)) + b"\n"
 
-    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Return the lines of an `ack` for each of these; one format for all takes a third of the time."""
-        return (ACK_LINE * len(transaction_ids)) % tuple(transaction_ids)
 
-
-ACK_LINE = b'{"ack":{"transactionId":%d}}\n'
 LINES = LineFraming()
 
 
@@ -42,10 +36,9 @@ class LineSession(contract.Session):
         outbox: Outbox,
         close: Callable[[], None],
         *,
-        profile: Profile,
+        endpoint: Endpoint,
         transport_name: str,
         address: str | None,
-        symbols: Symbols = USUAL,
     ) -> None:
         self._decoder = LineDecoder(line_bytes_max=hub.settings.message_bytes_max)
         self._waiting: list[ClientMessage] = []
@@ -54,15 +47,14 @@ class LineSession(contract.Session):
             outbox,
             close,
             framing=LINES,
-            profile=profile,
+            endpoint=endpoint,
             transport_name=transport_name,
             address=address,
-            symbols=symbols,
         )
         self.session.open()
 
     def receive_data(self, data: bytes) -> None:
-        """Take what one read brought, and do all that it asks for.
+        """Receive the bytes of one read, and handle the messages that are complete.
 
         Raises:
             RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
@@ -71,18 +63,17 @@ class LineSession(contract.Session):
         self.resume()
 
     def resume(self) -> None:
-        """Go on with what was put off while the outbox was full, then with what came."""
+        """Continue with the messages that were put off while the outbox was full, then with those that arrived."""
+        decoder, receive = self._decoder, self.session.receive
         try:
+            if self._waiting:
+                self._waiting = receive(self._waiting)
             if not self._waiting:
-                run = self._decoder.sets()
-                if run is not None and not self.session.receive_sets(run):
-                    self._waiting += run.messages()
-            while self._waiting or (found := self._decoder.messages()):
-                messages = self._waiting or found
-                done = self.session.receive(messages)
-                self._waiting = messages[done:]
-                if self._waiting:
-                    return
+                messages = decoder.messages()
+                if messages:
+                    self._waiting = receive(messages)
+                if decoder.error is not None and not self._waiting:
+                    raise decoder.error
         except MalformedMessageError as error:
             self.session.malformed(error)
             raise
@@ -94,7 +85,7 @@ class LineSession(contract.Session):
 
     @property
     def established(self) -> bool:
-        """Whether the client is as far as it has to be: it need send nothing, unless a token is asked for."""
+        """Whether the client has proved its rights, if a token is needed."""
         return self.session.established
 
     @property
@@ -112,5 +103,5 @@ class LineSession(contract.Session):
         self.resume()
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         self.session.close()

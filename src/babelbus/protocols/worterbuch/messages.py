@@ -1,9 +1,11 @@
-"""What can be said in Wörterbuch (docs/specifications/worterbuch.md, sections 4, 5, 6 and 13).
+"""The messages of Wörterbuch's clients (docs/specifications/worterbuch.md, sections 4, 5 and 13).
 
-A value is its JSON text as the client wrote it, in bytes of its own. Transaction ids are below 2^64.
+A value is its JSON text as the client wrote it, in bytes of its own. Transaction ids are below 2^64. A flag that the
+client left out is `None`.
 """
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,266 +14,218 @@ Version = tuple[int, int]
 """(major, minor)"""
 
 
-class ProtocolSwitch(msgspec.Struct, frozen=True, gc=False):
+class ClientMessage(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The root of all messages of clients."""
+
+
+class Request(ClientMessage, frozen=True):
+    """A message that is answered under its transaction id."""
+
+    transaction_id: TransactionId
+
+
+class KeyRequest(Request, frozen=True):
+    """A request for one key."""
+
+    key: str
+
+
+class PatternRequest(Request, frozen=True):
+    """A request for all keys that match a pattern."""
+
+    pattern: str = msgspec.field(name="requestPattern")
+
+
+class ParentRequest(Request, frozen=True, omit_defaults=True):
+    """A request for the names below a key, `None` for the first elements of all keys."""
+
+    parent: str | None = None
+
+
+class ProtocolSwitch(ClientMessage, frozen=True):
     """Speak the newest version of this major number from now on."""
 
     version: TransactionId
 
 
-class Authorization(msgspec.Struct, frozen=True, gc=False, rename={"token": "authToken"}):
-    """This JWT says what I may do."""
+class Token(ClientMessage, frozen=True):
+    """A proof of the client's rights."""
 
-    token: str
-
-
-class Authentication(msgspec.Struct, frozen=True, gc=False, rename={"token": "authToken"}):
-    """The hash of my client id and the shared secret (servers 0.42)."""
-
-    token: str
+    token: str = msgspec.field(name="authToken")
 
 
-class Handshake(msgspec.Struct, frozen=True, gc=False):
-    """The first message of 0.3 to 0.6: the versions that the client speaks, and what it leaves behind."""
+class Authorization(Token, frozen=True):
+    """The JWT with the client's privileges."""
+
+
+class Authentication(Token, frozen=True):
+    """The hash of the client's id and the shared secret (servers 0.42)."""
+
+
+class Handshake(ClientMessage, frozen=True):
+    """The first message of 0.3 to 0.6: the versions that the client speaks, and its testament."""
 
     versions: tuple[Version, ...]
     last_will: tuple[tuple[str, bytes], ...] = ()
     grave_goods: tuple[str, ...] = ()
 
 
-class Get(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class Get(KeyRequest, frozen=True):
     """Return the value of a key."""
 
-    transaction_id: TransactionId
-    key: str
 
-
-class CGet(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class CGet(KeyRequest, frozen=True):
     """Return the value of a key and its version."""
 
-    transaction_id: TransactionId
-    key: str
 
-
-_PATTERN = {
-    "transaction_id": "transactionId",
-    "pattern": "requestPattern",
-    "aggregate_ms": "aggregateEvents",
-    "live_only": "liveOnly",
-}
-
-
-class PGet(msgspec.Struct, frozen=True, gc=False, rename=_PATTERN):
+class PGet(PatternRequest, frozen=True):
     """Return all keys that match, with their values."""
 
-    transaction_id: TransactionId
-    pattern: str
 
-
-class Set(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class Set(KeyRequest, frozen=True):
     """Set a key."""
 
-    transaction_id: int
-    key: str
     value: bytes
 
 
 class SetRun(msgspec.Struct, frozen=True):
-    """Many `Set` messages in their order, by columns: what a client sends that loads or feeds the tree."""
+    """A chunk of nothing but `Set` messages by columns, in their order; a chunk holds nothing beside its run."""
 
     transaction_ids: list[int]
     keys: list[str]
     values: list[bytes]
 
-    def messages(self) -> list[Set]:
-        """Return them one by one."""
+    def messages(self) -> list[ClientMessage]:
+        """Return the messages one by one."""
         return list(map(Set, self.transaction_ids, self.keys, self.values))
 
 
-class CSet(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class CSet(KeyRequest, frozen=True):
     """Set a key if it has this version."""
 
-    transaction_id: int
-    key: str
     value: bytes
-    version: int
+    version: TransactionId
 
 
-class SPubInit(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class SPubInit(KeyRequest, frozen=True):
     """Bind this transaction id to a key, for `SPub`."""
 
-    transaction_id: TransactionId
-    key: str
 
-
-class SPub(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class SPub(Request, frozen=True):
     """Publish to the key that is bound to this transaction id."""
 
-    transaction_id: int
     value: bytes
 
 
-class Publish(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Tell the subscribers of a key, and store nothing."""
+class Publish(KeyRequest, frozen=True):
+    """Publish to the subscribers of a key, and store nothing."""
 
-    transaction_id: int
-    key: str
     value: bytes
 
 
-class Subscribe(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Tell me of a key; with `unique` only when its value changes, with `live_only` not what it holds now."""
+class Subscribe(KeyRequest, frozen=True):
+    """Subscribe to a key; with `unique` only to other values, with `live_only` without the value that it has now."""
 
-    transaction_id: int
-    key: str
-    unique: bool = False
-    live_only: bool = False
+    unique: bool | None = None
+    live_only: bool | None = None
 
 
-class PSubscribe(msgspec.Struct, frozen=True, gc=False, rename=_PATTERN):
-    """Tell me of all keys that match; `aggregate_ms` collects events for so many milliseconds."""
+class PSubscribe(PatternRequest, frozen=True):
+    """Subscribe to all keys that match; `aggregate_ms` collects events for so many milliseconds."""
 
-    transaction_id: int
-    pattern: str
-    unique: bool = False
-    aggregate_ms: int | None = None
-    live_only: bool = False
+    unique: bool | None = None
+    aggregate_ms: TransactionId | None = msgspec.field(name="aggregateEvents", default=None)
+    live_only: bool | None = None
 
 
-class Unsubscribe(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class Unsubscribe(Request, frozen=True):
     """End the subscription with this transaction id."""
 
-    transaction_id: TransactionId
 
-
-class Delete(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class Delete(KeyRequest, frozen=True):
     """Delete a key."""
 
-    transaction_id: TransactionId
-    key: str
 
-
-class PDelete(msgspec.Struct, frozen=True, gc=False, rename=_PATTERN):
+class PDelete(PatternRequest, frozen=True):
     """Delete all keys that match; with `quiet` the answer does not list them."""
 
-    transaction_id: int
-    pattern: str
-    quiet: bool = False
+    quiet: bool | None = None
 
 
-class Ls(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """List the names below a key, `None` for the first elements of all keys."""
-
-    transaction_id: TransactionId
-    parent: str | None = None
+class Ls(ParentRequest, frozen=True):
+    """List the names below a key."""
 
 
-class PLs(
-    msgspec.Struct,
-    frozen=True,
-    gc=False,
-    rename={"transaction_id": "transactionId", "parent_pattern": "parentPattern"},
-    omit_defaults=True,
-):
+class PLs(Request, frozen=True, omit_defaults=True):
     """List the names below all keys that match."""
 
-    transaction_id: TransactionId
     parent_pattern: str | None = None
 
 
-class SubscribeLs(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """Tell me of the names below a key."""
-
-    transaction_id: TransactionId
-    parent: str | None = None
+class SubscribeLs(ParentRequest, frozen=True):
+    """Subscribe to the names below a key."""
 
 
-class UnsubscribeLs(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class UnsubscribeLs(Request, frozen=True):
     """End the ls subscription with this transaction id."""
 
-    transaction_id: TransactionId
 
-
-class Lock(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class Lock(KeyRequest, frozen=True):
     """Lock a key, or fail."""
 
-    transaction_id: TransactionId
-    key: str
 
-
-class AcquireLock(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class AcquireLock(KeyRequest, frozen=True):
     """Lock a key as soon as it is free."""
 
-    transaction_id: TransactionId
-    key: str
 
-
-class ReleaseLock(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class ReleaseLock(KeyRequest, frozen=True):
     """Unlock a key."""
 
-    transaction_id: TransactionId
-    key: str
 
-
-class Transform(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class Transform(KeyRequest, frozen=True):
     """Reserved; no server has it."""
 
-    transaction_id: int
-    key: str
     template: bytes
 
 
-class Export(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class Export(Request, frozen=True):
     """Write a file on the server (0.3 to 0.6); refused."""
 
-    transaction_id: TransactionId
     path: str
 
 
-class Import(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class Import(Request, frozen=True):
     """Read a file on the server (0.3 to 0.6); refused."""
 
-    transaction_id: TransactionId
     path: str
 
 
-class Keepalive(msgspec.Struct, frozen=True, gc=False):
-    """I am still here (servers 0.37.1 to 0.46, both directions)."""
+class Keepalive(ClientMessage, frozen=True):
+    """The client still lives (servers 0.37.1 to 0.46, both directions)."""
 
 
-ClientMessage = (
-    ProtocolSwitch
-    | Authorization
-    | Authentication
-    | Handshake
-    | Get
-    | CGet
-    | PGet
-    | Set
-    | CSet
-    | SPubInit
-    | SPub
-    | Publish
-    | Subscribe
-    | PSubscribe
-    | Unsubscribe
-    | Delete
-    | PDelete
-    | Ls
-    | PLs
-    | SubscribeLs
-    | UnsubscribeLs
-    | Lock
-    | AcquireLock
-    | ReleaseLock
-    | Transform
-    | Export
-    | Import
-    | Keepalive
-)
+def _leaves(kind: type[ClientMessage]) -> list[type[ClientMessage]]:
+    below = [leaf for derived in kind.__subclasses__() for leaf in _leaves(derived)]
+    return below or [kind]
+
+
+KINDS = _leaves(ClientMessage)
+
+
+def name_of(kind: type[ClientMessage]) -> str:
+    """Return the name of a message, which is the one member of its JSON object."""
+    name = kind.__name__[0].lower() + kind.__name__[1:]
+    return f"{name}Request" if kind in (ProtocolSwitch, Authorization, Authentication, Handshake) else name
+
+
+def handlers_of(requests: object) -> dict[type, Callable[[Any], bytes]]:
+    """Return the methods of an object that have the name of a message, in lower case, by message."""
+    methods = {kind: getattr(requests, kind.__name__.lower(), None) for kind in KINDS}
+    return {kind: method for kind, method in methods.items() if method is not None}
 
 
 class ServerInfo(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):
-    """What `welcome` and `/info` tell of the server; which members there are depends on the profile (section 13.2)."""
+    """The server in `welcome` and `/info`; the profile decides which members there are (section 13.2)."""
 
     version: str | None = None
     supported_protocol_versions: tuple[Version, ...] | None = None

@@ -1,8 +1,65 @@
-"""The keys below `$SYS`, which the server sets itself (docs/specifications/worterbuch.md, 9)."""
+"""The names of keys: those below `$SYS`, and the characters that operators of servers 0.30 to 0.34 could choose.
+
+The seed document lets separator and wildcards be any ASCII character. Inside, keys always are as in `patterns`: keys
+of requests are translated, and keys of messages; a key that the client's characters cannot express has no translation.
+"""
+
+import msgspec
+
+from babelbus.core.state import MULTI_WILDCARD, SEPARATOR, WILDCARD
 
 SYS = "$SYS"
+"""The server itself sets the keys below it (docs/specifications/worterbuch.md, 9)."""
 
 
 def is_below_sys(key: str) -> bool:
     """Return whether a key is `$SYS` or below it."""
-    return key == SYS or key.startswith(f"{SYS}/")
+    return key.startswith(SYS) and key[len(SYS) : len(SYS) + 1] in ("", SEPARATOR)
+
+
+class Symbols(msgspec.Struct, frozen=True):
+    """Separator, wildcard for one element and wildcard for several: three different ASCII characters.
+
+    Raises:
+        ValueError: they are not.
+    """
+
+    separator: str = SEPARATOR
+    wildcard: str = WILDCARD
+    multi_wildcard: str = MULTI_WILDCARD
+
+    def __post_init__(self) -> None:
+        chosen = (self.separator, self.wildcard, self.multi_wildcard)
+        if len(set(chosen)) < 3 or not all(len(one) == 1 and one.isascii() and one.isprintable() for one in chosen):
+            raise ValueError(f"separator and wildcards are three different printable ASCII characters, not {chosen}")
+
+    @property
+    def usual(self) -> bool:
+        """Whether there is nothing to translate."""
+        return self == USUAL
+
+    def read(self, text: str) -> str | None:
+        """Return a client's key or pattern in our characters, `None` if an element would read as something else."""
+        return _translate(text, self, USUAL)
+
+    def write(self, key: str) -> str | None:
+        """Return one of our keys or patterns in the client's characters, `None` if they cannot express it."""
+        return _translate(key, USUAL, self)
+
+
+USUAL = Symbols()
+
+
+def _translate(text: str, source: Symbols, target: Symbols) -> str | None:
+    if source == target:
+        return text
+    wildcards = {source.wildcard: target.wildcard, source.multi_wildcard: target.multi_wildcard}
+    elements = []
+    for element in text.split(source.separator):
+        if element in wildcards:
+            elements.append(wildcards[element])
+        elif target.separator in element or element in (target.wildcard, target.multi_wildcard):
+            return None
+        else:
+            elements.append(element)
+    return target.separator.join(elements)

@@ -1,38 +1,156 @@
-"""A client as the hub sees it: who it is, what it subscribed to, and how what it did not ask for reaches it."""
+"""A client as the hub sees it: its subscriptions, which changes are messages for them, and how the messages are sent.
 
+Specification: docs/specifications/worterbuch.md, 7.
+"""
+
+import asyncio
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from babelbus.core.state import Change
+from babelbus.config import WorterbuchSettings
+from babelbus.core.router import Subscription
+from babelbus.core.state import Change, Kept, Kind
 from babelbus.protocols.contract import Sender
-from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.subscriber import Framing, Subscriber
+from babelbus.protocols.worterbuch.codec import encode_ack
+from babelbus.protocols.worterbuch.values import same_value
+
+DELETED = Kind.DELETED
+
+
+class Framing(Protocol):
+    """The form of messages on a connection. There is one object for each kind, compared by identity."""
+
+    def encode(self, texts: Sequence[bytes]) -> bytes:
+        """Return the bytes that carry these messages."""
+
+
+class Subscriber:
+    """The subscription of one client to a key or a pattern, and the form of its messages.
+
+    `subject` is the key or the pattern in our characters, of an ls subscription the parent (`None`: the root);
+    `pattern` is what the client sent, if it is one. `since` is the last commit whose result it has seen. Subscribers
+    with an equal `shape` get the same bytes.
+    """
+
+    __slots__ = ("_pending", "_timer", "aggregate_ms", "pattern", "session", "shape", "since", "subject",
+                 "subscription", "transaction_id", "unique")  # fmt: skip
+
+    def __init__(
+        self,
+        session: "Peer",
+        transaction_id: int,
+        subject: str | None,
+        *,
+        unique: bool = False,
+        pattern: str | None = None,
+        aggregate_ms: int | None = None,
+    ) -> None:
+        self.session = session
+        self.transaction_id = transaction_id
+        self.subject = subject
+        self.pattern = pattern
+        self.unique = unique
+        self.since = 0
+        self.aggregate_ms = aggregate_ms
+        self.subscription: Subscription | None = None
+        self.shape = ""
+        """Form of the messages; "" until the first one, as many patterns never have one."""
+        self._pending: dict[str | None, Change] | None = None
+        """Last change of each key while changes are collected."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take_shape(self) -> str:
+        """Read the form that the client wants now, and return the shape."""
+        self.shape = f"{self.session.form} {self.transaction_id} {self.pattern}"  # a string remembers its hash
+        return self.shape
+
+    @property
+    def plain(self) -> bool:
+        """Whether each change is one message, whatever it changed."""
+        return not self.unique and self.aggregate_ms is None
+
+    def take(
+        self, changes: Sequence[Change], later: Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+    ) -> None:
+        """Send or collect the changes of a run, for a subscriber to which not every change is a message."""
+        if self.unique:
+            changes = [change for change in changes if is_news(change)]
+        if self.aggregate_ms is None:
+            if changes:
+                self.session.push(self.session.encode_run(self, changes))
+            return
+        for change in changes:
+            kind, key = change[0], change[1]
+            pending = self._pending
+            if pending and (key in pending or (next(iter(pending.values()))[0] is DELETED) != (kind is DELETED)):
+                self.send_pending()
+                pending = None
+            if self._timer is None:
+                self._timer = later(self.aggregate_ms / 1000, self._time_is_up)
+            if pending is None:
+                pending = self._pending = {}
+            pending[key] = change
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self.send_pending()
+        self.session.flush()
+
+    def send_pending(self) -> None:
+        """Send what was collected as one message; the timer that runs goes on."""
+        pending, self._pending = self._pending, None
+        text = self.session.encode_collected(self, list(pending.values())) if pending else b""
+        if text:
+            self.session.push([text])
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._pending = None
+
+
+def is_news(change: Change) -> bool:
+    """Return whether a subscriber that asked for `unique` wants a change: deletions and publishes always (section
+    7.2).
+    """
+    kind, _, value, before, _ = change
+    if kind is not Kind.SET or before is None:
+        return True
+    return not same_value(before.value if isinstance(before, Kept) else before, value)
 
 
 class Peer(ABC):
-    """One client of the hub, whatever it speaks. `source` names it in what it changes."""
+    """One client of the hub, in any dialect. `source` names the client beside its changes.
+
+    `dropped` counts events that do not reach the client, by their reason.
+    """
 
     framing: Framing
 
     def __init__(
         self,
-        hub: Hub,
+        settings: WorterbuchSettings,
+        dropped: Callable[[str, int], None],
         outbox: Sender,
         close: Callable[[], None],
         *,
-        client_id: str,
         transport_name: str,
         address: str | None,
     ) -> None:
-        self.client_id = client_id
+        self.client_id = str(uuid.uuid4())
         self.transport_name = transport_name
         self.address = address
-        self.source = f"worterbuch:{client_id}"
+        self.source = f"worterbuch:{self.client_id}"
         self.subscribers: dict[int, Subscriber] = {}
         self.ls_subscribers: dict[int, Subscriber] = {}
         self.counted = 0
         """Subscriptions that `$SYS` shows."""
-        self._hub = hub
+        self._settings = settings
+        self._dropped = dropped
         self._outbox = outbox
         self._close = close
         self._pushed: list[bytes] = []
@@ -60,19 +178,26 @@ class Peer(ABC):
 
     @abstractmethod
     def tick(self) -> None:
-        """A second has passed."""
+        """Handle the end of a second."""
+
+    def send_granted(self, waits: Sequence[int]) -> None:
+        """Answer `acquireLock` requests: answers, unlike events, are never dropped."""
+        if waits and not self._over:
+            self.sent = True
+            data = self.framing.encode(list(map(encode_ack, waits)))
+            self._outbox.answer(lambda: data, len(data))
 
     def push(self, texts: Sequence[bytes]) -> None:
         """Send messages that answer no request with the next `flush`."""
         self.push_bytes(self.framing.encode(texts))
 
     def push_bytes(self, data: bytes) -> None:
-        """Do the same with messages in their frames."""
+        """Send framed messages with the next `flush`."""
         self._pushed.append(data)
         self._pushed_bytes += len(data)
 
     def flush(self) -> None:
-        """Send what was pushed, behind the answers that were promised before; who does not read has a bound."""
+        """Send the pushed messages behind the answers that were promised before, up to the bound of the queue."""
         pushed = self._pushed
         if not pushed:
             return
@@ -80,9 +205,9 @@ class Peer(ABC):
         size, self._pushed_bytes = self._pushed_bytes, 0
         if self._over:
             return
-        outbox, settings = self._outbox, self._hub.settings
+        outbox, settings = self._outbox, self._settings
         if outbox.size_bytes + size > settings.queue_bytes_max and outbox.size_bytes:
-            self._hub.drop("slow", len(pushed))
+            self._dropped("slow", len(pushed))
             if settings.slow == "disconnect":
                 self._over = True
                 self._close()

@@ -1,4 +1,4 @@
-"""Who may do what: the JWT of a client and what it grants (docs/specifications/worterbuch.md, section 10)."""
+"""The JWT of a client and the privileges in it (docs/specifications/worterbuch.md, section 10)."""
 
 import hashlib
 import hmac
@@ -46,11 +46,11 @@ class _AnySecret(HMACAlgorithm):
     """HS256 that takes the secrets upstream takes: the library would give a Python warning for each token."""
 
     def check_key_length(self, key: bytes) -> None:
-        """Nothing to say of the length."""
+        """Check nothing: upstream has no minimum."""
 
 
 class Privileges(msgspec.Struct, frozen=True):
-    """What a token proved: whose it is (`subject`, `name`), and the patterns that it grants."""
+    """The contents of a token: its owner (`subject`, `name`), and the patterns that it grants."""
 
     subject: str
     name: str
@@ -67,7 +67,7 @@ class Privileges(msgspec.Struct, frozen=True):
 
 
 EVERYTHING = Privileges("", "", ("#",), ("#",), ("#",), profile=True, web_login=True)
-"""What every client may where no key is configured."""
+"""The privileges of every client where no key is configured."""
 
 
 class Verifier:
@@ -102,7 +102,7 @@ class Verifier:
         leeway.
 
         Raises:
-            UnauthorizedError: it is not ours, has ended, or lacks a claim.
+            UnauthorizedError: the signature is wrong, the token has expired, or lacks a claim.
         """
         if len(token) > TOKEN_BYTES_MAX:
             raise UnauthorizedError(f"a token of {len(token)} characters, limit {TOKEN_BYTES_MAX}")

@@ -9,16 +9,18 @@ from collections.abc import Iterable
 from enum import Enum
 
 import msgspec
+from msgspec.structs import replace
 
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.messages import ServerInfo, Version
+from babelbus.protocols.worterbuch.names import USUAL, Symbols
 
 Kinds = frozenset[type[m.ClientMessage]]
 
 
 class Greeting(Enum):
-    """What opens a connection."""
+    """The first message of a connection."""
 
     HANDSHAKE = "handshake"
     """The client's `handshakeRequest`; the server is silent until then."""
@@ -59,10 +61,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its clients read events of deletions."""
     historic_wildcards: bool = False
     """Whether errors are those of servers 0.30 to 0.34: 0 for any wildcard in `set`, 2 for a second `#`."""
-    jwt: bool = True
-    """Whether it has `authorizationRequest`."""
-    hashed: bool = False
-    """Whether it has `authenticationRequest`."""
 
     @property
     def protocol_version(self) -> str:
@@ -127,7 +125,6 @@ def _handshaken(minor: int, kinds: Kinds, error_code_max: int) -> Profile:
         keepalive=minor >= 6,  # of later 0.6 servers; older clients know none
         deletions=minor >= 4,
         historic_wildcards=minor <= 5,
-        jwt=False,
     )
 
 
@@ -136,29 +133,6 @@ V0_4 = _handshaken(4, _IN_0_4, ErrorCode.READ_ONLY_KEY)
 V0_5 = _handshaken(5, _IN_0_5, ErrorCode.READ_ONLY_KEY)
 V0_6 = _handshaken(6, _IN_0_6, ErrorCode.READ_ONLY_KEY)
 
-V0_7 = Profile(
-    name="0.7",
-    version=(0, 7),
-    kinds=_IN_0_7 | {m.Authentication},
-    error_code_max=ErrorCode.MISSING_VALUE,
-    info_form=InfoForm.EITHER,
-    pairs=True,
-    keepalive=True,
-    hashed=True,
-)
-"""For clients of server 0.42 and of 0.43 that take unknown members of `welcome` (JavaScript, Rust)."""
-V0_7_OF_0_42 = Profile(
-    name="0.7-0.42",
-    version=(0, 7),
-    kinds=(_IN_0_7 - {m.Authorization}) | {m.Authentication},
-    error_code_max=ErrorCode.MISSING_VALUE,
-    info_form=InfoForm.HASHED,
-    pairs=True,
-    keepalive=True,
-    jwt=False,
-    hashed=True,
-)
-"""As server 0.42 spoke it, for clients that take no unknown member (Java)."""
 V0_7_OF_0_43 = Profile(
     name="0.7-0.43",
     version=(0, 7),
@@ -168,12 +142,18 @@ V0_7_OF_0_43 = Profile(
     keepalive=True,
 )
 """As server 0.43 spoke it, for clients that take no unknown member (Java)."""
-V0_8 = Profile(
-    name="0.8", version=(0, 8), kinds=_IN_0_7, error_code_max=ErrorCode.UNAUTHORIZED, pairs=True, keepalive=True
+V0_7 = replace(
+    V0_7_OF_0_43,
+    name="0.7",
+    kinds=_IN_0_7 | {m.Authentication},
+    error_code_max=ErrorCode.MISSING_VALUE,
+    info_form=InfoForm.EITHER,
 )
-V0_9 = Profile(
-    name="0.9", version=(0, 9), kinds=_IN_0_9, error_code_max=ErrorCode.UNAUTHORIZED, pairs=True, keepalive=True
-)
+"""For clients of server 0.42 and of 0.43 that take unknown members of `welcome` (JavaScript, Rust)."""
+V0_7_OF_0_42 = replace(V0_7, name="0.7-0.42", kinds=V0_7.kinds - {m.Authorization}, info_form=InfoForm.HASHED)
+"""As server 0.42 spoke it, for clients that take no unknown member (Java)."""
+V0_8 = replace(V0_7_OF_0_43, name="0.8", version=(0, 8))
+V0_9 = replace(V0_8, name="0.9", version=(0, 9), kinds=_IN_0_9)
 V0_10 = Profile(name="0.10", version=(0, 10), kinds=_IN_0_10, error_code_max=ErrorCode.NO_PUB_STREAM, keepalive=True)
 V0_11 = Profile(name="0.11", version=(0, 11), kinds=_IN_0_11, error_code_max=ErrorCode.NO_PUB_STREAM)
 """For endpoints of strict clients; main endpoints have `MAJOR_0`."""
@@ -197,11 +177,11 @@ MAIN = Profile(
 """A connection to a main endpoint, as it begins and after a switch to major 1."""
 
 HANDSHAKES = (V0_6, V0_5, V0_4, V0_3)
-"""What a handshake may choose, best first."""
+"""The profiles that a handshake may choose, best first."""
 PROFILES = {
     one.name: one for one in (MAIN, *reversed(HANDSHAKES), V0_7, V0_7_OF_0_42, V0_7_OF_0_43, V0_8, V0_9, V0_10, V0_11)
 }
-"""What an endpoint may be configured to speak, by name."""
+"""The profiles that an endpoint may be configured to speak, by name."""
 
 
 def choose_handshake(versions: Iterable[Version]) -> Profile | None:
@@ -213,3 +193,10 @@ def choose_handshake(versions: Iterable[Version]) -> Profile | None:
 def for_major(version: int) -> Profile | None:
     """Return what a main endpoint speaks after a switch to a major version, `None` if it has none."""
     return {0: MAJOR_0, 1: MAIN}.get(version)
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """The dialect of a port or path, and the characters of its keys."""
+
+    profile: Profile
+    symbols: Symbols = USUAL

@@ -1,6 +1,6 @@
-"""What requests of the HTTP port do, one by one (docs/specifications/worterbuch.md, sections 10, 12 and 13.1).
+"""The requests of the HTTP port, one by one (docs/specifications/worterbuch.md, sections 10, 12 and 13.1).
 
-Everything here answers at once; a change that it makes is logged, and waited for, by who calls it.
+Every request is answered at once; the caller commits its changes, and waits for the commit.
 """
 
 import re
@@ -18,16 +18,16 @@ from babelbus.core.state import (
     size_fault,
     store_pattern,
 )
-from babelbus.protocols.worterbuch.codec import encode_info, encode_pair_list
+from babelbus.protocols.worterbuch.codec import encode_info, encode_names, encode_pairs
 from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.names import is_below_sys
-from babelbus.protocols.worterbuch.pointer import InvalidPointerError, find_part
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges
 from babelbus.protocols.worterbuch.profiles import MAIN
 from babelbus.protocols.worterbuch.routes import (
     FORM_TYPE,
     Action,
+    Argument,
     Call,
     Dialect,
     RequestRefusedError,
@@ -45,6 +45,10 @@ OK = b'"Ok"'
 
 _BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)
 _COOKIE_TOKEN = re.compile(r"[A-Za-z0-9\-._]+")
+_INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
+_BAD_ESCAPE = re.compile(r"~(?![01])")
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -71,7 +75,7 @@ class Rest:
         """Return what the token of a request grants, `None` where no key is configured and everybody may do all.
 
         Raises:
-            RequestRefusedError: there is no token, or it proves nothing.
+            RequestRefusedError: the token is missing or invalid.
         """
         if self._hub.verifier is None:
             return None
@@ -89,47 +93,36 @@ class Rest:
             raise RequestRefusedError(403, str(error)) from error
 
     def need(self, call: Call, privileges: Privileges | None) -> None:
-        """Check that a call names what it may name, and that its client may do it.
+        """Check the key or pattern of a call, and the privilege of its client.
 
         Raises:
-            RequestRefusedError: not so.
+            RequestRefusedError: the key is invalid, or the privilege is missing.
         """
         action, text = call.action, call.text or ""
-        privilege: Privilege = "read"
-        pattern = text
+        argument, privilege = action.argument, action.privilege
         _check_size(self._state, text)
-        if action in (Action.PGET, Action.PDELETE, Action.PSUBSCRIBE):
-            fault = check_pattern(text)
-            problem = "# before its end"
+        if argument is Argument.PATTERN:
+            fault, problem = check_pattern(text), "# before its end"
         else:
-            keyed = action in (Action.GET, Action.SET, Action.PUBLISH, Action.DELETE, Action.SUBSCRIBE)
-            fault = check_key(text) if keyed else None
+            fault = check_key(text) if argument is Argument.KEY else None
             problem = "a wildcard where a key is needed"
         if fault is not None:
             raise refusal(call.dialect, PATTERN_CODES[fault], f"'{text}' has {problem}")
-        if action in (Action.LS, Action.SUBSCRIBE_LS):
-            pattern = children_pattern(call.text)
-        elif action in (Action.EXPORT, Action.IMPORT):
-            pattern = "#"
-            privilege = "read" if action is Action.EXPORT else "write"
-        elif action in (Action.SET, Action.PUBLISH):
-            privilege = "write"
-        elif action in (Action.DELETE, Action.PDELETE):
-            privilege = "delete"
-        if action in (Action.SET, Action.PUBLISH, Action.DELETE, Action.PDELETE):
+        if argument is not Argument.NONE and privilege != "read":
             _check_writable(call, text)
-        if action is not Action.SET_FORM:  # its body says what it needs
-            self._need(call, privileges, privilege, pattern)
+        if privilege is not None:
+            pattern = children_pattern(call.text) if argument is Argument.PARENT else text
+            self._need(call, privileges, privilege, "#" if argument is Argument.NONE else pattern)
 
     def _need(self, call: Call, privileges: Privileges | None, privilege: Privilege, pattern: str) -> None:
         if privileges is not None and not privileges.may(privilege, pattern):
             raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, f"no privilege to {privilege} '{pattern}'")
 
     def carry_out(self, call: Call, privileges: Privileges | None) -> Reply:
-        """Do what a call asks for, and return the answer of a success.
+        """Handle a call, and return the answer of a success.
 
         Raises:
-            RequestRefusedError: it cannot be done; nothing was changed.
+            RequestRefusedError: the call cannot be done; nothing was changed.
         """
         try:
             match call.action:
@@ -138,10 +131,9 @@ class Rest:
                 case Action.GET:
                     return self._get(call)
                 case Action.PGET:
-                    return Reply(encode_pair_list(self._state.match(store_pattern(call.text or ""))))
+                    return Reply(encode_pairs(self._state.match(store_pattern(call.text or ""))))
                 case Action.LS:
-                    names = self._state.children(call.text)
-                    return Reply(b"[%b]" % b",".join(map(text_json, names)))
+                    return Reply(encode_names(self._state.children(call.text)))
                 case Action.SET:
                     self._state.set(call.text or "", _json_body(call))
                     return Reply(OK)
@@ -154,7 +146,7 @@ class Rest:
                     value = self._state.delete(call.text or "")
                     return Reply(value if call.dialect is Dialect.NEW else _pair(call, value))
                 case Action.PDELETE:
-                    return Reply(encode_pair_list(self._state.delete_matching(store_pattern(call.text or ""))))
+                    return Reply(encode_pairs(self._state.delete_matching(store_pattern(call.text or ""))))
                 case Action.LOGIN:
                     return self._login(call)
                 case _:
@@ -171,10 +163,7 @@ class Rest:
         value = self._state.get(call.text or "")
         pointer = call.query.get("pointer" if call.dialect is Dialect.NEW else "extract")
         if pointer is not None:
-            try:
-                part = find_part(value, pointer)
-            except InvalidPointerError as error:
-                raise RequestRefusedError(400, str(error)) from error
+            part = find_part(value, pointer)
             if part is None:
                 raise refusal(call.dialect, ErrorCode.NO_SUCH_VALUE, f"nothing at '{pointer}' of this value")
             value = part
@@ -201,7 +190,7 @@ class Rest:
         return Reply(b"Ok", headers=(TEXT_HEADER,))
 
     def _login(self, call: Call) -> Reply:
-        """Put the token that proves who asks into a cookie."""
+        """Set a cookie with the client's token."""
         if self._hub.verifier is None:
             raise refusal(call.dialect, ErrorCode.FEATURE_DISABLED, "no key for tokens is configured")
         token = _bearer(call.request)
@@ -214,7 +203,7 @@ class Rest:
 
 
 def _check_writable(call: Call, key: str) -> None:
-    """A request is no client that has keys of its own below `$SYS` (section 12.3)."""
+    """Check that a key is not below `$SYS`, where requests have no keys of their own (section 12.3)."""
     if is_below_sys(key):
         raise refusal(call.dialect, ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")
 
@@ -244,7 +233,7 @@ def _value(text: bytes) -> bytes:
 
 
 def _bearer(request: Request) -> str | None:
-    """Return the token of the `Authorization` header, `None` if there is none or it is of another kind."""
+    """Return the token of the `Authorization` header, `None` without a bearer token."""
     match = _BEARER.fullmatch(request.headers.get("authorization", ""))
     return match[1] if match is not None else None
 
@@ -255,3 +244,29 @@ def _cookie(request: Request) -> str | None:
         if name == COOKIE and _COOKIE_TOKEN.fullmatch(value):
             return value
     return None
+
+
+def find_part(value: bytes, pointer: str) -> bytes | None:
+    """Return the JSON text of the part that a pointer (RFC 6901) names, unchanged; `None` if there is no such part.
+
+    Raises:
+        RequestRefusedError: the text is no pointer.
+    """
+    if not pointer:
+        return value
+    if pointer[0] != "/" or _BAD_ESCAPE.search(pointer):
+        raise RequestRefusedError(400, f"no JSON pointer: '{pointer}'")
+    for token in pointer[1:].split("/"):
+        first = value.lstrip()[:1]
+        if first == b"{":
+            part = _members(value).get(token.replace("~1", "/").replace("~0", "~"))
+        elif first == b"[" and _INDEX.fullmatch(token):
+            items = _items(value)
+            index = int(token)
+            part = items[index] if index < len(items) else None
+        else:
+            part = None
+        if part is None:
+            return None
+        value = bytes(part)
+    return value.strip()

@@ -7,6 +7,7 @@ import msgspec
 
 from babelbus.errors import BabelbusError
 from babelbus.protocols.worterbuch.errors import ErrorCode
+from babelbus.protocols.worterbuch.privileges import Privilege
 from babelbus.wire.http import Request, parse_query, percent_decode
 
 _RAW = re.compile("raw/[^/]+")
@@ -25,7 +26,7 @@ class RequestRefusedError(BabelbusError):
 
 
 class Dialect(Enum):
-    """How answers look."""
+    """The forms of answers."""
 
     NEW = "new"
     """Since 0.42, below `/api/v1`."""
@@ -33,37 +34,41 @@ class Dialect(Enum):
     """0.30 to 0.41, below `/api`: values come with their keys."""
 
 
-class Rest(Enum):
-    """What stands behind the name of a route."""
+class Argument(Enum):
+    """The key, pattern or parent behind the name of a route."""
 
-    NOTHING = "nothing"
-    NEEDED = "needed"
-    PERHAPS = "perhaps"
+    NONE = "none"
+    KEY = "key"
+    PATTERN = "pattern"
+    PARENT = "parent"
+    """May be left out."""
 
 
 class Action(Enum):
-    """What is asked for, with its method and whether a key, pattern or parent follows."""
+    """The kinds of calls, each with its word in the path, its method, its argument and the privilege that it needs."""
 
-    INFO = ("info", "GET", Rest.NOTHING)
-    GET = ("get", "GET", Rest.NEEDED)
-    PGET = ("pget", "GET", Rest.NEEDED)
-    SET = ("set", "POST", Rest.NEEDED)
-    SET_FORM = ("set", "POST", Rest.NOTHING)
-    PUBLISH = ("publish", "POST", Rest.NEEDED)
-    DELETE = ("delete", "DELETE", Rest.NEEDED)
-    PDELETE = ("pdelete", "DELETE", Rest.NEEDED)
-    LS = ("ls", "GET", Rest.PERHAPS)
-    SUBSCRIBE = ("subscribe", "GET", Rest.NEEDED)
-    PSUBSCRIBE = ("psubscribe", "GET", Rest.NEEDED)
-    SUBSCRIBE_LS = ("subscribels", "GET", Rest.PERHAPS)
-    EXPORT = ("export", "GET", Rest.NOTHING)
-    IMPORT = ("import", "POST", Rest.NOTHING)
-    LOGIN = ("login", "POST", Rest.NOTHING)
+    INFO = ("info", "GET", Argument.NONE, None)
+    GET = ("get", "GET", Argument.KEY, "read")
+    PGET = ("pget", "GET", Argument.PATTERN, "read")
+    SET = ("set", "POST", Argument.KEY, "write")
+    SET_FORM = ("set", "POST", Argument.NONE, None)
+    """Its body tells which privileges it needs."""
+    PUBLISH = ("publish", "POST", Argument.KEY, "write")
+    DELETE = ("delete", "DELETE", Argument.KEY, "delete")
+    PDELETE = ("pdelete", "DELETE", Argument.PATTERN, "delete")
+    LS = ("ls", "GET", Argument.PARENT, "read")
+    SUBSCRIBE = ("subscribe", "GET", Argument.KEY, "read")
+    PSUBSCRIBE = ("psubscribe", "GET", Argument.PATTERN, "read")
+    SUBSCRIBE_LS = ("subscribels", "GET", Argument.PARENT, "read")
+    EXPORT = ("export", "GET", Argument.NONE, "read")
+    IMPORT = ("import", "POST", Argument.NONE, "write")
+    LOGIN = ("login", "POST", Argument.NONE, None)
 
-    def __init__(self, word: str, method: str, rest: Rest) -> None:
+    def __init__(self, word: str, method: str, argument: Argument, privilege: Privilege | None) -> None:
         self.word = word
         self.method = method
-        self.rest = rest
+        self.argument = argument
+        self.privilege: Privilege | None = privilege
 
     @property
     def allowed(self) -> str:
@@ -81,7 +86,7 @@ _OLD = {
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What a request asks for; `text` is the key, pattern or parent behind the route."""
+    """A request's call; `text` is the key, pattern or parent behind the route."""
 
     action: Action
     dialect: Dialect
@@ -109,7 +114,7 @@ def read_call(request: Request) -> Call:
 
     Raises:
         RequestRefusedError: no such path, or another method.
-        HttpError: a path or query with an escape that is none, or that is not UTF-8.
+        HttpError: the path or query has a wrong escape, or is not UTF-8.
     """
     path = request.path
     action, dialect, rest = _find(path)
@@ -131,10 +136,8 @@ def _find(path: str) -> tuple[Action, Dialect, str | None]:
     if path == "/api/set":
         return Action.SET_FORM, Dialect.OLD, None
     action = (_NEW if new else _OLD).get(word)
-    fits = action is not None and (
-        (action.rest is not Rest.NOTHING and rest) or (action.rest is not Rest.NEEDED and not slash)
-    )
-    if action is None or not fits:
+    optional = action is not None and action.argument in (Argument.NONE, Argument.PARENT)
+    if action is None or not ((action.argument is not Argument.NONE and rest) or (optional and not slash)):
         raise RequestRefusedError(404, "not found")
     return action, Dialect.NEW if new else Dialect.OLD, rest if slash else None
 

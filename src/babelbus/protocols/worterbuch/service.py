@@ -9,11 +9,11 @@ from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.service import ServiceContext, StreamService
-from babelbus.protocols.worterbuch.http import Endpoint, WebOptions, WebSession
+from babelbus.protocols.worterbuch.http import WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
-from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES
-from babelbus.protocols.worterbuch.symbols import Symbols
+from babelbus.protocols.worterbuch.names import Symbols
+from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES, Endpoint
 from babelbus.wire.cors import Cors
 from babelbus.wire.http import Files
 
@@ -36,7 +36,7 @@ class WorterbuchService(StreamService):
         read_file_name(settings.export_name)
 
     async def start(self) -> None:
-        """Listen.
+        """Open the listeners.
 
         Raises:
             OSError: an address is taken.
@@ -66,8 +66,7 @@ class WorterbuchService(StreamService):
                 self.hub,
                 outbox,
                 close,
-                profile=endpoint.profile,
-                symbols=endpoint.symbols,
+                endpoint=endpoint,
                 transport_name=transport_name,
                 address=peer,
             )
@@ -95,7 +94,7 @@ def read_endpoint(text: str) -> tuple[str | int, Endpoint]:
     Returns the port or the path, and what is spoken there.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text has another form.
     """
     place, _, spoken = text.rpartition("=")
     name, colon, characters = spoken.partition(":")

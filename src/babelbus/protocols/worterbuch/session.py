@@ -1,37 +1,33 @@
-"""What the messages of one Wörterbuch client mean (docs/specifications/worterbuch.md, sections 4 to 10).
+"""The meaning of the messages of one Wörterbuch client (docs/specifications/worterbuch.md, sections 4 to 10).
 
 Requests are handled in order. Changes take effect at once and are logged together, at the end of a chunk or before
 something that has to see them logged (a subscription); the answers of a chunk go out together.
 """
 
 import asyncio
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from babelbus import __version__
-from babelbus.core.state import ELEMENTS_MAX, Change, NoSuchKeyError
+from babelbus.core.state import Change, NoSuchKeyError
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
-from babelbus.protocols.worterbuch.answers import Answers, Framing
+from babelbus.protocols.worterbuch.answers import Answers
 from babelbus.protocols.worterbuch.codec import (
+    AUTHENTICATED,
+    AUTHORIZED,
     encode_ack,
-    encode_authenticated,
-    encode_authorized,
     encode_handshake,
     encode_ls,
     encode_welcome,
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, MalformedMessageError, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.locks import LockRequests
-from babelbus.protocols.worterbuch.peer import Peer
-from babelbus.protocols.worterbuch.profiles import MAIN, Greeting, Profile, choose_handshake, for_major
-from babelbus.protocols.worterbuch.subscriber import Subscriber
+from babelbus.protocols.worterbuch.peer import Framing, Peer, Subscriber
+from babelbus.protocols.worterbuch.profiles import MAIN, Endpoint, Greeting, Profile, choose_handshake, for_major
 from babelbus.protocols.worterbuch.subscriptions import SubscriptionRequests
-from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.protocols.worterbuch.testament import keep_testament
 from babelbus.protocols.worterbuch.translator import Translator
 from babelbus.protocols.worterbuch.tree import TreeRequests
@@ -50,24 +46,28 @@ class Session(Peer):
         close: Callable[[], None],
         *,
         framing: Framing,
-        profile: Profile,
+        endpoint: Endpoint,
         transport_name: str,
         address: str | None,
-        symbols: Symbols = USUAL,
     ) -> None:
         super().__init__(
-            hub, outbox, close, client_id=str(uuid.uuid4()), transport_name=transport_name, address=address
+            hub.settings,
+            hub.drop,
+            outbox,
+            close,
+            transport_name=transport_name,
+            address=address,
         )
+        self._hub = hub
         self.framing = framing
         self._state = hub.state
-        self._translator = translator = Translator(profile, symbols, key_bytes_max=hub.state.key_bytes_max)
+        self._translator = translator = Translator(
+            endpoint.profile, endpoint.symbols, key_bytes_max=hub.state.key_bytes_max
+        )
         self._access = access = Access(hub, self.client_id)
         self._answers = answers = Answers(self, hub, outbox, framing, translator, self._answer)
-        tree = TreeRequests(hub.state, self.client_id, translator, access)
-        locks = LockRequests(hub, self.client_id, translator, access, answers)
+        tree = TreeRequests(hub, self.client_id, translator, access, answers)
         subscriptions = SubscriptionRequests(self, hub, translator, access, answers)
-        self._short = min(ELEMENTS_MAX, hub.state.key_bytes_max // 4 + 1)
-        """Keys with fewer characters are not too long, whatever the characters are."""
         self._heard = False
         self._silent_ticks = -1
         """Seconds since the client was heard; below 0: it never sent a keepalive."""
@@ -79,36 +79,18 @@ class Session(Peer):
             m.Authorization: self._authorize,
             m.Authentication: self._authenticate,
             m.Handshake: self._shake_hands,
-            m.Get: tree.get,
-            m.CGet: tree.cget,
-            m.PGet: tree.pget,
-            m.Set: tree.set,
-            m.CSet: tree.cset,
-            m.SPubInit: tree.spub_init,
-            m.SPub: tree.spub,
-            m.Publish: tree.publish,
-            m.Subscribe: subscriptions.subscribe,
-            m.PSubscribe: subscriptions.psubscribe,
-            m.Unsubscribe: subscriptions.unsubscribe,
-            m.Delete: tree.delete,
-            m.PDelete: tree.pdelete,
-            m.Ls: tree.ls,
-            m.PLs: tree.pls,
-            m.SubscribeLs: subscriptions.subscribe_ls,
-            m.UnsubscribeLs: subscriptions.unsubscribe_ls,
-            m.Lock: locks.lock,
-            m.AcquireLock: locks.acquire,
-            m.ReleaseLock: locks.release,
             m.Transform: _refuse,
             m.Export: _refuse_file,
             m.Import: _refuse_file,
+            **tree.handlers,
+            **subscriptions.handlers,
         }
         hub.join(self)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Greet the client, unless its profile waits for its handshake, or main ones may wait a little for one."""
+        """Send the welcome, unless the client's handshake comes first; in the main profile it may come for a while."""
         if self.profile.greeting is Greeting.WELCOME:
             wait = self._hub.settings.handshake_wait_seconds
             if wait and self.profile is MAIN:
@@ -123,7 +105,7 @@ class Session(Peer):
         self._answers.send(encode_welcome(self.client_id, info))
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         if not self._handlers:  # closed before
             return
         self._over = True
@@ -134,7 +116,7 @@ class Session(Peer):
         del self._answers
 
     def tick(self) -> None:
-        """A second has passed: keepalives of the profiles that have them (section 13.1)."""
+        """Send and expect the keepalives of profiles that have them (section 13.1); called every second."""
         if self.profile.keepalive and self._greeted:
             if not self.sent:
                 self._answers.send(KEEPALIVE_TEXT)
@@ -168,24 +150,19 @@ class Session(Peer):
         return self._translator.encode_run(subscriber, changes)
 
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
-        """Return the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
+        """Return one message with changes of one kind for a subscriber of a pattern, no bytes without a message."""
         return self._translator.encode_collected(subscriber, changes)
 
     def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:
         """Return the message that tells an ls subscriber the names below its parent."""
         return encode_ls(subscriber.transaction_id, names)
 
-    def send_granted(self, waits: Sequence[int]) -> None:
-        """Answer `acquireLock` requests: no event, so never dropped."""
-        if waits and not self._over:
-            self._answers.send_acks(waits)
-
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def receive(self, messages: Sequence[m.ClientMessage]) -> int:
-        """Do what the messages of one chunk ask for; return how many were done.
+    def receive(self, messages: list[m.ClientMessage] | m.SetRun) -> list[m.ClientMessage]:
+        """Handle the messages of one chunk; return those that are left for later.
 
-        The rest is for later: a few requests may ask for more than the client takes in time.
+        A few requests may ask for more than the client takes in time.
 
         Raises:
             RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
@@ -195,33 +172,36 @@ class Session(Peer):
         answers.heavy_bytes = 0
         if self._greeting is not None and messages:
             self._greeting.cancel()
-            if isinstance(messages[0], m.Handshake):
+            if not isinstance(messages, m.SetRun) and isinstance(messages[0], m.Handshake):
                 self._greeting = None  # a client of 0.3 to 0.6: the answer is the first that it reads
             else:
                 self._greet()
-        done = self._receive_each(messages)
+        if isinstance(messages, m.SetRun):
+            if self._set_all(messages):
+                return []
+            messages = messages.messages()
+        rest = messages[self._receive_each(messages) :]
         answers.finish()
-        return done
+        return rest
 
-    def receive_sets(self, run: m.SetRun) -> bool:
-        """Do a chunk of nothing but sets, as who loads or feeds the tree sends them; return whether it was done.
+    def _set_all(self, run: m.SetRun) -> bool:
+        """Handle sets by columns, in half of the time; return whether they were handled.
 
-        About half of what one by one costs: one look for wildcards in all keys, one format for all answers. When a
-        key needs a look of its own nothing was done.
+        Keys with a right, a wildcard or a version are left to `_receive_each`.
         """
-        if not (self._translator.native and self._access.free) or self._greeting is not None:
-            return False  # requests need a right or a translation
+        if not (self._translator.native and self._access.free):
+            return False
         keys = run.keys
         joined = "\n".join(keys)
-        if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= self._short:
+        if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= self._translator.short:
             return False
         if not self._state.set_all(keys, run.values):
             return False
-        self._heard = True
-        self._answers.finish_sets(run.transaction_ids)
+        self._answers.finish_run(run)
         return True
 
     def _receive_each(self, messages: Sequence[m.ClientMessage]) -> int:
+        """Handle messages one by one; return how many were handled."""
         answers, access, translator = self._answers, self._access, self._translator
         bytes_max = self._outbox.bytes_max
         for number, message in enumerate(messages, 1):
@@ -303,11 +283,11 @@ class Session(Peer):
         name = self._access.authorize(message.token)
         if name is not None:
             self.source = f"worterbuch:{name}"
-        return encode_authorized()
+        return AUTHORIZED
 
     def _authenticate(self, message: m.Authentication) -> bytes:
         self._access.authenticate(message.token)
-        return encode_authenticated()
+        return AUTHENTICATED
 
     def _shake_hands(self, message: m.Handshake) -> bytes:
         profile = choose_handshake(message.versions)

@@ -3,7 +3,6 @@
 Specification: docs/specifications/worterbuch.md, 12.2.
 """
 
-import uuid
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -12,11 +11,10 @@ from babelbus.core.receipt import Promise
 from babelbus.core.state import Change, store_pattern, subscription_pattern
 from babelbus.core.subject import PathPattern, exactly
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.worterbuch.codec import encode_pairs
+from babelbus.protocols.worterbuch.codec import encode_event, encode_names
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.peer import Peer
-from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
-from babelbus.protocols.worterbuch.values import one_line, text_json
+from babelbus.protocols.worterbuch.peer import DELETED, Peer, Subscriber
+from babelbus.protocols.worterbuch.values import one_line
 from babelbus.wire.http import encode_chunk
 
 _NUMBER = 1
@@ -51,7 +49,8 @@ class EventStream(Peer):
     def __init__(
         self, hub: Hub, outbox: Outbox, close: Callable[[], None], *, address: str | None, chunked: bool
     ) -> None:
-        super().__init__(hub, outbox, close, client_id=str(uuid.uuid4()), transport_name="HTTP", address=address)
+        super().__init__(hub.settings, hub.drop, outbox, close, transport_name="HTTP", address=address)
+        self._hub = hub
         self.framing = FRAMINGS[chunked, hub.settings.sse_double_encoding]
         self._state = hub.state
         hub.join(self)
@@ -69,21 +68,21 @@ class EventStream(Peer):
             return [] if value is None else [value]
 
         self._begin(head, first)
-        self._listen(self._subscriber(key, unique=unique), exactly(key))
+        self._listen(Subscriber(self, _NUMBER, key, unique=unique), exactly(key))
 
     def psubscribe(self, head: bytes, pattern: str, *, unique: bool, live_only: bool) -> None:
         """Send the head of the response, then what matches a pattern, then what becomes of it."""
 
         def first() -> list[bytes]:
-            return [] if live_only else [encode_pairs(self._state.match(store_pattern(pattern)))]
+            return [] if live_only else [encode_event(self._state.match(store_pattern(pattern)))]
 
         self._begin(head, first)
         # What is sent does not name the pattern: all patterns are one shape.
-        self._listen(self._subscriber(pattern, unique=unique, shown=""), subscription_pattern(pattern))
+        self._listen(Subscriber(self, _NUMBER, pattern, unique=unique, pattern=""), subscription_pattern(pattern))
 
     def subscribe_ls(self, head: bytes, parent: str | None) -> None:
         """Send the head of the response, then the names below a key, whenever they change."""
-        subscriber = self.ls_subscribers[_NUMBER] = self._subscriber(parent, unique=False)
+        subscriber = self.ls_subscribers[_NUMBER] = Subscriber(self, _NUMBER, parent)
         self._begin(head, lambda: [self.encode_names(subscriber, self._hub.children(parent))])
         self._hub.subscribe_ls(subscriber)
 
@@ -95,10 +94,8 @@ class EventStream(Peer):
             [receipt], lambda: data if receipt.error is None else head + self.framing.encode(first()), len(data)
         )
 
-    def _subscriber(self, subject: str | None, *, unique: bool, shown: str | None = None) -> Subscriber:
-        return Subscriber(self, _NUMBER, subject, pattern=shown, unique=unique, since=self._state.commit_number)
-
     def _listen(self, subscriber: Subscriber, pattern: PathPattern) -> None:
+        subscriber.since = self._state.commit_number
         self.subscribers[_NUMBER] = subscriber
         self._hub.subscribe(subscriber, pattern)
         self._hub.commit()
@@ -112,16 +109,16 @@ class EventStream(Peer):
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
         """Return the text that changes of one kind are for a subscriber of a pattern."""
         pairs = [(key or "", value) for _, key, value, _, _ in changes]
-        return encode_pairs(pairs, deleted=changes[0][0] is DELETED)
+        return encode_event(pairs, deleted=changes[0][0] is DELETED)
 
     def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:
         """Return the text that tells an ls subscriber the names below its parent."""
-        return b"[%b]" % b",".join(map(text_json, names))
+        return encode_names(names)
 
     def tick(self) -> None:
-        """Nothing: what keeps a connection alive here is TCP's business."""
+        """Send nothing: TCP notices a connection that is gone."""
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         self._over = True
         self._hub.leave(self)

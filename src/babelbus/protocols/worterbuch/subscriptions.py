@@ -1,10 +1,11 @@
-"""What a client asks to be told of: keys, patterns and the names below a key (docs/specifications/worterbuch.md, 7).
+"""A client's subscriptions to keys, patterns and names below a key (docs/specifications/worterbuch.md, 7).
 
 Everything up to a subscription is answered and told before it begins, so that what follows has been seen by its
 snapshot, or has not.
 """
 
-from babelbus.core.receipt import Promise
+from collections.abc import Callable
+
 from babelbus.core.state import children_pattern, subscription_pattern
 from babelbus.core.subject import exactly
 from babelbus.protocols.worterbuch import messages as m
@@ -13,8 +14,7 @@ from babelbus.protocols.worterbuch.answers import Answers
 from babelbus.protocols.worterbuch.codec import encode_ack, encode_ls, encode_pstate, encode_state
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.peer import Peer
-from babelbus.protocols.worterbuch.subscriber import Subscriber
+from babelbus.protocols.worterbuch.peer import Peer, Subscriber
 from babelbus.protocols.worterbuch.translator import Translator
 
 
@@ -32,13 +32,14 @@ class SubscriptionRequests:
         self._translator = translator
         self._access = access
         self._answers = answers
+        self.handlers = m.handlers_of(self)
 
     def subscribe(self, message: m.Subscribe) -> bytes:
-        """Tell of a key; answered at once."""
+        """Subscribe to a key; the `ack` is sent at once."""
         key = message.key
         self._translator.check_key(key)
         self._access.need("read", key)
-        receipt, subscriber = self._begin(message, key, is_pattern=False, unique=message.unique)
+        subscriber = Subscriber(self._client, message.transaction_id, key, unique=bool(message.unique))
 
         def encode() -> bytes:
             value = self._state.find(key)
@@ -46,98 +47,83 @@ class SubscriptionRequests:
                 return b""
             return encode_state(message.transaction_id, value, self._translator.write_pair_key(key))
 
-        if not message.live_only:
-            self._answers.send_snapshot(receipt, encode)
+        self._begin(message, self._client.subscribers, subscriber, None if message.live_only else encode)
         self._hub.subscribe(subscriber, exactly(key))
         return b""
 
     def psubscribe(self, message: m.PSubscribe) -> bytes:
-        """Tell of all keys that match; answered at once."""
+        """Subscribe to all keys that match; the `ack` is sent at once."""
         translator, text = self._translator, message.pattern
         pattern = translator.read_pattern(text)
         self._access.need("read", text)
-        receipt, subscriber = self._begin(
-            message, text, is_pattern=True, unique=message.unique, aggregate_ms=message.aggregate_ms
+        subscriber = Subscriber(
+            self._client,
+            message.transaction_id,
+            text,
+            pattern=translator.write_pattern(text),
+            unique=bool(message.unique),
+            aggregate_ms=message.aggregate_ms,
         )
 
         def encode() -> bytes:
             pairs = translator.write_pairs(self._state.match(pattern))
             return encode_pstate(message.transaction_id, translator.write_pattern(text), pairs)
 
-        if not message.live_only:
-            self._answers.send_snapshot(receipt, encode)
+        self._begin(message, self._client.subscribers, subscriber, None if message.live_only else encode)
         self._hub.subscribe(subscriber, subscription_pattern(text))
+        return b""
+
+    def subscribels(self, message: m.SubscribeLs) -> bytes:
+        """Subscribe to the names below a key; the `ack` is sent at once."""
+        parent = message.parent
+        self._translator.check_size(parent)
+        self._access.need("read", children_pattern(parent))
+        subscriber = Subscriber(self._client, message.transaction_id, parent)
+
+        def encode() -> bytes:
+            return encode_ls(message.transaction_id, self._hub.children(parent))
+
+        self._begin(message, self._client.ls_subscribers, subscriber, encode)
+        self._hub.subscribe_ls(subscriber)
         return b""
 
     def _begin(
         self,
-        message: m.Subscribe | m.PSubscribe,
-        subject: str,
-        *,
-        is_pattern: bool,
-        unique: bool,
-        aggregate_ms: int | None = None,
-    ) -> tuple[Promise, Subscriber]:
-        """Answer everything up to a subscription; return also when that is stored."""
-        transaction_id = message.transaction_id
-        self._check_room(self._client.subscribers, transaction_id)
-        self._answers.add(message, encode_ack(transaction_id))
-        receipt = self._answers.finish()
-        before = self._client.subscribers.pop(transaction_id, None)
-        if before is not None:
-            self._hub.unsubscribe(before)
-        subscriber = self._client.subscribers[transaction_id] = Subscriber(
-            self._client,
-            transaction_id,
-            subject,
-            pattern=self._translator.write_pattern(subject) if is_pattern else None,
-            unique=unique,
-            since=self._state.commit_number,
-            aggregate_ms=aggregate_ms,
-        )
-        return receipt, subscriber
-
-    def _check_room(self, subscribers: dict[int, Subscriber], transaction_id: int) -> None:
-        """Check that the client may have a further subscription; one under a number in use takes its place.
+        message: m.Request,
+        subscribers: dict[int, Subscriber],
+        subscriber: Subscriber,
+        encode: Callable[[], bytes] | None,
+    ) -> None:
+        """Answer all requests up to a subscription, and send its first event if it has a first event.
 
         Raises:
-            RefusedError: the client has as many as it may have.
+            RefusedError: the transaction id is in use, or the client has as many subscriptions as it may have.
         """
+        number = message.transaction_id
+        if number in subscribers:
+            raise RefusedError(ErrorCode.OTHER, f"there is a subscription {number}; end it first")
         count = len(self._client.subscribers) + len(self._client.ls_subscribers)
-        if count >= self._hub.settings.subscriptions_max and transaction_id not in subscribers:
+        if count >= self._hub.settings.subscriptions_max:
             text = f"a client has at most {count:,} subscriptions (worterbuch.subscriptions_max); end some first"
             raise RefusedError(ErrorCode.OTHER, text)
+        self._answers.add(message, encode_ack(number))
+        receipt = self._answers.finish()
+        subscriber.since = self._state.commit_number
+        subscribers[number] = subscriber
+        if encode is not None:
+            self._answers.send_snapshot(receipt, encode)
 
     def unsubscribe(self, message: m.Unsubscribe) -> bytes:
-        """Tell no more, of whatever it was; what was changed before is still told."""
+        """End a subscription of any kind; earlier changes are still delivered."""
         self._answers.finish()
         subscriber = self._client.subscribers.pop(message.transaction_id, None)
         if subscriber is None:
-            return self.unsubscribe_ls(m.UnsubscribeLs(message.transaction_id))
+            return self.unsubscribels(m.UnsubscribeLs(message.transaction_id))
         self._hub.unsubscribe(subscriber)
         return encode_ack(message.transaction_id)
 
-    def subscribe_ls(self, message: m.SubscribeLs) -> bytes:
-        """Tell the names below a key whenever they change; answered at once."""
-        parent = message.parent
-        self._translator.check_size(parent)
-        self._access.need("read", children_pattern(parent))
-        transaction_id = message.transaction_id
-        self._check_room(self._client.ls_subscribers, transaction_id)
-        self._answers.add(message, encode_ack(transaction_id))
-        receipt = self._answers.finish()
-        before = self._client.ls_subscribers.pop(transaction_id, None)
-        if before is not None:
-            self._hub.unsubscribe_ls(before)
-        subscriber = self._client.ls_subscribers[transaction_id] = Subscriber(
-            self._client, transaction_id, parent, unique=False, since=self._state.commit_number
-        )
-        self._answers.send_snapshot(receipt, lambda: encode_ls(transaction_id, self._hub.children(parent)))
-        self._hub.subscribe_ls(subscriber)
-        return b""
-
-    def unsubscribe_ls(self, message: m.UnsubscribeLs) -> bytes:
-        """Tell no more names; what was changed before is still told."""
+    def unsubscribels(self, message: m.UnsubscribeLs) -> bytes:
+        """End an ls subscription; earlier changes are still delivered."""
         self._answers.finish()
         subscriber = self._client.ls_subscribers.pop(message.transaction_id, None)
         if subscriber is None:

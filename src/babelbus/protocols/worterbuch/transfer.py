@@ -1,8 +1,8 @@
-"""Files over the HTTP port of Wörterbuch: the tree out and in, what the operator serves.
+"""Files over the HTTP port of Wörterbuch: exports, imports and the operator's files.
 
 Specification: docs/specifications/worterbuch.md, 12.4.
 
-What takes long is done in a thread, or slice by slice: others have their turn in between.
+Long work runs in a thread, or slice by slice: other clients have their turn in between.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ async def export_tree(hub: Hub, name: str, source: str, *, as_text: bool) -> Rep
 
 
 async def import_tree(hub: Hub, body: bytes, source: str, *, as_text: bool) -> Reply:
-    """Store what a file holds, slice by slice: who listens hears of it, and others have their turn in between.
+    """Import a file, slice by slice: subscribers receive the changes, and other clients have their turn in between.
 
     Raises:
-        RequestRefusedError: it is no such file, or what it holds could not be stored.
+        RequestRefusedError: the file is no exported tree, or its entries could not be stored.
     """
     bytes_max = hub.settings.message_bytes_max
 

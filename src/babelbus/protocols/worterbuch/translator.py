@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from babelbus.core.state import (
+    ELEMENTS_MAX,
     Change,
     KeyPattern,
     PatternFault,
@@ -23,18 +24,15 @@ from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.codec import (
     encode_error,
     encode_pstate,
-    encode_pstate_deleted,
-    pstate_deleted_tail,
     pstate_head,
     pstate_tail,
-    state_deleted_tail,
     state_head,
     state_tail,
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
+from babelbus.protocols.worterbuch.names import Symbols
+from babelbus.protocols.worterbuch.peer import DELETED, Subscriber
 from babelbus.protocols.worterbuch.profiles import MAIN, Profile
-from babelbus.protocols.worterbuch.subscriber import DELETED, Subscriber
-from babelbus.protocols.worterbuch.symbols import Symbols
 
 PATTERN_CODES = {
     PatternFault.WILDCARD: ErrorCode.ILLEGAL_WILDCARD,
@@ -45,17 +43,19 @@ PATTERN_CODES = {
 
 
 class Translator:
-    """What one client speaks: a profile, which it may change, and symbols, which are the same for its whole life."""
+    """The dialect of a client: a profile, which it may change, and symbols, which stay."""
 
     def __init__(self, profile: Profile, symbols: Symbols, *, key_bytes_max: int) -> None:
         self.symbols = symbols
         self._key_bytes_max = key_bytes_max
+        self.short = min(ELEMENTS_MAX, key_bytes_max // 4 + 1)
+        """Keys with fewer characters are not too long, whatever the characters are."""
         self.usual = symbols.usual
         """Whether its keys are ours, character for character."""
         self.speak(profile)
 
     def speak(self, profile: Profile) -> None:
-        """Go on in another dialect."""
+        """Continue in another dialect."""
         self.profile = profile
         self.native = profile is MAIN and self.usual
         """Whether it speaks as we do, so that there is nothing to translate."""
@@ -71,7 +71,7 @@ class Translator:
         """Return a request with its keys and patterns in our characters.
 
         Raises:
-            RefusedError: one of them would mean something else here.
+            RefusedError: an element would have another meaning here.
         """
         changes: dict[str, Any] = {}
         for field in ("key", "pattern", "parent", "parent_pattern"):
@@ -89,11 +89,15 @@ class Translator:
             raise RefusedError(ErrorCode.OTHER, f"'{text}' has an element that stands for something else here")
         return read
 
+    def is_plain(self, key: str) -> bool:
+        """Return whether a key needs no other check."""
+        return len(key) < self.short and not ("?" in key or "#" in key or "$" in key)
+
     def check_key(self, key: str) -> None:
         """Check that a key is one.
 
         Raises:
-            RefusedError: it has a wildcard, or is too long.
+            RefusedError: the key has a wildcard, or is too long.
         """
         self.check_size(key)
         fault = check_key(key)
@@ -105,7 +109,7 @@ class Translator:
         """Check that a key or pattern of which nothing else is asked is not too long.
 
         Raises:
-            RefusedError: it is.
+            RefusedError: the text is too long.
         """
         fault = None if text is None else size_fault(text, self._key_bytes_max)
         if text is not None and fault is not None:
@@ -115,7 +119,7 @@ class Translator:
         """Return what the store is asked for a pattern.
 
         Raises:
-            RefusedError: it is none.
+            RefusedError: the text is no pattern.
         """
         self.check_size(text)
         fault = check_pattern(text, historic=self.profile.historic_wildcards)
@@ -127,7 +131,7 @@ class Translator:
         """Return what the store is asked for a pattern of parents.
 
         Raises:
-            RefusedError: it is none.
+            RefusedError: the text is no pattern.
         """
         self.check_size(text)
         fault = check_parent_pattern(text)
@@ -166,27 +170,19 @@ class Translator:
             changes = [change for change in changes if change[1] is not None]
         if subscriber.pattern is None:
             head = state_head(subscriber.transaction_id)
-            if not profile.pairs:
-                return [
-                    head + (state_deleted_tail(value) if kind is DELETED else state_tail(value))
-                    for kind, _, value, _, _ in changes
-                ]
+            pairs = profile.pairs
             return [
-                head + (state_deleted_tail(value, key) if kind is DELETED else state_tail(value, key))
+                head + state_tail(value, key if pairs else None, deleted=kind is DELETED)
                 for kind, key, value, _, _ in changes
             ]
         head = pstate_head(subscriber.transaction_id, subscriber.pattern)
-        return [
-            head + (pstate_deleted_tail(key or "", value) if kind is DELETED else pstate_tail(key or "", value))
-            for kind, key, value, _, _ in changes
-        ]
+        return [head + pstate_tail([(key or "", value)], deleted=kind is DELETED) for kind, key, value, _, _ in changes]
 
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
-        """Return the one message that changes of one kind are for a subscriber of a pattern, nothing if it is none."""
+        """Return one message with changes of one kind for a subscriber of a pattern, no bytes without a message."""
         assert subscriber.pattern is not None
         deleted = changes[0][0] is DELETED
-        encode = encode_pstate_deleted if deleted else encode_pstate
         pairs = self.write_pairs([(key or "", value) for _, key, value, _, _ in changes])
         if not pairs or (deleted and not self.profile.deletions):
             return b""
-        return encode(subscriber.transaction_id, subscriber.pattern, pairs)
+        return encode_pstate(subscriber.transaction_id, subscriber.pattern, pairs, deleted=deleted)

@@ -1,41 +1,48 @@
-"""What a client asks of the tree: values, what is published beside them, names.
+"""A client's requests to the tree: values, published values, names, locks (docs/specifications/worterbuch.md, 5)."""
 
-Specification: docs/specifications/worterbuch.md, 5.
-"""
-
-from babelbus.core.state import State, VersionedError, VersionMismatchError, children_pattern
+from babelbus.core.state import (
+    LockHeldError,
+    NotLockedError,
+    VersionedError,
+    VersionMismatchError,
+    children_pattern,
+)
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
+from babelbus.protocols.worterbuch.answers import Answers
 from babelbus.protocols.worterbuch.codec import (
     encode_ack,
     encode_cstate,
     encode_ls,
     encode_pstate,
-    encode_pstate_deleted,
     encode_state,
-    encode_state_deleted,
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
-from babelbus.protocols.worterbuch.names import is_below_sys
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.names import SYS, is_below_sys
 from babelbus.protocols.worterbuch.privileges import Privilege
-from babelbus.protocols.worterbuch.testament import note_change
+from babelbus.protocols.worterbuch.testament import check_testament, note_change
 from babelbus.protocols.worterbuch.translator import Translator
 
 
 class TreeRequests:
-    """The requests of one client that read or change the tree: each method does one, and gives its answer.
+    """The requests of one client that read or change the tree: each method handles a request and returns the answer.
 
     Raises:
-        RefusedError: it cannot be done, or may not; nothing was changed.
-        NoSuchKeyError: there is nothing.
+        RefusedError: the request cannot be done, or the client may not; nothing was changed.
+        NoSuchKeyError: the key has no value.
     """
 
-    def __init__(self, state: State, client_id: str, translator: Translator, access: Access) -> None:
-        self._state = state
+    def __init__(self, hub: Hub, client_id: str, translator: Translator, access: Access, answers: Answers) -> None:
+        self._hub = hub
+        self._state = hub.state
+        self._locks = hub.state.locks
         self._client_id = client_id
         self._translator = translator
         self._access = access
+        self._answers = answers
         self._streams: dict[int, str] = {}
+        self.handlers = m.handlers_of(self)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -63,38 +70,45 @@ class TreeRequests:
     def set(self, message: m.Set) -> bytes:
         """Set a key."""
         key = message.key
-        self._need("write", key)
+        self._need("write", key, message.value)
         try:
             self._state.set(key, message.value)
         except VersionedError as error:
             raise RefusedError(ErrorCode.CAS, str(error)) from None
-        note_change(self._state, self._client_id, key)
+        self._note(key)
         return encode_ack(message.transaction_id)
 
     def cset(self, message: m.CSet) -> bytes:
         """Set a key if it has the version that the client knows."""
         key = message.key
-        self._need("write", key)
+        self._need("write", key, message.value)
         try:
             self._state.compare_and_set(key, message.value, message.version)
         except VersionMismatchError as error:
             raise RefusedError(ErrorCode.CAS_VERSION_MISMATCH, str(error)) from None
-        note_change(self._state, self._client_id, key)
+        self._note(key)
         return encode_ack(message.transaction_id)
 
-    def _need(self, privilege: Privilege, key: str) -> None:
-        """Check that the client may change a key so."""
-        self._access.check_writable(key)  # first: a wildcard below `$SYS` is read-only too
-        self._translator.check_key(key)
+    def _need(self, privilege: Privilege, key: str, value: bytes | None = None) -> None:
+        """Check that the client may change a key, to a value or by taking the value away."""
+        if not self._translator.is_plain(key):
+            self._access.check_writable(key)  # first: a wildcard below `$SYS` is read-only too
+            self._translator.check_key(key)
+            if value is not None:
+                check_testament(self._client_id, key, value)
         self._access.need(privilege, key)
+
+    def _note(self, key: str) -> None:
+        if key.startswith(SYS):
+            note_change(self._state, self._client_id, key)
 
     def delete(self, message: m.Delete) -> bytes:
         """Delete a key, and return the value that it had."""
         key = message.key
         self._need("delete", key)
         value = self._state.delete(key)
-        note_change(self._state, self._client_id, key)
-        return encode_state_deleted(message.transaction_id, value, self._translator.write_pair_key(key))
+        self._note(key)
+        return encode_state(message.transaction_id, value, self._translator.write_pair_key(key), deleted=True)
 
     def pdelete(self, message: m.PDelete) -> bytes:
         """Delete all keys that match, and return the values that they had."""
@@ -105,14 +119,14 @@ class TreeRequests:
         deleted = self._state.delete_matching(pattern)
         if is_below_sys(text):
             for key, _ in deleted:
-                note_change(self._state, self._client_id, key)
+                self._note(key)
         pairs = () if message.quiet else translator.write_pairs(deleted)
-        return encode_pstate_deleted(message.transaction_id, translator.write_pattern(text), pairs)
+        return encode_pstate(message.transaction_id, translator.write_pattern(text), pairs, deleted=True)
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
     def publish(self, message: m.Publish) -> bytes:
-        """Tell the subscribers of a key, and store nothing."""
+        """Publish a value to the subscribers of a key, and store nothing."""
         key = message.key
         self._translator.check_key(key)
         if is_below_sys(key):
@@ -121,8 +135,8 @@ class TreeRequests:
         self._state.note(key, message.value)
         return encode_ack(message.transaction_id)
 
-    def spub_init(self, message: m.SPubInit) -> bytes:
-        """Bind a transaction id to a key, for `spub`."""
+    def spubinit(self, message: m.SPubInit) -> bytes:
+        """Keep a key under a transaction id, for `spub`."""
         self._translator.check_size(message.key)
         self._access.check_writable(message.key)
         self._access.need("write", message.key)
@@ -154,3 +168,47 @@ class TreeRequests:
         pattern = self._translator.read_parent_pattern(parent)
         self._access.need("read", children_pattern(parent))
         return encode_ls(message.transaction_id, self._state.children_matching(pattern))
+
+    # -- locks -------------------------------------------------------------------------------------------------------
+
+    def lock(self, message: m.Lock) -> bytes:
+        """Lock a key, if nobody has."""
+        self._need_lock(message.key)
+        try:
+            if self._locks.lock(message.key, self._client_id):
+                self._show(message.key)
+        except LockHeldError as error:
+            raise RefusedError(ErrorCode.KEY_IS_LOCKED, str(error)) from None
+        return encode_ack(message.transaction_id)
+
+    def acquirelock(self, message: m.AcquireLock) -> bytes:
+        """Lock a key, or wait for it: then `send_granted` answers."""
+        self._need_lock(message.key)
+        if not self._locks.acquire(message.key, self._client_id, message.transaction_id):
+            return b""
+        self._show(message.key)
+        return encode_ack(message.transaction_id)
+
+    def releaselock(self, message: m.ReleaseLock) -> bytes:
+        """Release a lock, or end the wait for it."""
+        self._need_lock(message.key)
+        try:
+            granted = self._locks.release(message.key, self._client_id)
+        except NotLockedError as error:
+            raise RefusedError(ErrorCode.KEY_IS_NOT_LOCKED, str(error)) from None
+        except LockHeldError as error:
+            code = ErrorCode.LOCK_ACQUISITION_CANCELLED
+            for wait in error.cancelled:
+                self._answers.send(self._translator.encode_error(wait, code, "given up"))
+            raise RefusedError(ErrorCode.KEY_IS_LOCKED, str(error)) from None
+        self._hub.grant(granted)
+        self._hub.flush()
+        return encode_ack(message.transaction_id)
+
+    def _need_lock(self, key: str) -> None:
+        self._translator.check_key(key)
+        self._access.need("write", key)
+
+    def _show(self, key: str) -> None:
+        if self._hub.settings.extended_monitoring:
+            self._hub.show(f"locks/{key}", self._client_id)

@@ -1,4 +1,4 @@
-"""Values as JSON texts: what may be one, how it looks on a wire, and when two are the same.
+"""Values as JSON texts: their check, their form on a wire, and their equality.
 
 A value is kept and passed on as the text that its client wrote. Section numbers are those of
 docs/specifications/worterbuch.md.
@@ -60,10 +60,10 @@ def check_value(value: bytes) -> None:
 
 
 def parse_value(text: bytes) -> bytes:
-    """Return the value that a text of unknown origin is, without blanks around it.
+    """Return a text of unknown origin as a value, without blanks around it.
 
     Raises:
-        ValueError: it is none: no JSON, invalid UTF-8, a lone surrogate, a number beyond all floats, or too deep.
+        ValueError: the text is no JSON, has invalid UTF-8, a lone surrogate, a number beyond all floats, or too deep.
     """
     value = bytes(text).strip(b" \t\r\n")
     if not value:

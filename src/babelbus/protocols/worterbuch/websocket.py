@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from babelbus.core.receipt import Promise
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.protocols.contract import Encode, Outbox
-from babelbus.protocols.worterbuch.codec import decode_messages, decode_sets, encode_ack
+from babelbus.protocols.worterbuch.codec import decode_chunk, decode_messages
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
-from babelbus.protocols.worterbuch.profiles import Profile
+from babelbus.protocols.worterbuch.profiles import Endpoint
 from babelbus.protocols.worterbuch.session import Session
-from babelbus.protocols.worterbuch.symbols import USUAL, Symbols
 from babelbus.wire.websocket import (
     Decoder,
     Deflate,
@@ -30,15 +29,6 @@ class TextFraming:
         """Return the frames of these messages."""
         return encode_texts(texts)
 
-    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Return the frames of an `ack` for each of these: in one format if all have the same length."""
-        digits = len(str(transaction_ids[0]))
-        low, high = 10 ** (digits - 1), 10**digits
-        if low <= min(transaction_ids) and max(transaction_ids) < high:
-            frame = encode_texts([encode_ack(low)]).replace(b"%", b"%%").replace(b"%d" % low, b"%d")
-            return (frame * len(transaction_ids)) % tuple(transaction_ids)
-        return encode_texts(list(map(encode_ack, transaction_ids)))
-
 
 TEXTS = TextFraming()
 
@@ -49,10 +39,6 @@ class LateFraming:
     def encode(self, texts: Sequence[bytes]) -> bytes:
         """Return these messages with their lengths."""
         return b"".join([b"%b%b" % (len(text).to_bytes(_LENGTH_BYTES, "big"), text) for text in texts])
-
-    def encode_acks(self, transaction_ids: Sequence[int]) -> bytes:
-        """Return an `ack` for each of these, with their lengths."""
-        return self.encode(list(map(encode_ack, transaction_ids)))
 
 
 _LENGTH_BYTES = 8
@@ -72,12 +58,12 @@ class DeflatingSender:
 
     @property
     def bytes_max(self) -> int:
-        """The bound of what waits."""
+        """The bound of the answers that wait."""
         return self._outbox.bytes_max
 
     @property
     def size_bytes(self) -> int:
-        """What waits."""
+        """The size of the answers that wait."""
         return self._outbox.size_bytes
 
     def answer(self, encode: Encode, weight: int = 0) -> None:
@@ -107,10 +93,9 @@ class SocketSession(WebSocketSession):
         outbox: Outbox,
         close: Callable[[], None],
         *,
-        profile: Profile,
+        endpoint: Endpoint,
         address: str | None,
         deflate: Deflate | None = None,
-        symbols: Symbols = USUAL,
     ) -> None:
         super().__init__(
             outbox,
@@ -127,38 +112,36 @@ class SocketSession(WebSocketSession):
             outbox if deflate is None else DeflatingSender(outbox, deflate),
             close,
             framing=TEXTS if deflate is None else LATE,
-            profile=profile,
+            endpoint=endpoint,
             transport_name="WS",
             address=address,
-            symbols=symbols,
         )
         self.session.open()
 
     def take(self, texts: list[bytes]) -> None:
-        """Read the messages; runs of `set` are carried out at once.
+        """Read the messages.
 
         Raises:
             MalformedMessageError: a text is no message; the messages before it are kept.
         """
-        run = decode_sets(texts)
+        run = decode_chunk(texts)
         if run is None:
             decode_messages(texts, self._waiting)
-        elif not self.session.receive_sets(run):
-            self._waiting += run.messages()
+        else:
+            self._waiting = self.session.receive(run)
 
     def work(self) -> bool:
-        """Do what waits; return whether everything is done.
+        """Handle the messages that wait; return whether all are handled.
 
         Raises:
-            RemoteProtocolError: a request may not be made in this place; it was answered.
+            RemoteProtocolError: a request is not allowed in this place; it was answered.
         """
         while self._waiting:
             try:
-                done = self.session.receive(self._waiting)
+                self._waiting = self.session.receive(self._waiting)
             except RemoteProtocolError:
                 self._waiting = []
                 raise
-            self._waiting = self._waiting[done:]
             if self._waiting and self._outbox.full:
                 return False
         return True
@@ -171,9 +154,9 @@ class SocketSession(WebSocketSession):
 
     @property
     def established(self) -> bool:
-        """Whether the client is as far as it has to be: it need send nothing, unless a token is asked for."""
+        """Whether the client has proved its rights, if a token is needed."""
         return self.session.established
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the session: the connection is gone."""
         self.session.close()
