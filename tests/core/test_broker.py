@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from babelbus.clock import ManualClock
-from babelbus.core.broker import PARTITIONS_MAX, TopicExistsError, UnknownTopicError
+from babelbus.core.catalog import PARTITIONS_MAX, TopicExistsError, UnknownTopicError
 from babelbus.core.partition import TopicClosedError
+from babelbus.core.receipt import DONE, Promise
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings
 from babelbus.core.subject import EVERYTHING, exactly
@@ -67,9 +68,9 @@ async def test_what_is_too_long_for_a_key_is_recorded_and_not_retained() -> None
 @in_loop
 async def test_a_topic_is_made_with_the_defaults_unless_told_otherwise() -> None:
     bus = Bus(defaults=TopicSettings(ack="accepted", segment_bytes=4096), default_partitions=3)
-    topic = bus.broker.create_topic("a")
+    topic = bus.broker.create_topic("a").result()
     assert (topic.settings.ack, topic.settings.segment_bytes, len(topic.partitions)) == ("accepted", 4096, 3)
-    other = bus.broker.create_topic("b", 1, {"ack": "flushed"})
+    other = bus.broker.create_topic("b", 1, {"ack": "flushed"}).result()
     assert (other.settings.ack, other.settings.segment_bytes, len(other.partitions)) == ("flushed", 4096, 1)
     await bus.broker.close()
 
@@ -162,7 +163,7 @@ async def test_settings_of_the_time_before_checksums_are_read_and_written_anew_w
     files.replace_file(path, bytes(files.content(path)[9:]))
     bus = Bus(files)
     assert bus.broker.topic("news").settings.ack == "written"
-    bus.broker.alter_topic("news", {"ack": "flushed"})
+    bus.broker.alter_topic("news", {"ack": "flushed"}).result()
     await bus.broker.close()
     assert files.content(path)[8:10] == b"\n{"
     bus = Bus(files)
@@ -181,7 +182,7 @@ async def test_a_topic_in_memory_keeps_its_settings_but_not_its_records() -> Non
     topic = bus.broker.topic("news")
     assert (topic.settings.engine, len(topic.partitions)) == ("memory", 2)
     assert [payloads(one) for one in topic.partitions] == [[], []]
-    bus.broker.remove_topic("news")
+    bus.broker.remove_topic("news").result()
     bus.topic("news", engine="memory")
     await bus.broker.close()
 
@@ -190,7 +191,7 @@ async def test_a_topic_in_memory_keeps_its_settings_but_not_its_records() -> Non
 async def test_a_topic_in_memory_is_empty_when_it_is_made_again() -> None:
     bus = Bus()
     await done(publish(bus.topic("news", engine="memory"), events(b"x")))
-    bus.broker.remove_topic("news")
+    bus.broker.remove_topic("news").result()
     topic = bus.topic("news", engine="memory")
     assert payloads(topic.partitions[0]) == []
     await bus.broker.close()
@@ -204,7 +205,7 @@ async def test_settings_change_while_the_topic_is_used_and_stay_changed() -> Non
     bus = Bus()
     topic = bus.topic("news")
     await done(publish(topic, events(b"0")))
-    assert bus.broker.alter_topic("news", {"ack": "written", "retention_bytes": 77}) is topic
+    assert bus.broker.alter_topic("news", {"ack": "written", "retention_bytes": 77}).result() is topic
     (receipt,) = publish(topic, events(b"1"))
     assert receipt.done
     bus = await bus.restart()
@@ -221,7 +222,7 @@ async def test_a_smaller_segment_holds_from_the_next_record_on() -> None:
     for _ in range(3):
         publish(topic, events(b"x" * 1000))
     assert topic.partitions[0].log.part_count == 1
-    bus.broker.alter_topic("news", {"segment_bytes": 1024})
+    bus.broker.alter_topic("news", {"segment_bytes": 1024}).result()
     for _ in range(3):
         publish(topic, events(b"x" * 1000))
     assert topic.partitions[0].log.part_count > 1
@@ -233,12 +234,12 @@ async def test_partitions_can_grow_and_never_shrink() -> None:
     bus = Bus()
     topic = bus.topic("news", 2, ack="written")
     publish(topic, events(b"0", b"1"))
-    bus.broker.alter_topic("news", {"partitions": 4})
+    bus.broker.alter_topic("news", {"partitions": 4}).result()
     publish(topic, events(b"2", b"3", b"4", b"5"))
     assert sum(len(payloads(one)) for one in topic.partitions) == 6
     for partitions in (3, 0, PARTITIONS_MAX + 1, "5"):
         with pytest.raises(InvalidSettingError):
-            bus.broker.alter_topic("news", {"partitions": partitions})
+            bus.broker.alter_topic("news", {"partitions": partitions}).result()
     bus = await bus.restart()
     assert len(bus.broker.topic("news").partitions) == 4
     await bus.broker.close()
@@ -250,9 +251,9 @@ async def test_a_change_that_is_refused_changes_nothing() -> None:
     topic = bus.topic("news")
     for changes in ({"engine": "memory"}, {"colour": "red"}, {"ack": "written", "retention_bytes": -1}):
         with pytest.raises(InvalidSettingError):
-            bus.broker.alter_topic("news", changes)
+            bus.broker.alter_topic("news", changes).result()
     with pytest.raises(UnknownTopicError):
-        bus.broker.alter_topic("olds", {"ack": "written"})
+        bus.broker.alter_topic("olds", {"ack": "written"}).result()
     assert topic.settings == TopicSettings()
     bus = await bus.restart()
     assert bus.broker.topic("news").settings == TopicSettings()
@@ -263,12 +264,15 @@ async def test_a_change_that_is_refused_changes_nothing() -> None:
 async def test_who_keeps_a_list_of_topics_is_told_of_each_change() -> None:
     bus = Bus()
     told: list[dict[str, int]] = []
-    bus.broker.on_topics_changed = lambda: told.append(
-        {name: len(topic.partitions) for name, topic in bus.broker._topics.items()}
-    )
+
+    def note() -> Promise:
+        told.append({topic.name: len(topic.partitions) for topic in bus.broker.topics()})
+        return DONE
+
+    bus.broker.on_topics_changed = note
     bus.topic("a")
-    bus.broker.alter_topic("a", {"partitions": 2})
-    bus.broker.remove_topic("a")
+    bus.broker.alter_topic("a", {"partitions": 2}).result()
+    bus.broker.remove_topic("a").result()
     assert told == [{"a": 1}, {"a": 2}, {}]
     await bus.broker.close()
 
@@ -280,7 +284,7 @@ async def test_who_keeps_a_list_of_topics_is_told_of_each_change() -> None:
 async def test_a_topic_made_again_begins_at_offset_0() -> None:
     bus = Bus()
     await done(publish(bus.topic("news"), events(b"old")))
-    bus.broker.remove_topic("news")
+    bus.broker.remove_topic("news").result()
     with pytest.raises(UnknownTopicError):
         bus.broker.topic("news")
     topic = bus.topic("news")
@@ -303,7 +307,7 @@ async def test_publishers_who_wait_are_told_when_their_topic_is_removed() -> Non
     await gate.reached()
     removing = threading.Timer(0, gate.open)  # the removal waits for the flush that is under way
     removing.start()
-    bus.broker.remove_topic("news")
+    bus.broker.remove_topic("news").result()
     removing.join()
     assert all(isinstance(receipt.error, TopicClosedError) for receipt in receipts)
     await bus.broker.close()
@@ -313,7 +317,7 @@ async def test_publishers_who_wait_are_told_when_their_topic_is_removed() -> Non
 async def test_what_was_gathered_for_a_removed_topic_is_refused() -> None:
     bus = Bus()
     (receipt,) = publish_payloads(bus.topic("news"), [b"x"], [NOW])
-    bus.broker.remove_topic("news")
+    bus.broker.remove_topic("news").result()
     await turns()
     assert isinstance(receipt.error, TopicClosedError)
     await bus.broker.close()
@@ -368,11 +372,11 @@ async def test_a_removal_that_the_disk_refuses_leaves_the_topic_in_use() -> None
     await done(publish(bus.topic("news"), events(b"0")))
     files.fail("rename", suffix="/news")
     with pytest.raises(StorageError):
-        bus.broker.remove_topic("news")
+        bus.broker.remove_topic("news").result()
     topic = bus.broker.topic("news")
     await done(publish(topic, events(b"1")))
     assert payloads(topic.partitions[0]) == [b"0", b"1"]
-    bus.broker.remove_topic("news")
+    bus.broker.remove_topic("news").result()
     assert bus.broker.topics() == []
     await bus.broker.close()
 
@@ -414,7 +418,7 @@ async def test_a_new_topic_records_a_subject_that_was_live_only_until_then() -> 
     topic = bus.topic("a")
     await done(publish(bus.broker, events(b"1", subject="a/b")))
     assert payloads(topic.partitions[0]) == [b"1"]
-    bus.broker.remove_topic("a")
+    bus.broker.remove_topic("a").result()
     assert publish(bus.broker, events(b"2", subject="a/b")) == []
     await bus.broker.close()
 

@@ -374,11 +374,11 @@ def configured(folder: Path) -> Config:
     )
 
 
-def fill(live: LiveServer) -> None:
+async def fill(live: LiveServer) -> None:
     """Make what the requests ask for."""
     broker = live.server.broker
     for topic in ("large", "small", *(f"{'long' * 50}{number}" for number in range(20))):
-        broker.create_topic(topic, 1, {"engine": "memory"})
+        await broker.create_topic(topic, 1, {"engine": "memory"})
     publish(broker, [Event("large", LARGE)])
     for key, value in (("large", LARGE.decode()), ("small", "small")):
         broker.state.set(key, json.dumps(value).encode())

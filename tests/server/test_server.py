@@ -289,11 +289,13 @@ def test_topics_that_are_written_into_the_list_by_hand_are_made(tmp_path: Path) 
     with LiveServer(configure(tmp_path)) as live, live.caller() as caller:
         topics = live.conf / "topics"
         caller.ask(create_topic("first"))
+        live.until(lambda: live.server._list.last.done)
         topics.write_text("# ours\nfirst 2\nsecond\n\nthird 3\n")
         live.call(live.server.reload)
         counts = live.call(lambda: {name: len(one.partitions) for name, one in live.server.public_topics().items()})
         assert counts == {"first": 2, "second": 1, "third": 3}
         caller.ask(remove_topic("second"), create_topic("fourth"))
+        live.until(lambda: live.server._list.last.done)
         assert topics.read_text() == "# ours\nfirst 2\n\nthird 3\nfourth 1\n"
         topics.write_text("fifth\n")  # taking a line away removes no records
     with LiveServer(configure(tmp_path)) as live:

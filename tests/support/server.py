@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import faulthandler
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 import uvloop
 
@@ -139,11 +139,16 @@ class LiveServer:
         if self._failure is not None and error is None:
             raise self._failure
 
-    def call(self, what: Callable[[], T]) -> T:
-        """Do something in the server's event loop and give what it gave."""
+    @overload
+    def call(self, what: Callable[[], Awaitable[T]]) -> T: ...
+    @overload
+    def call(self, what: Callable[[], T]) -> T: ...
+    def call(self, what: Callable[[], Any]) -> Any:
+        """Do something in the server's event loop and give what it gave, awaited if that takes time."""
 
-        async def do() -> T:
-            return what()
+        async def do() -> Any:
+            given = what()
+            return await given if isinstance(given, Awaitable) else given
 
         return asyncio.run_coroutine_threadsafe(do(), self._loop).result(SAFETY_NET_SECONDS)
 

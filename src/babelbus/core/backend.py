@@ -36,6 +36,8 @@ class Backend:
         self.flusher = Flusher(loop, clock, metrics, engine)
         self._loop = loop
         self._readers = ThreadPoolExecutor(READERS, f"reader-{engine}")
+        self.changes = ThreadPoolExecutor(1, f"changes-{engine}")
+        """Makes, alters, removes and closes topics."""
         self.failing: StorageError | None = None
         """Why the last append to any of its topics failed; `None` when it did not."""
 
@@ -63,5 +65,6 @@ class Backend:
     def stop(self) -> None:
         """End the threads after what is under way, and close the store. May take long."""
         self._readers.shutdown(cancel_futures=True)
+        self.changes.shutdown()
         self.flusher.stop()
         self.store.close()

@@ -436,8 +436,8 @@ class Partition:
             else:
                 heappush(self._watchers, watcher)
 
-    def close(self, error: StorageError | None = None) -> None:
-        """Give the log back, flushed if the disk allows; who still waits is answered, with `error` if there is one."""
+    def stop(self) -> None:
+        """Take no more records, and begin no flush or read."""
         if self._closed:
             return
         self._write_deferred()
@@ -446,15 +446,23 @@ class Partition:
             log.error("%d accepted records are lost: the disk refused them until the end", self._deferred_count)
         self._closed = True
         self.forget_tail()
+
+    def close_log(self) -> StorageError | None:
+        """Give the log back, flushed if the disk allows; return the error of the flush. Blocks."""
+        error = None
         try:
             self.log.durable()
         except (StorageError, OSError) as failure:
-            error = error or (failure if isinstance(failure, StorageError) else StorageError(str(failure)))
+            error = failure if isinstance(failure, StorageError) else StorageError(str(failure))
             log.error("closing a partition: %s", failure)
         try:
             self.log.close()
         except (StorageError, OSError) as failure:  # a full disk: the records are safe, the next start reads more
             log.warning("closing a partition: %s", failure)
+        return error
+
+    def release(self, error: StorageError | None) -> None:
+        """Answer publishers and readers that wait; publishers get the error of the flush, if there is one."""
         while self._waiting:
             self._waiting.popleft()[1].resolve(error)
         watchers, self._watchers = self._watchers, []

@@ -8,9 +8,11 @@ protocol, is an MQ all the same: without a mask, kept by its own settings.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
+from babelbus.core.broker import Broker
 from babelbus.errors import StorageError
 from babelbus.storage.files import FileSystem
 from babelbus.storage.notes import Note
@@ -37,12 +39,13 @@ UNKNOWN = Entry()
 
 
 class Book:
-    """The entries of all MQs. Changes block for a flush of the disk."""
+    """The entries of all MQs. Changes are written in a thread."""
 
-    def __init__(self, files: FileSystem, folder: str) -> None:
+    def __init__(self, broker: Broker, files: FileSystem, folder: str) -> None:
         advice = "put a copy of the file back, or remove the file: then the masks of MQs are lost, no more"
         self._note = Note(files, f"{folder}/{FILE_NAME}", dict[str, Entry], advice=advice, bare=True)
         self._entries: dict[str, Entry] = {}
+        self._writer = broker.writer(lambda: partial(self._note.write, dict(self._entries)))
 
     def open(self, current: Callable[[str, Entry], Entry | None]) -> None:
         """Read what is stored; `current` gives what holds of an entry now, `None` for one to be forgotten.
@@ -61,25 +64,29 @@ class Book:
         """Return all of them, by MQ."""
         return list(self._entries.items())
 
-    def put(self, mq: str, entry: Entry) -> None:
+    async def put(self, mq: str, entry: Entry) -> None:
         """Keep an entry, durably.
 
         Raises:
             StorageError: the disk refused; nothing has changed.
         """
-        if self._entries.get(mq, UNKNOWN) != entry:
-            self._replace({**self._entries, mq: entry})
+        before = self._entries.get(mq)
+        if before == entry:
+            return
+        self._entries[mq] = entry
+        try:
+            await self._writer.write().wait()
+        except StorageError:
+            if self._entries.get(mq) is entry:
+                self._entries.pop(mq)
+                if before is not None:
+                    self._entries[mq] = before
+            raise
 
-    def forget(self, mq: str) -> None:
+    async def forget(self, mq: str) -> None:
         """Remove an MQ from the book. A failure is only logged: the next start removes the MQ, too."""
-        if mq in self._entries:
-            entries = {name: entry for name, entry in self._entries.items() if name != mq}
+        if self._entries.pop(mq, None) is not None:
             try:
-                self._replace(entries)
+                await self._writer.write().wait()
             except StorageError as error:
                 log.warning("a removed MQ is still noted: %s", error)
-                self._entries = entries
-
-    def _replace(self, entries: dict[str, Entry]) -> None:
-        self._note.write(entries)
-        self._entries = entries
