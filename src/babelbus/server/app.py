@@ -30,7 +30,8 @@ from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
 from babelbus.server.access import AccessLists
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
-from babelbus.storage.contract import Fit, Store
+from babelbus.server.loop_watch import LoopWatch
+from babelbus.storage.contract import Fit, PartitionLog, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
@@ -68,6 +69,7 @@ class Server:
         self._lock: File | None = None
         self._admin: AdminServer | None = None
         self._cleaner: asyncio.Task[None] | None = None
+        self._watch = LoopWatch(self.metrics, self.clock)
         self._cleanings: set[asyncio.Task[int]] = set()
         self._watched: set[str] = set()
         self._closed_topics: dict[str, int] = {}
@@ -98,6 +100,7 @@ class Server:
             await self.stop()
             raise
         self._cleaner = asyncio.get_running_loop().create_task(self._clean())
+        self._watch.start()
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_FIRST_THRESHOLD)
@@ -205,14 +208,17 @@ class Server:
         names = set(self.broker.topic_names())
         for name in self._watched - names:
             self.metrics.forget_topic(name)
-        self._watched = names
-        for topic in self.broker.topics():
-            name, partitions = topic.name, topic.partitions
+        for name in names - self._watched:
             self.metrics.watch_topic(
                 name,
-                segments=lambda partitions=partitions: sum(one.log.part_count for one in partitions),  # type: ignore[misc]
-                log_bytes=lambda partitions=partitions: sum(one.log.size_bytes for one in partitions),  # type: ignore[misc]
+                segments=lambda name=name: sum(log.part_count for log in self._logs_of(name)),  # type: ignore[misc]
+                log_bytes=lambda name=name: sum(log.size_bytes for log in self._logs_of(name)),  # type: ignore[misc]
             )
+        self._watched = names
+
+    def _logs_of(self, name: str) -> list[PartitionLog]:
+        topic = self.broker.find_topic(name)
+        return [] if topic is None else [partition.log for partition in topic.partitions]
 
     async def _listen(self) -> None:
         context = ServiceContext(
@@ -281,6 +287,7 @@ class Server:
     async def stop(self) -> None:
         """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
         self.stopping = True
+        self._watch.stop()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
