@@ -278,6 +278,24 @@ def test_a_disk_that_refuses_is_named_until_it_takes_records_again(
     assert [caplog.text.count("the disk is full"), caplog.text.count("room again")] == lines
 
 
+def test_a_failed_flush_is_named_until_a_flush_works() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        partition = bus.broker.create_topic("a", 1, {"ack": "written"}).result().partitions[0]
+        assert isinstance(bus.bus.files, FaultyFiles)
+        bus.bus.files.fail("flush", errno.EIO, suffix=".log")
+        partition.append(encode_payloads([b"x"], [1], partition.next_offset))
+        with pytest.raises(StorageError):
+            await partition.flush()
+        partition.append(encode_payloads([b"y"], [1], partition.next_offset))  # says nothing of the flush
+        assert (await call("GET", "/health"))[1]["status"] == "degraded"
+        assert (await call("GET", "/ready"))[0] == 503
+        await partition.flush()
+        assert await call("GET", "/health") == (200, {"status": "ok", "reasons": []})
+        assert (await call("GET", "/ready"))[0] == 200
+
+    serve(test)
+
+
 def test_a_topic_that_a_full_disk_refuses_is_507() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
         assert isinstance(bus.bus.files, FaultyFiles)

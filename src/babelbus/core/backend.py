@@ -40,6 +40,8 @@ class Backend:
         """Makes, alters, removes and closes topics."""
         self.failing: StorageError | None = None
         """Why the last append to any of its topics failed; `None` when it did not."""
+        self.flush_failing: StorageError | None = None
+        """Why the last flush of any of its topics failed; `None` when it did not."""
 
     def note_failure(self, error: StorageError) -> None:
         """Record a failed append; log the first one that finds the disk full."""

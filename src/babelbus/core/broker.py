@@ -220,7 +220,7 @@ class Broker(Catalog):
     def request(
         self, subject: str, payload: bytes | None, headers: Headers, deadline: float, principal: Identity
     ) -> Request[Reply]:
-        """Ask those who answer requests to a subject, until an absolute deadline (`Clock.monotonic`); see `request`."""
+        """Send a request to a subject, with an absolute deadline (`Clock.monotonic`); see `request`."""
         return self.responders.request(subject, payload, headers, deadline, principal)
 
     def respond(self, key: Key, reply: Reply) -> bool:

@@ -96,7 +96,7 @@ class Catalog:
         self._changes: dict[str, Promise] = {}
         """The last change of each topic that is asked for and not done."""
         self._background: set[asyncio.Future[Any]] = set()
-        """What `close` waits for, so that nobody touches the folder once the server has given it back."""
+        """Tasks that `close` waits for, so that nobody touches the folder once the server has given it back."""
         self._cut_short: set[str] = set()
         """The topics whose removal the start finished: another engine may hold something of them still."""
         self._cleaning: dict[str, asyncio.Task[int]] = {}
@@ -278,7 +278,7 @@ class Catalog:
         return Work(self._in_turn(name, lambda: self._remove(name)))
 
     async def _in_turn(self, name: str, change: Callable[[], Awaitable[T]]) -> T:
-        """Carry out a change of a topic after the changes that were asked for before."""
+        """Run a change of a topic after the changes that were asked for before."""
         before, done = self._changes.get(name), Promise()
         self._changes[name] = done
         try:
@@ -370,7 +370,7 @@ class Catalog:
         return writer
 
     def _store_topic(self, backend: Backend, name: str, kept: _Kept) -> list[PartitionLog]:
-        """Store a topic with empty logs, durably, or nothing of it. Blocks."""
+        """Write a topic with empty logs, durably, or nothing of it. Blocks."""
         store = backend.store
         if store is not self._catalog and store.partition_count(name):
             if name not in self._cut_short:  # this folder is new to a database that others use, or used
@@ -476,7 +476,7 @@ class Catalog:
         return freed
 
     async def _close_topics(self) -> None:
-        """Finish the changes that are under way, close all topics and stores; publishers that wait are answered."""
+        """Close all topics and stores behind the changes that are under way; publishers that wait are answered."""
         while self._changes:
             await finished(self._changes.values())
         await asyncio.gather(*map(self._close_topic, self._topics.values()))

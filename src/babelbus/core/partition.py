@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 DEFERRED_BYTES_MAX = 8 * 2**20
 """Most that a topic with `ack = "accepted"` holds in memory before it is written."""
 RETRY_SECONDS = 1.0
-"""How long accepted records that the disk refused wait before they are tried again without anybody's asking."""
+"""After how long accepted records that the disk refused are written again, and a failed flush is tried again."""
 
 
 class TopicClosedError(StorageError):
@@ -110,7 +110,7 @@ class Partition:
         self._wake_beyond(self._high_watermark)
 
     def configure(self, settings: TopicSettings, checkpoint_bytes: int) -> None:
-        """Apply new settings; later publishers are answered at the new ack level."""
+        """Set other settings; later publishers are answered at the new ack level."""
         if self.pending is not None:
             self.pending()
         self._write_deferred()
@@ -164,8 +164,9 @@ class Partition:
             self._tail.add(batch if batch.base_offset == base_offset else rebase(batch, base_offset))
 
     def _note_success(self) -> None:
-        self.failing = None
-        self._append_failed = False
+        if self._append_failed:
+            self.failing = None
+            self._append_failed = False
         if self._backend.failing is not None:
             self._backend.note_success()
 
@@ -277,7 +278,8 @@ class Partition:
             return
         waiting = self._waiting
         if error is not None:
-            self.failing = error
+            self.failing = self._backend.flush_failing = error
+            self._loop.call_later(RETRY_SECONDS, self._request_flush)  # health must not depend on the next publisher
             while waiting:
                 waiting.popleft()[1].resolve(error)
             self._defer_again()
@@ -286,6 +288,7 @@ class Partition:
             # What the disk did not give back is gone, and its offsets are given again.
             self.step_back()
             return
+        self._backend.flush_failing = None
         if not self._append_failed:
             self.failing = None
         self._unflushed_bytes = 0
@@ -355,7 +358,7 @@ class Partition:
         return await self._backend.ask(run)
 
     def cut_torn(self, start: int) -> None:
-        """At a start: cut what a loss of power has torn a hole into, from `start` on; see `PartitionLog.cut_torn`.
+        """Remove at a start what a loss of power has torn a hole into, from `start` on; see `PartitionLog.cut_torn`.
 
         Raises:
             StorageError: the log cannot be read.
@@ -437,7 +440,7 @@ class Partition:
                 heappush(self._watchers, watcher)
 
     def stop(self) -> None:
-        """Take no more records, and begin no flush or read."""
+        """Refuse records, flushes and reads from now on."""
         if self._closed:
             return
         self._write_deferred()
@@ -448,7 +451,7 @@ class Partition:
         self.forget_tail()
 
     def close_log(self) -> StorageError | None:
-        """Give the log back, flushed if the disk allows; return the error of the flush. Blocks."""
+        """Close the log, flushed if the disk allows; return the error of the flush. Blocks."""
         error = None
         try:
             self.log.durable()

@@ -329,7 +329,7 @@ class Topic:
         return [event_of(self.name, record) for record in iterate(columns)]
 
     async def close(self, run: Run, error: StorageError | None = None) -> None:
-        """Give the logs back, in a thread that `run` chooses; who waits is answered, with `error` if there is one."""
+        """Close the logs, in a thread that `run` chooses; who waits is answered, with `error` if there is one."""
         self.flush()
         partitions = self.partitions
         for partition in partitions:

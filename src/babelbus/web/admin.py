@@ -228,7 +228,7 @@ class AdminServer:
         return answer({"status": "degraded" if reasons else "ok", "reasons": reasons})
 
     async def _get_ready(self, request: web.Request) -> web.Response:
-        failing = any(backend.failing is not None for backend in self._broker.backends.values())
+        failing = any(one.failing or one.flush_failing for one in self._broker.backends.values())
         ready = not self._server.stopping and not failing
         return answer({"ready": ready, "reasons": health_reasons(self._server)}, status=200 if ready else 503)
 
