@@ -46,7 +46,7 @@ class Flusher:
         self._thread.start()
 
     def request(self, partition: Flushable) -> None:
-        """Request a flush of all appended records; `flushed` reports the outcome. Costs about 2 us."""
+        """Begin a flush of all appended records; `flushed` reports the outcome. Costs about 2 us."""
         self._requests.put(partition)
 
     def _run(self) -> None:

@@ -83,7 +83,7 @@ class Receipt(Promise):
         return (self,)
 
     def follow(self, receipt: "Receipt") -> None:
-        """Take the place and the outcome of another receipt."""
+        """Set the place and the outcome from another receipt."""
         self.partition, self.base_offset, self.count = receipt.partition, receipt.base_offset, receipt.count
         receipt.when_done(lambda done: self.resolve(done.error))
 
