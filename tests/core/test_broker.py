@@ -16,7 +16,7 @@ from babelbus.core.settings import InvalidSettingError, TopicSettings
 from babelbus.core.subject import EVERYTHING, exactly
 from babelbus.core.topic import event_of
 from babelbus.errors import InvalidTopicNameError, StorageError
-from babelbus.storage.contract import LogSettings
+from babelbus.storage.contract import Fit, LogSettings
 from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.notes import DamagedNoteError
@@ -514,3 +514,41 @@ async def test_nothing_is_made_any_more_once_the_broker_is_closed() -> None:
         bus.topic("late")
     (receipt,) = publish(topic, events(b"late"))
     assert isinstance(receipt.error, TopicClosedError)
+
+
+@in_loop
+async def test_a_topic_whose_engine_refuses_to_remove_it_is_gone_and_can_be_made_again() -> None:
+    files = FaultyFiles()
+    bus = Bus(others={"db": FolderStore(files, "db", ManualClock(NOW), Fit(reads_wait=False))})
+    await done(publish(bus.topic("news", engine="db"), events(b"x")))
+    files.fail("rename", suffix="topics/news")
+    bus.broker.remove_topic("news").result()
+    assert not bus.broker.has_topic("news")
+    assert bus.broker.topic_of("news/sport") is None
+    assert bus.topic("news", engine="db").partitions[0].next_offset == 0
+    await bus.broker.close()
+
+
+@in_loop
+async def test_changes_of_one_topic_are_made_in_the_order_in_which_they_were_asked_for() -> None:
+    clock = ManualClock(NOW)
+    bus = Bus()
+    bus.broker._catalog.fit = Fit()  # its calls wait: each change is made in a thread
+    changes: list[Promise] = [
+        bus.broker.create_topic("a"),
+        bus.broker.alter_topic("a", {"partitions": 2}),
+        bus.broker.create_topic("a"),
+        bus.broker.remove_topic("a"),
+        bus.broker.alter_topic("a", {"partitions": 3}),
+        bus.broker.create_topic("a", 4),
+    ]
+    assert not bus.broker.has_topic("a")
+    await done(changes)
+    errors = [type(change.error) for change in changes]
+    assert errors == [type(None), type(None), TopicExistsError, type(None), UnknownTopicError, type(None)]
+    assert len(bus.broker.topic("a").partitions) == 4
+    late = bus.broker.create_topic("late")
+    await bus.broker.close()
+    assert late.done
+    assert type((await done([bus.broker.create_topic("later")]))[0].error) is TopicClosedError
+    assert Bus(bus.files, clock=clock).broker.topic_names() == ["a", "late"]

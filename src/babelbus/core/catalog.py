@@ -346,18 +346,34 @@ class Catalog:
         _check_not_reserved(name)
         del self._topics[name]
         backend, settings = self._backend(topic.settings.engine), topic.settings
-        stores = [self._catalog] if backend.store is self._catalog else [self._catalog, backend.store]
         await topic.close(partial(self._run, backend.changes), TopicClosedError(f"topic {name!r} was removed"))
         try:
-            tokens = await self._run(backend.changes, lambda: [store.hide(name) for store in stores])
+            hidden = await self._run(backend.changes, lambda: self._hide(name, backend.store))
         except OSError as error:
             numbers = range(len(topic.partitions))
             logs = await self._run(backend.changes, lambda: self._open_logs(backend, name, settings, numbers))
             self._add_topic(name, _Kept(len(numbers), settings, topic.id), logs)
             raise disk_error(error, f"topic {name!r} could not be removed") from error
         noted = self._changed()
-        for store, token in zip(stores, tokens, strict=True):
-            self._in_background(self._erase(store, token, noted))
+        for store, token in hidden:
+            task = self._loop.create_task(self._erase(store, token, noted))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    def _hide(self, name: str, store: Store) -> list[tuple[Store, str]]:
+        """Remove a topic from its stores, durably; return where and under which token its space is left. Blocks.
+
+        Raises:
+            OSError: the disk refused; nothing has changed.
+        """
+        hidden = [(self._catalog, self._catalog.hide(name))]
+        if store is not self._catalog:
+            try:
+                hidden.append((store, store.hide(name)))
+            except (OSError, StorageError) as error:  # the topic is gone all the same
+                self._cut_short.add(name)
+                log.warning("topic %r is removed, and its engine still holds records of it: %s", name, error)
+        return hidden
 
     async def _run(self, executor: Executor, work: Callable[[], T]) -> T:
         """Return what `work` gives, in a thread where the disk may wait."""
@@ -396,11 +412,6 @@ class Catalog:
             await self._loop.run_in_executor(None, store.erase, token)
         except (OSError, StorageError) as error:
             log.warning("a removed topic could not be erased, the next start tries again: %s", error)
-
-    def _in_background(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     def _changed(self) -> Promise:
         self._note_names()

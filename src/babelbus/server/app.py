@@ -257,13 +257,14 @@ class Server:
             ConfigError: a line of a list is wrong; what was known before still holds.
             BabelbusError: a topic of the list cannot be made; the lists of clients hold all the same.
         """
-        await settled([self._list.last])  # else topics that were just removed would be made again
+        before = set(self.public_topics())  # what goes from here on was removed, whatever the list says
+        await settled([self._list.last])
         run = asyncio.get_running_loop().run_in_executor
         listed = await run(None, self._lists.read_topics)  # before anything changes
         await run(None, self._lists.reload)
         for service in self.services.values():
             service.access_changed()
-        await self._reconcile_topics(listed, set())
+        await self._reconcile_topics(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
 
     async def _clean(self) -> None:
