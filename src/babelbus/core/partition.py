@@ -81,6 +81,7 @@ class Partition:
         self._watchers: list[tuple[int, int, Callable[[], None]]] = []
         self._watch_count = 0
         self._closed = False
+        self._cleaning = False
 
     @property
     def next_offset(self) -> int:
@@ -250,7 +251,15 @@ class Partition:
             self._sync_wanted = True
         if not self._flush_requested and not self._closed:
             self._flush_requested = True
-            self._backend.flusher.request(self)
+            if self._is_alone():
+                self._backend.flusher.request_alone(self, self._is_alone)
+            else:
+                self._backend.flusher.request(self)
+
+    def _is_alone(self) -> bool:
+        """Return whether a single record waits for a flush, and no cleaner may hold the log."""
+        waiting = self._waiting
+        return len(waiting) == 1 and waiting[0][1].count == 1 and not self._queued and not self._cleaning
 
     def flush_log(self) -> int:
         """Write what is queued, and make it durable if that was asked for (in the flusher's thread)."""
@@ -377,7 +386,11 @@ class Partition:
             freed = self.log.trim(self.oldest) if self._retention_records is not None else 0
             return freed + self.log.clean(now_ms)
 
-        freed = await self._loop.run_in_executor(None, run)
+        self._cleaning = True
+        try:
+            freed = await self._loop.run_in_executor(None, run)
+        finally:
+            self._cleaning = False
         if freed:
             self.forget_tail()  # it may hold what is gone
         return freed
