@@ -229,8 +229,8 @@ def test_a_change_of_the_topics_that_hangs_delays_nobody_else(tmp_path: Path) ->
             files.let_through()
         assert [said(answer) for answer in creator.hear(3)] == ["a130", "a130", "b630"]
         assert [said(answer) for answer in remover.hear(3)] == ["a230", "a130", "a130"]
-        assert len(altered.result(SAFETY_NET_SECONDS).partitions) == 2
-        assert in_memory.result(SAFETY_NET_SECONDS).settings.engine == "memory"
+        assert len(altered.result(SAFETY_NET_SECONDS).value.partitions) == 2
+        assert in_memory.result(SAFETY_NET_SECONDS).value.settings.engine == "memory"
         assert publish_and_fetch(other, "old")[-1:] == [b"new"]
 
 

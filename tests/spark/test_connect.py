@@ -143,7 +143,7 @@ def test_a_pipeline_runs_on_a_connect_server_and_goes_on_where_it_was(place: Pla
         (one.key, one.payload, one.timestamp) for one in sent
     ]
     state = place.live.server.broker.state
-    assert [place.live.call(lambda key=f"counts/k{n}": state.get(key)) for n in range(3)] == [b"100"] * 3  # type: ignore[misc, arg-type]
+    assert [place.live.call(lambda key=f"counts/k{n}": state.get(key)) for n in range(3)] == [b"100"] * 3  # type: ignore[misc]
 
 
 @pytest.mark.slow

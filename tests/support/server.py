@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import faulthandler
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -139,18 +139,20 @@ class LiveServer:
         if self._failure is not None and error is None:
             raise self._failure
 
-    @overload
-    def call(self, what: Callable[[], Awaitable[T]]) -> T: ...
-    @overload
-    def call(self, what: Callable[[], T]) -> T: ...
-    def call(self, what: Callable[[], Any]) -> Any:
-        """Do something in the server's event loop and give what it gave, awaited if that takes time."""
+    def call(self, what: Callable[[], T]) -> T:
+        """Do something in the server's event loop and give what it gave; what takes time has ended then."""
 
-        async def do() -> Any:
+        async def do() -> T:
             given = what()
-            return await given if isinstance(given, Awaitable) else given
+            if isinstance(given, Awaitable):
+                await given
+            return given
 
         return asyncio.run_coroutine_threadsafe(do(), self._loop).result(SAFETY_NET_SECONDS)
+
+    def run(self, what: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the server's event loop and give what it gave."""
+        return asyncio.run_coroutine_threadsafe(what(), self._loop).result(SAFETY_NET_SECONDS)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Return when the condition holds in the event loop; it is asked again and again, as fast as the loop turns."""
