@@ -31,6 +31,7 @@ from babelbus.metrics import Metrics
 from babelbus.storage import notes
 from babelbus.storage.contract import Catalog as CatalogStore
 from babelbus.storage.contract import PartitionLog, Store
+from babelbus.storage.errors import BackendBusyError
 from babelbus.storage.files import disk_error
 
 log = logging.getLogger(__name__)
@@ -292,7 +293,31 @@ class Catalog:
                 del self._changes[name]
             done.resolve()
 
+    def create_topic_at_once(self, name: str) -> Topic:
+        """Create a topic with the defaults, and block the event loop until it is durable; prefer `create_topic`.
+
+        Raises: the errors of `create_topic`; `BackendBusyError` while a change of the topic is under way.
+        """
+        if name in self._changes:
+            raise BackendBusyError(f"topic {name!r} is being changed")
+        kept = self._check_new(name, None, {})
+        topic = self._add_topic(name, kept, self._store_topic(self._backend(kept.settings.engine), name, kept))
+        self._changed()
+        return topic
+
     async def _create(self, name: str, partitions: int | None, settings: dict[str, Any]) -> Topic:
+        kept = self._check_new(name, partitions, settings)
+        engine = kept.settings.engine
+        if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
+            await self._loop.run_in_executor(None, self._stores.__getitem__, engine)
+        backend = self._backend(engine)
+        logs = await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
+        topic = self._add_topic(name, kept, logs)
+        self._changed()
+        return topic
+
+    def _check_new(self, name: str, partitions: int | None, settings: dict[str, Any]) -> _Kept:
+        """Return what is to be stored of a new topic. Raises: the errors of `create_topic`."""
         check_topic_name(name)
         _check_not_reserved(name)
         if name in self._topics:
@@ -303,15 +328,7 @@ class Catalog:
             partitions = self._default_partitions
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidSettingError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
-        made = change_settings(self._defaults, settings)
-        if made.engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
-            await self._loop.run_in_executor(None, self._stores.__getitem__, made.engine)
-        backend, kept = self._backend(made.engine), _Kept(partitions, made, _new_id())
-        topic = self._add_topic(
-            name, kept, await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
-        )
-        self._changed()
-        return topic
+        return _Kept(partitions, change_settings(self._defaults, settings), _new_id())
 
     async def _alter(self, name: str, changes: dict[str, Any]) -> Topic:
         topic = self.topic(name)
@@ -366,7 +383,7 @@ class Catalog:
         Raises:
             OSError: the disk refused; nothing has changed.
         """
-        hidden = [(self._catalog, self._catalog.hide(name))]
+        hidden: list[tuple[Store, str]] = [(self._catalog, self._catalog.hide(name))]
         if store is not self._catalog:
             try:
                 hidden.append((store, store.hide(name)))
