@@ -42,7 +42,7 @@ async def _seconds(folder: str, settings: GroupSettings) -> float:
         {"disk": store}, defaults=defaults, checkpoint_bytes=2**26, clock=clock, metrics=Metrics(), loop=loop
     )
     groups = Groups(broker, files, folder, clock=clock, loop=loop)
-    topic = broker.create_topic("work", 1)
+    topic = broker.create_topic("work", 1).result()
     for _ in range(RECORDS // BATCH_RECORDS):
         publish_payloads(topic, [PAYLOAD] * BATCH_RECORDS, [0] * BATCH_RECORDS)
     group = groups.create("work", "workers", settings, start=BEGINNING)

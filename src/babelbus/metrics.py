@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 # From a page into a battery-backed cache to a disk that is dying; an fdatasync takes 0.2 ms on a common SSD.
 FLUSH_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
 
 class MetricInfo(msgspec.Struct, frozen=True):
     """One metric, as documentation shows it."""
@@ -127,6 +129,13 @@ class Metrics:
             namespace="babelbus",
             registry=registry,
             buckets=FLUSH_BUCKETS,
+        )
+        self.loop_lag_seconds = Histogram(
+            "loop_lag_seconds",
+            "How late the event loop was; the log names the call that held it for more than 0.1 s",
+            namespace="babelbus",
+            registry=registry,
+            buckets=LAG_BUCKETS,
         )
         self.flush_failures_total = counter("flush_failures_total", "Flushes that the disk refused; act on the first")
         self.corrupt_records_total = counter("corrupt_records_total", "Records found damaged; run babelbus check")

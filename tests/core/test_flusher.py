@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import threading
 
 import pytest
 
 from babelbus.clock import ManualClock
-from babelbus.core.flusher import Flusher
+from babelbus.core.flusher import FAST_FLUSHES, FAST_SECONDS, Flusher
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.errors import DiskError
@@ -53,3 +54,67 @@ async def test_a_failure_is_logged_once_until_it_works_again_or_fails_in_another
         "flushes work again",
         "flush failed, trying again: away",
     ]
+
+
+class Timed(Log):
+    """Takes as long as it is told, and notes in which thread."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.seconds = 0.0
+        self.threads: list[str] = []
+
+    def flush_log(self) -> int:
+        self.threads.append(threading.current_thread().name)
+        self._clock.advance(self.seconds)
+        return super().flush_log()
+
+
+def here() -> str:
+    return threading.current_thread().name
+
+
+@in_loop
+async def test_a_lone_flush_is_made_in_the_loop_while_flushes_are_fast() -> None:
+    clock = ManualClock(NOW)
+    flusher = Flusher(asyncio.get_running_loop(), clock, Metrics(), "disk")
+    log = Timed(clock)
+
+    async def flush(count: int, seconds: float = FAST_SECONDS / 2) -> list[str]:
+        log.seconds, log.threads = seconds, []
+        for _ in range(count):
+            flusher.request_alone(log, lambda: True)
+            await log.told.get()
+        return log.threads
+
+    assert await flush(FAST_FLUSHES) == ["flusher-disk"] * FAST_FLUSHES
+    assert await flush(3) == [here()] * 3
+    assert await flush(1, 2.0) == [here()]  # the price of a disk that stalls: once
+    assert await flush(1, 2.0) == ["flusher-disk"]
+    assert await flush(FAST_FLUSHES) == ["flusher-disk"] * FAST_FLUSHES
+    log._failures.append("away")
+    assert await flush(2) == [here(), "flusher-disk"]
+    flusher.stop()
+
+
+@in_loop
+async def test_a_flush_that_others_wait_for_is_made_by_the_thread() -> None:
+    clock = ManualClock(NOW)
+    flusher = Flusher(asyncio.get_running_loop(), clock, Metrics(), "disk")
+    log, other = Timed(clock), Timed(clock)
+    for _ in range(FAST_FLUSHES):
+        flusher.request(log)
+        await log.told.get()
+    log.threads.clear()
+    flusher.request_alone(log, lambda: True)
+    flusher.request(other)  # in the same turn of the loop
+    await log.told.get()
+    await other.told.get()
+    flusher.request_alone(log, lambda: False)  # more records came in the same turn
+    await log.told.get()
+    assert [*log.threads, *other.threads] == ["flusher-disk"] * 3
+    flusher.request_alone(log, lambda: True)
+    await log.told.get()
+    assert log.threads[-1] == here()
+    flusher.stop()

@@ -32,7 +32,7 @@ class Held:
         return self.partition.append(batch)
 
     def alter(self, ack: Ack) -> None:
-        self.bus.broker.alter_topic("news", {"ack": ack})
+        self.bus.broker.alter_topic("news", {"ack": ack}).result()
 
     def failing(self) -> StorageError | None:
         return self.partition.failing
@@ -215,7 +215,7 @@ async def test_waiting_ends_when_the_topic_goes_away() -> None:
     held = Held("written")
     waiting = asyncio.ensure_future(held.partition.wait(0))
     await turns()
-    held.bus.broker.remove_topic("news")
+    held.bus.broker.remove_topic("news").result()
     with pytest.raises(TopicClosedError):
         await waiting
     with pytest.raises(TopicClosedError):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from babelbus.core.access import CLIENT, SERVER, AccessRefusedError, Action, Grant, Identity
-from babelbus.core.broker import UnknownTopicError
+from babelbus.core.catalog import UnknownTopicError
 from babelbus.core.publish import GATHER_RECORDS_MAX, Bodies, Content, Payloads, Publication
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
@@ -237,7 +237,7 @@ async def test_whoever_looks_at_a_partition_sees_what_was_published_before() -> 
     partition.watch(4, lambda: woken.append(4))
     assert woken == [4]
     receipt = bus.broker.publish(plain(b"5"))
-    bus.broker.alter_topic("news", {"ack": "flushed", "partitions": 2})
+    bus.broker.alter_topic("news", {"ack": "flushed", "partitions": 2}).result()
     assert receipt.done  # at the level of when it was published
     await bus.broker.close()
 
@@ -248,7 +248,7 @@ async def test_what_was_gathered_shares_the_fate_of_its_topic_alone() -> None:
     for name in ("news", "olds"):
         bus.topic(name, ack="written")
     lost, kept = bus.broker.publish(plain(b"x")), bus.broker.publish(plain(b"x", topic="olds"))
-    bus.broker.remove_topic("news")
+    bus.broker.remove_topic("news").result()
     await done([kept])
     assert lost.done
     assert (kept.done, kept.error) == (True, None)

@@ -99,7 +99,7 @@ async def work(folder: str, seed: int) -> None:
         loop=loop,
     )
     broker.open()
-    topic = broker.find_topic("work") or broker.create_topic("work", 2)
+    topic = broker.find_topic("work") or await broker.create_topic("work", 2)
     groups = Groups(broker, files, folder, clock=clock, loop=loop, commit_seconds=0.02)
     groups.open()
     settings = GroupSettings(ack="explicit", attempts_max=None, retry_seconds=0.001)

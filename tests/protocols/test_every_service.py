@@ -374,11 +374,11 @@ def configured(folder: Path) -> Config:
     )
 
 
-def fill(live: LiveServer) -> None:
+async def fill(live: LiveServer) -> None:
     """Make what the requests ask for."""
     broker = live.server.broker
     for topic in ("large", "small", *(f"{'long' * 50}{number}" for number in range(20))):
-        broker.create_topic(topic, 1, {"engine": "memory"})
+        await broker.create_topic(topic, 1, {"engine": "memory"})
     publish(broker, [Event("large", LARGE)])
     for key, value in (("large", LARGE.decode()), ("small", "small")):
         broker.state.set(key, json.dumps(value).encode())
@@ -392,7 +392,7 @@ def fill(live: LiveServer) -> None:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with LiveServer(configured(tmp_path_factory.mktemp("services"))) as live:
-        live.call(lambda: fill(live))
+        live.run(lambda: fill(live))
         yield live
 
 
@@ -443,7 +443,7 @@ def test_who_does_not_read_is_bounded_and_gets_every_answer_when_the_server_stop
     tmp_path: Path, talk: type[Talk]
 ) -> None:
     with LiveServer(configured(tmp_path)) as live:
-        live.call(lambda: fill(live))
+        live.run(lambda: fill(live))
         with talk(live) as other, talk(live, receive_bytes=2**14) as client:
             client.ask()
             (connection,) = [

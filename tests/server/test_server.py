@@ -259,11 +259,11 @@ def test_a_reload_lets_clients_in_and_closes_those_that_were_removed(live: LiveS
     clients = live.conf / "client_fingerprints"
     before = clients.read_text()
     clients.write_text(f"{before}{guest.fingerprint} guest\n")
-    live.call(live.server.reload)
+    live.run(live.server.reload)
     caller, admin = Caller(live.address, guest).connect(), live.caller()
     assert said(caller.ask(create_topic("a"))[0]) == "b730"
     clients.write_text(before)
-    live.call(live.server.reload)
+    live.run(live.server.reload)
     assert caller.is_closed()
     caller.close()
     assert said(admin.ask(create_topic("a"))[0]) == "a130"  # who stayed in the list stayed connected
@@ -276,11 +276,11 @@ def test_a_reload_of_a_list_that_is_wrong_names_the_line_and_changes_nothing(liv
         good = clients.read_text()
         clients.write_text("nonsense\n")
         with pytest.raises(ConfigError, match="client_fingerprints, line 1"):
-            live.call(live.server.reload)
+            live.run(live.server.reload)
         clients.write_text("# nobody\n")
         topics.write_text("a,b\n")
         with pytest.raises(ConfigError, match="topics, line 1"):
-            live.call(live.server.reload)
+            live.run(live.server.reload)
         assert said(admin.ask(create_topic("a"))[0]) == "a130"
         clients.write_text(good)
 
@@ -289,11 +289,13 @@ def test_topics_that_are_written_into_the_list_by_hand_are_made(tmp_path: Path) 
     with LiveServer(configure(tmp_path)) as live, live.caller() as caller:
         topics = live.conf / "topics"
         caller.ask(create_topic("first"))
+        live.until(lambda: live.server._list.last.done)
         topics.write_text("# ours\nfirst 2\nsecond\n\nthird 3\n")
-        live.call(live.server.reload)
+        live.run(live.server.reload)
         counts = live.call(lambda: {name: len(one.partitions) for name, one in live.server.public_topics().items()})
         assert counts == {"first": 2, "second": 1, "third": 3}
         caller.ask(remove_topic("second"), create_topic("fourth"))
+        live.until(lambda: live.server._list.last.done)
         assert topics.read_text() == "# ours\nfirst 2\n\nthird 3\nfourth 1\n"
         topics.write_text("fifth\n")  # taking a line away removes no records
     with LiveServer(configure(tmp_path)) as live:

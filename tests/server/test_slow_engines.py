@@ -1,5 +1,6 @@
 """An engine that hangs delays its own topics alone: a stopped PostgreSQL, and a disk whose every sync hangs."""
 
+import concurrent.futures
 import http.client
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from babelbus.config import DbSettings
 from babelbus.protocols.sbus.session import UNSTORED_BYTES_MAX
 from babelbus.storage.files import File, LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.jebp import Caller, create, create_topic, fetch, fetched, said, subscribe
+from tests.support.jebp import Caller, create, create_topic, fetch, fetched, remove_topic, said, subscribe
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 from tests.support.sbus import join, payloads, service_of
 from tests.support.server import LiveServer, configure
@@ -190,3 +191,97 @@ def publish_until_held(live: LiveServer, client: Client, key: bytes, payload: by
             if live.call(lambda: any(one._held for one in connections)):
                 client.socket.settimeout(SAFETY_NET_SECONDS)
                 return sent
+
+
+def test_a_change_of_the_topics_that_hangs_delays_nobody_else(tmp_path: Path) -> None:
+    files = HeldFiles()
+    with (
+        LiveServer(configure(tmp_path, admin=True), files=files) as live,
+        live.caller() as creator,
+        live.caller() as remover,
+        live.caller() as other,
+        concurrent.futures.ThreadPoolExecutor(2) as threads,
+    ):
+        topics = {"written": {"ack": "written"}, "quick": {"engine": "memory"}, "old": {}, "grows": {"ack": "written"}}
+        for name, settings in topics.items():
+            live.call(lambda name=name, settings=settings: live.server.broker.create_topic(name, 1, settings))  # type: ignore[misc]
+        live.until(lambda: live.server._list.last.done)
+        files.shut()
+        try:
+            # Requests of one client are carried out in order: the record waits for its topic.
+            creator.send(create_topic("made"), create("made", b"behind"), create_topic("made"))
+            live.until(lambda: files.waiting > 0)
+            altered = threads.submit(
+                live.call, lambda: live.server.broker.alter_topic("grows", {"partitions": 2, "retention_bytes": 77})
+            )
+            in_memory = threads.submit(live.call, lambda: live.server.broker.create_topic("m", 1, {"engine": "memory"}))
+            remover.send(remove_topic("old"), create_topic("old"), create("old", b"new"))
+            live.until(lambda: live.server.broker.find_topic("old") is None)
+            for number in range(20):
+                for name in ("written", "quick"):
+                    assert publish_and_fetch(other, name, b"%d" % number)[0] == b"0"
+            assert publish_and_fetch(other, "grows", b"while it is altered") == [b"while it is altered"]
+            assert health(live) == 200
+            assert not altered.done()
+            assert not in_memory.done()
+            assert not live.call(lambda: live.server.broker.has_topic("made"))
+        finally:
+            files.let_through()
+        assert [said(answer) for answer in creator.hear(3)] == ["a130", "a130", "b630"]
+        assert [said(answer) for answer in remover.hear(3)] == ["a230", "a130", "a130"]
+        assert len(altered.result(SAFETY_NET_SECONDS).value.partitions) == 2
+        assert in_memory.result(SAFETY_NET_SECONDS).value.settings.engine == "memory"
+        assert publish_and_fetch(other, "old")[-1:] == [b"new"]
+
+
+def test_a_mask_of_zbus_that_hangs_delays_nobody_else(tmp_path: Path) -> None:
+    files = HeldFiles()
+    with LiveServer(configure(tmp_path, admin=True), files=files) as live, live.caller() as other:
+        live.call(lambda: live.server.broker.create_topic("quick", 1, {"engine": "memory"}))
+        files.shut()
+        connection = http.client.HTTPConnection(live.server.addresses["zbus"], timeout=SAFETY_NET_SECONDS)
+        try:
+            connection.request("POST", "/", headers={"cmd": "create", "mq": "Q", "mqMask": "1"})
+            live.until(lambda: files.waiting > 0)
+            assert publish_and_fetch(other, "quick", b"a") == [b"a"]
+            assert health(live) == 200
+        finally:
+            files.let_through()
+        assert connection.getresponse().status == 200
+        connection.close()
+        live.until(lambda: live.server.broker.has_topic("Q"))
+
+
+def test_a_client_that_is_lost_while_its_topic_is_made_has_its_records_stored(tmp_path: Path) -> None:
+    files = HeldFiles()
+    with LiveServer(configure(tmp_path), files=files) as live, live.caller() as other:
+        files.shut()
+        with live.caller() as creator:
+            creator.send(create_topic("made"), create("made", b"last"), create_topic("more"), create("more", b"words"))
+            live.until(lambda: files.waiting > 0)
+            live.call(lambda: next(one for one in live.connections if one.busy).abort())
+            live.until(lambda: len(live.connections) == 1)
+        files.let_through()
+        broker = live.server.broker
+        live.until(lambda: broker.has_topic("more") and broker.topic("more").partitions[0].high_watermark == 1)
+        assert publish_and_fetch(other, "made") == [b"last"]
+
+
+def test_a_new_topic_costs_few_syncs(tmp_path: Path) -> None:
+    class CountingFiles(LocalFiles):
+        syncs = 0
+
+        def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+            self.syncs += 1
+            super().replace_file(path, content, mode=mode)
+
+        def flush_folder(self, path: str) -> None:
+            self.syncs += 1
+            super().flush_folder(path)
+
+    files = CountingFiles()
+    with LiveServer(configure(tmp_path), files=files) as live:
+        before = files.syncs
+        live.call(lambda: live.server.broker.create_topic("news"))
+        live.until(lambda: live.server._list.last.done)
+        assert files.syncs - before <= 8  # two folders, and two each for settings, checkpoint and list

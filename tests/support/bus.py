@@ -91,7 +91,7 @@ class Bus:
         self.files = files or FaultyFiles()
         self.clock = clock or ManualClock(NOW)
         self.metrics = Metrics()
-        self.disk = FolderStore(self.files, "data", self.clock, Fit(reads_wait=reads_wait))
+        self.disk = FolderStore(self.files, "data", self.clock, Fit(reads_wait=False))
         self.broker = Broker(
             {"disk": self.disk, "memory": memory_store(self.clock), **(others or {})},
             defaults=defaults or TopicSettings(),
@@ -103,10 +103,11 @@ class Bus:
             tail_cache_bytes=tail_cache_bytes,
         )
         self.finished_removals = self.broker.open()
+        self.broker._backend("disk").fit = Fit(reads_wait=reads_wait)  # changes of topics are done at once all the same
 
     def topic(self, name: str = "news", partitions: int = 1, **settings: object) -> Topic:
         """Make a topic."""
-        return self.broker.create_topic(name, partitions, dict(settings))
+        return self.broker.create_topic(name, partitions, dict(settings)).result()
 
     def open_state(
         self, *, checkpoint_bytes: int = 2**20, key_bytes_max: int = KEY_BYTES_MAX, **settings: Any

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import faulthandler
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -140,12 +140,19 @@ class LiveServer:
             raise self._failure
 
     def call(self, what: Callable[[], T]) -> T:
-        """Do something in the server's event loop and give what it gave."""
+        """Do something in the server's event loop and give what it gave; what takes time has ended then."""
 
         async def do() -> T:
-            return what()
+            given = what()
+            if isinstance(given, Awaitable):
+                await given
+            return given
 
         return asyncio.run_coroutine_threadsafe(do(), self._loop).result(SAFETY_NET_SECONDS)
+
+    def run(self, what: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the server's event loop and give what it gave."""
+        return asyncio.run_coroutine_threadsafe(what(), self._loop).result(SAFETY_NET_SECONDS)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Return when the condition holds in the event loop; it is asked again and again, as fast as the loop turns."""

@@ -46,7 +46,7 @@ class FakeServer:
         self.stopping = False
         self.reloads = 0
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         self.reloads += 1
 
     @property
@@ -144,7 +144,7 @@ def test_a_topic_is_made_listed_shown_changed_and_removed() -> None:
 )
 def test_a_topic_name_survives_the_path(name: str, path: str) -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        bus.broker.create_topic(name, 1, {})
+        bus.broker.create_topic(name, 1, {}).result()
         status, shown = await call("GET", f"/api/topics/{path}")
         assert (status, shown["name"]) == (200, name)
         assert (await call("PATCH", f"/api/topics/{path}", {"ack": "written"}))[0] == 200
@@ -166,11 +166,11 @@ def test_a_topic_name_survives_the_path(name: str, path: str) -> None:
 )
 def test_a_wrong_setting_is_refused_and_named(changes: dict[str, object], told: str) -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        bus.broker.create_topic("a", 1, {})
+        bus.broker.create_topic("a", 1, {}).result()
         status, body = await call("PATCH", "/api/topics/a", changes)
         assert (status, body["code"]) == (400, "invalid_setting")
         assert told in body["error"]
-        assert bus.broker.topic("a").settings == bus.broker.create_topic("b", 1, {}).settings
+        assert bus.broker.topic("a").settings == bus.broker.create_topic("b", 1, {}).result().settings
 
     serve(test)
 
@@ -189,7 +189,7 @@ def test_a_body_of_the_wrong_shape_is_refused(body: object) -> None:
 
 def test_every_error_is_json_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        bus.broker.create_topic("a", 1, {})
+        bus.broker.create_topic("a", 1, {}).result()
         assert (await call("GET", "/api/topics/b"))[1]["code"] == "unknown_topic"
         status, body = await call("POST", "/api/topics", {"name": "a"})
         assert (status, body["code"]) == (409, "topic_exists")
@@ -242,7 +242,7 @@ def test_a_body_over_one_mebibyte_is_refused() -> None:
 def test_health_names_its_reasons_and_stays_200_while_readiness_may_fail() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
         assert await call("GET", "/health") == (200, {"status": "ok", "reasons": []})
-        bus.broker.create_topic("a", 1, {}).partitions[0].failing = DiskFullError("the disk is full")
+        bus.broker.create_topic("a", 1, {}).result().partitions[0].failing = DiskFullError("the disk is full")
         reasons = ["topic a: the disk is full"]
         assert await call("GET", "/health") == (200, {"status": "degraded", "reasons": reasons})
         assert await call("GET", "/ready") == (200, {"ready": True, "reasons": reasons})
@@ -258,7 +258,7 @@ def test_a_disk_that_refuses_is_named_until_it_takes_records_again(
     number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        partition = bus.broker.create_topic("a", 1, {}).partitions[0]
+        partition = bus.broker.create_topic("a", 1, {}).result().partitions[0]
         assert isinstance(bus.bus.files, FaultyFiles)
         bus.bus.files.fail("pwrite", number, times=2, suffix="0.log")
         for _ in range(2):
@@ -278,6 +278,24 @@ def test_a_disk_that_refuses_is_named_until_it_takes_records_again(
     assert [caplog.text.count("the disk is full"), caplog.text.count("room again")] == lines
 
 
+def test_a_failed_flush_is_named_until_a_flush_works() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        partition = bus.broker.create_topic("a", 1, {"ack": "written"}).result().partitions[0]
+        assert isinstance(bus.bus.files, FaultyFiles)
+        bus.bus.files.fail("flush", errno.EIO, suffix=".log")
+        partition.append(encode_payloads([b"x"], [1], partition.next_offset))
+        with pytest.raises(StorageError):
+            await partition.flush()
+        partition.append(encode_payloads([b"y"], [1], partition.next_offset))  # says nothing of the flush
+        assert (await call("GET", "/health"))[1]["status"] == "degraded"
+        assert (await call("GET", "/ready"))[0] == 503
+        await partition.flush()
+        assert await call("GET", "/health") == (200, {"status": "ok", "reasons": []})
+        assert (await call("GET", "/ready"))[0] == 200
+
+    serve(test)
+
+
 def test_a_topic_that_a_full_disk_refuses_is_507() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
         assert isinstance(bus.bus.files, FaultyFiles)
@@ -290,7 +308,7 @@ def test_a_topic_that_a_full_disk_refuses_is_507() -> None:
 
 def test_health_names_the_offsets_that_a_start_found_damaged() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        partition = bus.broker.create_topic("a", 2, {}).partitions[1]
+        partition = bus.broker.create_topic("a", 2, {}).result().partitions[1]
         partition.log.recovery.bad.append(("a.log", BadRange(0, 0, 160, 200, "the segment ends early")))
         status, body = await call("GET", "/health")
         assert (status, body["status"]) == (200, "degraded")

@@ -36,8 +36,12 @@ class Backend:
         self.flusher = Flusher(loop, clock, metrics, engine)
         self._loop = loop
         self._readers = ThreadPoolExecutor(READERS, f"reader-{engine}")
+        self.changes = ThreadPoolExecutor(1, f"changes-{engine}")
+        """Makes, alters, removes and closes topics."""
         self.failing: StorageError | None = None
         """Why the last append to any of its topics failed; `None` when it did not."""
+        self.flush_failing: StorageError | None = None
+        """Why the last flush of any of its topics failed; `None` when it did not."""
 
     def note_failure(self, error: StorageError) -> None:
         """Record a failed append; log the first one that finds the disk full."""
@@ -63,5 +67,6 @@ class Backend:
     def stop(self) -> None:
         """End the threads after what is under way, and close the store. May take long."""
         self._readers.shutdown(cancel_futures=True)
+        self.changes.shutdown()
         self.flusher.stop()
         self.store.close()

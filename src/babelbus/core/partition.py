@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 DEFERRED_BYTES_MAX = 8 * 2**20
 """Most that a topic with `ack = "accepted"` holds in memory before it is written."""
 RETRY_SECONDS = 1.0
-"""How long accepted records that the disk refused wait before they are tried again without anybody's asking."""
+"""After how long accepted records that the disk refused are written again, and a failed flush is tried again."""
 
 
 class TopicClosedError(StorageError):
@@ -81,6 +81,7 @@ class Partition:
         self._watchers: list[tuple[int, int, Callable[[], None]]] = []
         self._watch_count = 0
         self._closed = False
+        self._cleaning = False
 
     @property
     def next_offset(self) -> int:
@@ -110,7 +111,7 @@ class Partition:
         self._wake_beyond(self._high_watermark)
 
     def configure(self, settings: TopicSettings, checkpoint_bytes: int) -> None:
-        """Apply new settings; later publishers are answered at the new ack level."""
+        """Set other settings; later publishers are answered at the new ack level."""
         if self.pending is not None:
             self.pending()
         self._write_deferred()
@@ -164,8 +165,9 @@ class Partition:
             self._tail.add(batch if batch.base_offset == base_offset else rebase(batch, base_offset))
 
     def _note_success(self) -> None:
-        self.failing = None
-        self._append_failed = False
+        if self._append_failed:
+            self.failing = None
+            self._append_failed = False
         if self._backend.failing is not None:
             self._backend.note_success()
 
@@ -249,7 +251,15 @@ class Partition:
             self._sync_wanted = True
         if not self._flush_requested and not self._closed:
             self._flush_requested = True
-            self._backend.flusher.request(self)
+            if self._is_alone():
+                self._backend.flusher.request_alone(self, self._is_alone)
+            else:
+                self._backend.flusher.request(self)
+
+    def _is_alone(self) -> bool:
+        """Return whether a single record waits for a flush, and no cleaner may hold the log."""
+        waiting = self._waiting
+        return len(waiting) == 1 and waiting[0][1].count == 1 and not self.queued and not self._cleaning
 
     def flush_log(self) -> int:
         """Write what is queued, and make it durable if that was asked for (in the flusher's thread)."""
@@ -277,7 +287,8 @@ class Partition:
             return
         waiting = self._waiting
         if error is not None:
-            self.failing = error
+            self.failing = self._backend.flush_failing = error
+            self._loop.call_later(RETRY_SECONDS, self._request_flush)  # health must not depend on the next publisher
             while waiting:
                 waiting.popleft()[1].resolve(error)
             self._defer_again()
@@ -286,6 +297,7 @@ class Partition:
             # What the disk did not give back is gone, and its offsets are given again.
             self.step_back()
             return
+        self._backend.flush_failing = None
         if not self._append_failed:
             self.failing = None
         self._unflushed_bytes = 0
@@ -355,7 +367,7 @@ class Partition:
         return await self._backend.ask(run)
 
     def cut_torn(self, start: int) -> None:
-        """At a start: cut what a loss of power has torn a hole into, from `start` on; see `PartitionLog.cut_torn`.
+        """Remove at a start what a loss of power has torn a hole into, from `start` on; see `PartitionLog.cut_torn`.
 
         Raises:
             StorageError: the log cannot be read.
@@ -374,7 +386,11 @@ class Partition:
             freed = self.log.trim(self.oldest) if self._retention_records is not None else 0
             return freed + self.log.clean(now_ms)
 
-        freed = await self._loop.run_in_executor(None, run)
+        self._cleaning = True
+        try:
+            freed = await self._loop.run_in_executor(None, run)
+        finally:
+            self._cleaning = False
         if freed:
             self.forget_tail()  # it may hold what is gone
         return freed
@@ -436,8 +452,8 @@ class Partition:
             else:
                 heappush(self._watchers, watcher)
 
-    def close(self, error: StorageError | None = None) -> None:
-        """Give the log back, flushed if the disk allows; who still waits is answered, with `error` if there is one."""
+    def stop(self) -> None:
+        """Refuse records, flushes and reads from now on."""
         if self._closed:
             return
         self._write_deferred()
@@ -446,15 +462,23 @@ class Partition:
             log.error("%d accepted records are lost: the disk refused them until the end", self._deferred_count)
         self._closed = True
         self.forget_tail()
+
+    def close_log(self) -> StorageError | None:
+        """Close the log, flushed if the disk allows; return the error of the flush. Blocks."""
+        error = None
         try:
             self.log.durable()
         except (StorageError, OSError) as failure:
-            error = error or (failure if isinstance(failure, StorageError) else StorageError(str(failure)))
+            error = failure if isinstance(failure, StorageError) else StorageError(str(failure))
             log.error("closing a partition: %s", failure)
         try:
             self.log.close()
         except (StorageError, OSError) as failure:  # a full disk: the records are safe, the next start reads more
             log.warning("closing a partition: %s", failure)
+        return error
+
+    def release(self, error: StorageError | None) -> None:
+        """Answer publishers and readers that wait; publishers get the error of the flush, if there is one."""
         while self._waiting:
             self._waiting.popleft()[1].resolve(error)
         watchers, self._watchers = self._watchers, []

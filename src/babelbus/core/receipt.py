@@ -82,6 +82,11 @@ class Receipt(Promise):
         """The receipts of the partitions that records went to."""
         return (self,)
 
+    def follow(self, receipt: "Receipt") -> None:
+        """Set the place and the outcome from another receipt."""
+        self.partition, self.base_offset, self.count = receipt.partition, receipt.base_offset, receipt.count
+        receipt.when_done(lambda done: self.resolve(done.error))
+
 
 class _Receipts(Receipt):
     """The outcome of what went to several partitions, or to none."""

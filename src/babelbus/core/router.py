@@ -1,8 +1,8 @@
-"""Live subscriptions: which receivers want a subject, and handing them what is published.
+"""Live subscriptions: the receivers of each subject, and the delivery of what is published.
 
 A subject's receivers are looked up once and remembered as a `Route` until a subscription that concerns it comes or
-goes: an exact one concerns its own subject, a pattern the remembered subjects that it matches. Who keeps a `Route` for
-longer than a call looks at `valid` first. Neither a new subject nor a new pattern costs a look at all of the others
+goes: an exact one concerns its own subject, a pattern the remembered subjects that it matches. If a `Route` is kept
+for longer than a call, look at `valid` first. Neither a new subject nor a new pattern costs a look at all of the others
 (`subject_index.py`): who subscribes to much must not slow down everybody's publishing.
 """
 
@@ -40,7 +40,7 @@ class Subscription:
         return self.pattern.rest
 
     def element(self, depth: int) -> Element | None:
-        """See `Pattern.element`."""
+        """Return the element; see `Pattern.element`."""
         return self.pattern.element(depth)
 
 

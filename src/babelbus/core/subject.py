@@ -1,8 +1,8 @@
-"""Subjects, topics' names and patterns over subjects.
+"""Subjects, the names of topics, and patterns over subjects.
 
 A subject is a path of elements separated by `/`. One that came as bytes without an encoding (sbus) is UTF-8 with
-`surrogateescape`: every byte string is a subject, and leaves as the same bytes. What a pattern means is the business of
-the protocol in whose language it is written; the core asks it through `Pattern`.
+`surrogateescape`: every byte string is a subject, and leaves as the same bytes. The meaning of a pattern is the
+business of the protocol in whose language it is written; the core asks it through `Pattern`.
 """
 
 import re

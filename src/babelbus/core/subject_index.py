@@ -28,7 +28,7 @@ class Item(Protocol):
         """See `Pattern.rest`."""
 
     def element(self, depth: int) -> Element | None:
-        """See `Pattern.element`."""
+        """Return the element; see `Pattern.element`."""
 
 
 T = TypeVar("T", bound=Item)

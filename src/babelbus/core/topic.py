@@ -2,7 +2,7 @@
 
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 RESERVED_PREFIX = "$"
 """Begins the names of the server's own topics."""
+Run = Callable[[Callable[[], list[StorageError | None]]], Awaitable[list[StorageError | None]]]
 FIRST_ID = "0"
 """The id of a topic that was made before topics had ids."""
 
@@ -355,11 +356,15 @@ class Topic:
         columns = decode_columns(data, np.asarray(positions, np.int64))
         return [event_of(self.name, record) for record in iterate(columns)]
 
-    def close(self, error: StorageError | None = None) -> None:
-        """Give the logs back; who waits for something is answered, with `error` if there is one."""
+    async def close(self, run: Run, error: StorageError | None = None) -> None:
+        """Close the logs, in a thread that `run` chooses; who waits is answered, with `error` if there is one."""
         self.flush()
-        for partition in self.partitions:
-            partition.close(error)
+        partitions = self.partitions
+        for partition in partitions:
+            partition.stop()
+        failures = await run(lambda: [partition.close_log() for partition in partitions])
+        for partition, failure in zip(partitions, failures, strict=True):
+            partition.release(error or failure)
 
 
 def event_of(topic: str, record: Record, via: object = None) -> Event:

@@ -7,10 +7,10 @@ served from memory is done when `Work` returns, without a task and without a tur
 import asyncio
 import logging
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-from babelbus.core.receipt import Promise
+from babelbus.core.receipt import DONE, Promise
 from babelbus.errors import BabelbusError, StorageError
 
 log = logging.getLogger(__name__)
@@ -41,15 +41,20 @@ class Work(Promise, Generic[T]):
             self.resolve()
         except BabelbusError as error:
             self.resolve(error)
-        except Exception as error:  # a bug must not leave a client without an answer for ever
-            log.exception("a read failed")
-            self.resolve(StorageError(f"internal error in a read: {error}"))
+        except Exception:  # a bug must not leave a client without an answer for ever
+            log.exception("internal error")
+            self.resolve(StorageError("the server failed; its log says more"))
         else:
             if isinstance(waited, Promise):
                 waited.when_done(self._step)
             else:
                 waited._asyncio_future_blocking = False  # as a task does before it waits
                 waited.add_done_callback(self._step)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait in a coroutine of asyncio. Raises: the error."""
+        yield from self.wait().__await__()
+        return self.value
 
     def result(self) -> T:
         """Return the value of work that is done.
@@ -66,3 +71,39 @@ def settled(promise: Promise) -> Generator[Promise, None, None]:
     """Wait inside of `Work` until a promise is done; the work goes on in the very call that resolves the promise."""
     if not promise.done:
         yield promise
+
+
+class Writer:
+    """Writes one small file, one time after the other; a write covers all that was asked for before it begins.
+
+    `prepare` returns the write of what there is now; `run` carries it out, in a thread where the disk may wait.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[], Callable[[], None]],
+        run: Callable[[Callable[[], None]], Awaitable[None]],
+    ) -> None:
+        self._prepare = prepare
+        self._run = run
+        self._next: Promise | None = None
+        self.last: Promise = DONE
+        """The last write that was asked for."""
+
+    def write(self) -> Promise:
+        """Return what is done when the file has what there is now; its error is a `StorageError`."""
+        if self._next is None:
+            before, self.last = self.last, Promise()
+            self._next = self.last
+            Work(self._write(before, self.last))
+        return self.last
+
+    async def _write(self, before: Promise, done: Promise) -> None:
+        await settled(before)
+        self._next = None
+        error: StorageError | None = None
+        try:
+            await self._run(self._prepare())
+        except (OSError, StorageError) as failure:
+            error = failure if isinstance(failure, StorageError) else StorageError(str(failure))
+        done.resolve(error)

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from babelbus.core.access import ADMIN_GRANTS, CLIENT_GRANTS, Identity
-from babelbus.core.broker import PARTITIONS_MAX
+from babelbus.core.catalog import PARTITIONS_MAX
 from babelbus.core.subject import check_topic_name
 from babelbus.errors import ConfigError, InvalidTopicNameError
 from babelbus.storage.files import FileSystem

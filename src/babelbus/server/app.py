@@ -7,15 +7,19 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config, TopicLayout
 from babelbus.core.broker import Broker
+from babelbus.core.receipt import Promise, settled
 from babelbus.core.settings import TopicSettings
 from babelbus.core.topic import Topic
+from babelbus.core.work import Writer
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
@@ -26,7 +30,8 @@ from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
 from babelbus.server.access import AccessLists
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
-from babelbus.storage.contract import Fit, Store
+from babelbus.server.loop_watch import LoopWatch
+from babelbus.storage.contract import Fit, PartitionLog, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
@@ -64,11 +69,13 @@ class Server:
         self._lock: File | None = None
         self._admin: AdminServer | None = None
         self._cleaner: asyncio.Task[None] | None = None
+        self._watch = LoopWatch(self.metrics, self.clock)
         self._cleanings: set[asyncio.Task[int]] = set()
         self._watched: set[str] = set()
         self._closed_topics: dict[str, int] = {}
         """Topics of the list that are damaged, and how many partitions the list gives them."""
         self.broker: Broker
+        self._list: Writer
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -86,18 +93,19 @@ class Server:
             self._files.make_folder(conf)
             self._lists.reload()
             self.fingerprint = prepare_identities(conf, self._lists)
-            self._open_broker()
+            await self._open_broker()
             await self.broker.staging.settle()
             await self._listen()
         except BaseException:
             await self.stop()
             raise
         self._cleaner = asyncio.get_running_loop().create_task(self._clean())
+        self._watch.start()
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_FIRST_THRESHOLD)
 
-    def _open_broker(self) -> None:
+    async def _open_broker(self) -> None:
         topics = self.config.topics
         defaults = TopicSettings(
             **{name: getattr(topics, name) for name in TopicLayout.__struct_fields__},
@@ -138,12 +146,13 @@ class Server:
         self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), self.config.staging)
         groups = self.config.groups
         self.broker.open_groups(self._files, self.folder, groups.commit_seconds, groups.read_ahead_bytes)
-        self._reconcile_topics(self._lists.read_topics(), removed)
+        await self._reconcile_topics(self._lists.read_topics(), removed)
+        self._list = self.broker.writer(self._prepare_list)
         self.broker.on_topics_changed = self._note_topics
-        self._note_topics()
+        await self._note_topics().wait()
         self._watch_broker()
 
-    def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
+    async def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
         """Create the topics of the list that the store does not have; stored topics are kept in any case."""
         for name, partitions in listed.items():
             topic = self.broker.find_topic(name)
@@ -151,9 +160,9 @@ class Server:
                 self._closed_topics[name] = partitions
             elif topic is None:
                 if name not in removed:  # else a crash came between the folder and the list
-                    self.broker.create_topic(name, partitions)
+                    await self.broker.create_topic(name, partitions)
             elif partitions > len(topic.partitions):
-                self.broker.alter_topic(name, {"partitions": partitions})
+                await self.broker.alter_topic(name, {"partitions": partitions})
             elif partitions < len(topic.partitions):
                 log.warning("the list of topics gives %r %d partitions, it has %d and keeps them",
                             name, partitions, len(topic.partitions))  # fmt: skip
@@ -164,17 +173,19 @@ class Server:
         """Return the topics that clients made: all but the server's own."""
         return {topic.name: topic for topic in self.broker.topics() if not topic.reserved}
 
-    def _note_topics(self) -> None:
-        """Write the list of topics, and show the right ones in the metrics."""
-        topics = self.public_topics()
-        try:
-            counts = {name: len(topic.partitions) for name, topic in topics.items()}
-            self._lists.write_topics({**self._closed_topics, **counts}.items())
-        except OSError as error:
-            log.error("the list of topics could not be written; the topics themselves are safe: %s", error)
+    def _prepare_list(self) -> Callable[[], None]:
+        """Return the write of the list of topics as they are now."""
+        counts = {name: len(topic.partitions) for name, topic in self.public_topics().items()}
+        return partial(self._lists.write_topics, {**self._closed_topics, **counts}.items())
+
+    def _note_topics(self) -> Promise:
+        """Write the list of topics, and show the right ones in the metrics; return what is done when it is written."""
+        written = self._list.write()
+        written.when_done(_note_unwritten_list)
         for service in self.services.values():
             service.topics_changed()
         self._watch_metrics()
+        return written
 
     def _watch_broker(self) -> None:
         """Connect the metrics to the broker: they read its figures when they are read."""
@@ -197,14 +208,17 @@ class Server:
         names = set(self.broker.topic_names())
         for name in self._watched - names:
             self.metrics.forget_topic(name)
-        self._watched = names
-        for topic in self.broker.topics():
-            name, partitions = topic.name, topic.partitions
+        for name in names - self._watched:
             self.metrics.watch_topic(
                 name,
-                segments=lambda partitions=partitions: sum(one.log.part_count for one in partitions),  # type: ignore[misc]
-                log_bytes=lambda partitions=partitions: sum(one.log.size_bytes for one in partitions),  # type: ignore[misc]
+                segments=lambda name=name: sum(log.part_count for log in self._logs_of(name)),  # type: ignore[misc]
+                log_bytes=lambda name=name: sum(log.size_bytes for log in self._logs_of(name)),  # type: ignore[misc]
             )
+        self._watched = names
+
+    def _logs_of(self, name: str) -> list[PartitionLog]:
+        topic = self.broker.find_topic(name)
+        return [] if topic is None else [partition.log for partition in topic.partitions]
 
     async def _listen(self) -> None:
         context = ServiceContext(
@@ -236,18 +250,21 @@ class Server:
             self.addresses["admin"] = "{}:{}".format(*self._admin.address)
             log.info("admin listens on %s", self.addresses["admin"])
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Read the lists of clients and topics again; clients that are not in it any more lose their connection.
 
         Raises:
             ConfigError: a line of a list is wrong; what was known before still holds.
             BabelbusError: a topic of the list cannot be made; the lists of clients hold all the same.
         """
-        listed = self._lists.read_topics()  # before anything changes
-        self._lists.reload()
+        before = set(self.public_topics())  # what goes from here on was removed, whatever the list says
+        await settled([self._list.last])
+        run = asyncio.get_running_loop().run_in_executor
+        listed = await run(None, self._lists.read_topics)  # before anything changes
+        await run(None, self._lists.reload)
         for service in self.services.values():
             service.access_changed()
-        self._reconcile_topics(listed, set())
+        await self._reconcile_topics(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
 
     async def _clean(self) -> None:
@@ -271,6 +288,7 @@ class Server:
     async def stop(self) -> None:
         """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
         self.stopping = True
+        self._watch.stop()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -300,10 +318,19 @@ class _Stores(dict[str, Store]):
     def __init__(self, stores: dict[str, Store], makers: dict[str, Callable[[], Store]]) -> None:
         super().__init__(stores)
         self._makers = makers
+        self._lock = threading.Lock()
 
     def __missing__(self, engine: str) -> Store:
-        made = self[engine] = self._makers[engine]()
-        return made
+        """Open the store of an engine, in the thread of the topic that first needs it."""
+        with self._lock:
+            if engine not in self:
+                self[engine] = self._makers[engine]()
+            return self[engine]
+
+
+def _note_unwritten_list(written: Promise) -> None:
+    if written.error is not None:
+        log.error("the list of topics could not be written; the topics themselves are safe: %s", written.error)
 
 
 def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
@@ -323,13 +350,20 @@ async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
 
-    def reload() -> None:
+    async def reload() -> None:
         try:
-            server.reload()
+            await server.reload()
         except (BabelbusError, OSError) as error:
             log.error("reload: %s", error)
 
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    reloads: set[asyncio.Task[None]] = set()
+
+    def begin_reload() -> None:
+        task = loop.create_task(reload())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, begin_reload)
     await server.start()
     ready(server)
     await asked.wait()

@@ -79,7 +79,7 @@ class Host(Protocol):
     started_at: float
     stopping: bool
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Read the lists of clients and rights again, as on SIGHUP."""
 
 
@@ -228,7 +228,7 @@ class AdminServer:
         return answer({"status": "degraded" if reasons else "ok", "reasons": reasons})
 
     async def _get_ready(self, request: web.Request) -> web.Response:
-        failing = any(backend.failing is not None for backend in self._broker.backends.values())
+        failing = any(one.failing or one.flush_failing for one in self._broker.backends.values())
         ready = not self._server.stopping and not failing
         return answer({"ready": ready, "reasons": health_reasons(self._server)}, status=200 if ready else 503)
 
@@ -244,15 +244,16 @@ class AdminServer:
         settings = read_topic_changes(wanted.settings | count)
         partitions = settings.pop("partitions", None)
         assert partitions is None or isinstance(partitions, int)  # read_topic_changes has checked it
-        topic = self._broker.create_topic(wanted.name, partitions, self._resolve(settings))
+        topic = await self._broker.create_topic(wanted.name, partitions, self._resolve(settings))
         return answer(_describe(topic), status=201)
 
     async def _alter_topic(self, request: web.Request) -> web.Response:
         changes = read_topic_changes(await read_body(request, dict[str, object]))
-        return answer(_describe(self._broker.alter_topic(request.match_info["name"], self._resolve(changes))))
+        topic = await self._broker.alter_topic(request.match_info["name"], self._resolve(changes))
+        return answer(_describe(topic))
 
     async def _remove_topic(self, request: web.Request) -> web.Response:
-        self._broker.remove_topic(request.match_info["name"])
+        await self._broker.remove_topic(request.match_info["name"])
         return answer({"removed": request.match_info["name"]})
 
     async def _show_server(self, request: web.Request) -> web.Response:
@@ -261,7 +262,7 @@ class AdminServer:
         return answer(ServerInfo(babelbus.__version__, uptime, server.folder, dict(server.addresses)))
 
     async def _reload(self, request: web.Request) -> web.Response:
-        self._server.reload()
+        await self._server.reload()
         return answer({"reloaded": True})
 
     def _resolve(self, settings: dict[str, object]) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from babelbus.core.broker import TopicExistsError, UnknownTopicError
+from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.groups import (
     GroupClosedError,
     GroupExistsError,

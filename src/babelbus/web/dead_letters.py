@@ -86,7 +86,7 @@ class DeadLetterRoutes:
 
     async def _purge(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, PurgeBody)
-        return answer(self._topics.purge(request.match_info["name"], everything=wanted.all))
+        return answer(await self._topics.purge(request.match_info["name"], everything=wanted.all))
 
 
 def _line(letter: StoredLetter) -> LetterLine:

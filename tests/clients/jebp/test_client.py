@@ -412,7 +412,7 @@ def test_a_follower_sees_what_is_published_later(tmp_path: Path) -> None:
 
 def test_one_partition_of_several_is_followed(tmp_path: Path) -> None:
     async def check(bus: Bus, client: Client) -> None:
-        bus.server.broker.alter_topic("t", {"partitions": 3})
+        await bus.server.broker.alter_topic("t", {"partitions": 3})
         for number in range(3):
             assert await client.publish("t", b"%d" % number, partition=number) == Position(number, 0)
         for number in range(3):

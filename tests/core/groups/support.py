@@ -43,7 +43,7 @@ class Crew:
         if not self.broker.has_topic("work"):
             self.bus.topic("work", partitions)
         self.groups.open()
-        self.broker.on_topics_changed = self.groups.topics_changed
+        self.broker._on_changed.append(self.groups.topics_changed)
 
     def registry(self) -> Groups:
         groups = Groups(self.broker, self.files, "data", clock=self.clock, loop=self.broker._loop, commit_seconds=3600)

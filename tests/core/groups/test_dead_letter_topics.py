@@ -86,7 +86,7 @@ async def test_a_letter_that_cannot_go_back_waits_and_the_others_go() -> None:
     await turns()
     publish(crew.broker, [Event(DEAD, b"somebody else's")])
     await bury(crew, 1)
-    crew.broker.remove_topic("other")
+    crew.broker.remove_topic("other").result()
     done = await box(crew).replay(DEAD)
     assert (done.replayed, done.failed, done.waiting) == (1, 2, 2)
     assert "there is no topic 'other'" in done.failures[0].reason
@@ -112,7 +112,7 @@ async def test_a_replay_that_is_given_up_has_noted_what_it_published() -> None:
     files = FaultyFiles()
     gate, crew = Gate(files), Crew(files)
     await bury(crew, 1, 2)
-    crew.broker.alter_topic("work", {"ack": "flushed"})
+    crew.broker.alter_topic("work", {"ack": "flushed"}).result()
     gate.shut()
     replaying = asyncio.ensure_future(box(crew).replay(DEAD))
     await gate.reached()
@@ -133,13 +133,13 @@ async def test_purge_removes_what_was_replayed_and_the_rest_when_that_is_meant()
     crew = Crew()
     await bury(crew, 1, 2)
     with pytest.raises(LettersWaitingError, match="2 of the 2"):
-        box(crew).purge(DEAD)
+        await box(crew).purge(DEAD)
     await box(crew).replay(DEAD)
-    assert box(crew).purge(DEAD).letters == 2
+    assert (await box(crew).purge(DEAD)).letters == 2
     assert not crew.broker.has_topic(DEAD)
     assert crew.groups.find(DEAD, REPLAY_GROUP) is None
     await bury(crew, 3)  # and those that came back
-    assert box(crew).purge("g", everything=True).waiting == 3
+    assert (await box(crew).purge("g", everything=True)).waiting == 3
     assert box(crew).all() == []
     await crew.close()
 
@@ -150,7 +150,7 @@ async def test_no_other_topic_is_taken_for_one_of_dead_letters() -> None:
     crew.group()
     for name in ("work", "g", "nobody"):
         with pytest.raises(NoDeadLetterTopicError):
-            box(crew).purge(name, everything=True)
+            await box(crew).purge(name, everything=True)
     await bury(crew, 1)
     with pytest.raises(UnknownPartitionError):
         await box(crew).read(DEAD, 1, 0, 10)
@@ -175,7 +175,7 @@ async def test_letters_are_read_from_an_offset_on_also_behind_what_retention_rem
     await bury(crew, *(b"%d" % n * 1000 for n in range(10)))
     letters = await box(crew).read(DEAD, 0, 8, 10)
     assert [letter.record.offset for letter in letters] == [8, 9]
-    crew.broker.alter_topic(DEAD, {"retention_bytes": 1})
+    crew.broker.alter_topic(DEAD, {"retention_bytes": 1}).result()
     await crew.broker.clean()
     first = crew.broker.topic(DEAD).partitions[0].log.first_offset
     assert first > 0

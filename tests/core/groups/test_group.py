@@ -364,7 +364,7 @@ async def test_what_retention_removed_is_passed_and_counted() -> None:
     group = crew.group(ON_DELIVERY)
     for number in range(300):
         crew.publish(number)
-    crew.broker.alter_topic("work", {"retention_bytes": 1})
+    crew.broker.alter_topic("work", {"retention_bytes": 1}).result()
     await crew.broker.clean()
     first = crew.broker.topic("work").partitions[0].log.first_offset
     assert first > 0
@@ -428,7 +428,7 @@ async def test_partitions_that_a_topic_grows_are_taken_up_from_their_beginning()
     group = crew.group(ON_DELIVERY, start=END)
     taker = Taker(group)
     await turns()
-    crew.broker.alter_topic("work", {"partitions": 3})
+    crew.broker.alter_topic("work", {"partitions": 3}).result()
     crew.publish(*range(9))
     await turns(6)
     assert sorted(taker.numbers) == list(range(9))
@@ -443,7 +443,7 @@ async def test_a_topic_that_is_removed_takes_its_groups_along_durably() -> None:
     taker = Taker(group)
     crew.publish(1)
     await turns()
-    crew.broker.remove_topic("work")
+    crew.broker.remove_topic("work").result()
     assert [type(error) for error in taker.errors] == [GroupClosedError]
     assert group.closed
     with pytest.raises(GroupClosedError):
@@ -466,7 +466,7 @@ async def test_a_topic_that_could_not_be_removed_is_read_on() -> None:
     await turns()
     files.fail("rename", suffix="topics/work")
     with pytest.raises(Exception, match="could not be removed"):
-        crew.broker.remove_topic("work")
+        crew.broker.remove_topic("work").result()
     await turns()
     crew.publish(2)
     await turns()

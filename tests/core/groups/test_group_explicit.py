@@ -262,7 +262,7 @@ async def test_a_record_that_retention_removed_while_it_waited_is_passed() -> No
         crew.publish(number)
     await turns()
     taker.member.nack(taker.got)
-    crew.broker.alter_topic("work", {"retention_bytes": 1})
+    crew.broker.alter_topic("work", {"retention_bytes": 1}).result()
     await crew.broker.clean()
     taker.member.set_credit(None)
     await crew.pass_time(group, 1)

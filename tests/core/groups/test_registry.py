@@ -6,7 +6,7 @@ import tempfile
 import msgspec
 import pytest
 
-from babelbus.core.broker import UnknownTopicError
+from babelbus.core.catalog import UnknownTopicError
 from babelbus.core.groups.cursor_files import StoredGroup
 from babelbus.core.groups.info import StoredCursor
 from babelbus.core.groups.registry import Groups

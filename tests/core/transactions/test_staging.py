@@ -521,7 +521,7 @@ async def test_a_failed_flush_of_a_topic_in_the_middle_of_a_commit_leaves_each_r
     drop: bool, skip: int, ack: str
 ) -> None:
     stage = Stage()
-    stage.bus.broker.alter_topic("log", {"ack": ack})
+    stage.bus.broker.alter_topic("log", {"ack": ack}).result()
     expected = []
     for number in range(80):  # three windows
         values = [b"%d-%d-" % (number, place) + bytes(100) for place in range(3)]
@@ -543,13 +543,13 @@ async def test_a_topic_that_goes_away_before_the_commit_refuses_it_and_during_it
     stage = Stage()
     await stage.staged("p", b"a")
     await stage.staged("p", b"b", topic="news")
-    stage.bus.broker.remove_topic("news")
+    stage.bus.broker.remove_topic("news").result()
     with pytest.raises(MissingTopicError):
         stage.commit(("p", 2))
     stage.bus.topic("news", 2)
     receipt = stage.commit(("p", 2))
     await turns(1)
-    stage.bus.broker.remove_topic("news")
+    stage.bus.broker.remove_topic("news").result()
     await done([receipt])
     assert receipt.error is None
     assert stage.seen() == {"log/0": [b"a"]}

@@ -220,7 +220,7 @@ async def test_records_that_set_the_state_are_refused_by_a_topic_that_keeps_none
         with pytest.raises(RequestError, match=r"'news' keeps no state.* --retain last") as caught:
             await writer.stage_stored("news", records.data, to_state=True)
         assert not caught.value.repeat
-        server.broker.alter_topic("news", {"retain": "last"})
+        await server.broker.alter_topic("news", {"retain": "last"})
         await writer.put("news", [records], to_state=True)
         await client.transaction("etl").commit(0, [await writer.drain()])
         assert await payloads(client) == [b"1"]

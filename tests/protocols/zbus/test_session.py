@@ -260,7 +260,7 @@ async def test_a_message_for_a_url_that_has_a_status_is_a_call_like_any_other() 
 async def test_a_mistake_of_our_own_costs_one_message_its_answer_and_not_the_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(mq: str) -> None:
+    async def fail(mq: str) -> None:
         raise KeyError(mq)
 
     house = House()
@@ -433,8 +433,8 @@ async def test_what_was_said_of_a_queue_does_not_hold_for_another_topic_of_its_n
     house = House(files)
     client, broker = Client(house), house.bus.broker
     client.do("create", mq="Q", mqMask=2, channel="C")  # a ring
-    broker.remove_topic("Q")  # not by zbus
-    broker.create_topic("Q", 1, {"engine": "disk"})
+    broker.remove_topic("Q").result()  # not by zbus
+    broker.create_topic("Q", 1, {"engine": "disk"}).result()
     publish(broker, [Event("Q", b"%d" % number) for number in range(1500)])
     told = client.do("query", mq="Q")["body"]
     assert (told["type"], told["mask"], told["creator"], told["size"]) == ("disk", 0, "", 1500)
@@ -635,7 +635,7 @@ async def test_a_message_that_came_without_an_id_has_the_same_one_for_every_chan
     assert (again["headers"]["id"], again["body"]) == (ids[1], "1")
     wide = client.do("take", mq="wide", channel="C", window=99)["body"]
     assert len({one["headers"]["id"] for one in wide} | set(ids)) == 11
-    broker.remove_topic("Q")  # not by zbus
+    broker.remove_topic("Q").result()  # not by zbus
     client.do("create", mq="Q", channel="C", mqType="disk")
     publish(broker, [Event("Q", b"0")])
     [other] = client.do("take", mq="Q", channel="C")["body"]

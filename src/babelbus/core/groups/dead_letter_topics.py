@@ -31,6 +31,7 @@ from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt, settled
 from babelbus.core.record import Record
 from babelbus.core.topic import Topic
+from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.storage.errors import OffsetOutOfRangeError
@@ -69,7 +70,7 @@ class LettersWaitingError(BabelbusError):
 class RemovingDoor(TopicDoor, Protocol):
     """What this module needs of the broker."""
 
-    def remove_topic(self, name: str) -> None:
+    def remove_topic(self, name: str) -> Work[None]:
         """Remove a topic and its records, durably."""
 
 
@@ -187,7 +188,7 @@ class DeadLetterTopics:
         waiting = self._waiting(topic, group)
         return Replayed(topic.name, replay.replayed, replay.failed, replay.failures, waiting)
 
-    def purge(self, name: str, *, everything: bool = False) -> DeadLetterTopicInfo:
+    async def purge(self, name: str, *, everything: bool = False) -> DeadLetterTopicInfo:
         """Remove a topic of dead letters and return what it was; the next dead letter makes it anew.
 
         Raises:
@@ -198,7 +199,7 @@ class DeadLetterTopics:
         info = self._describe(self._find(name))
         if info.waiting and not everything:
             raise LettersWaitingError(info.topic, info.waiting, info.letters)
-        self._door.remove_topic(info.topic)
+        await self._door.remove_topic(info.topic)
         return info
 
     def _find(self, name: str) -> Topic:

@@ -7,7 +7,7 @@ makes it a second time: dead letters are at least once, as their records are.
 
 import zlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -19,6 +19,7 @@ from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event, Headers, Record
 from babelbus.core.subject import NAME_BYTES_MAX
 from babelbus.core.topic import Topic, event_of
+from babelbus.core.work import Work
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import HEADERS_MAX
 
@@ -59,7 +60,7 @@ class TopicDoor(Protocol):
     def publish(self, publication: Publication) -> Receipt:
         """Publish; whatever prevents it is the error of the receipt."""
 
-    def create_topic(self, name: str, partitions: int | None = None, settings: dict[str, Any] | None = None) -> Topic:
+    def create_topic(self, name: str) -> Work[Topic]:
         """Create a topic, durably."""
 
     def topic(self, name: str) -> Topic:
@@ -148,14 +149,23 @@ class DeadLetters:
         self._clock = clock
 
     def send(self, name: str, record: Record, letter: DeadLetter) -> Receipt:
-        """Publish a dead letter to the topic `name`. The record may be passed when the receipt is done without error.
+        """Publish a dead letter to the topic `name`; make the topic if there is none of this name.
 
-        Raises:
-            BabelbusError: the topic could not be made.
+        The record may be passed when the receipt is done without error.
         """
-        if not self._door.has_topic(name):
-            self._door.create_topic(name)
-        return self._door.publish(Publication(CLIENT, PROTOCOL, [make(name, record, letter)], name))
+        publication = Publication(CLIENT, PROTOCOL, [make(name, record, letter)], name)
+        if self._door.has_topic(name):
+            return self._door.publish(publication)
+        receipt = Receipt()
+
+        def publish(made: Work[Topic]) -> None:
+            if made.error is not None and not self._door.has_topic(name):
+                receipt.resolve(made.error)
+            else:
+                receipt.follow(self._door.publish(publication))
+
+        self._door.create_topic(name).when_done(publish)
+        return receipt
 
     def now_ms(self) -> int:
         """Return the time that a dead letter carries."""

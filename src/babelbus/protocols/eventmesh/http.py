@@ -353,14 +353,16 @@ class WebSession(HttpSession, contract.Session):
 
     def _change_topics(self, request: http.Request, action: str) -> tuple[Promise, Callable[[], bytes]]:
         names = text_of(_object(request.body.decode("utf-8", "replace")).get("topic", "")).split(";")
+        removals = []
         for name in names:
             if not name:
                 raise _RefusedError(BODY_ERROR, "topic is missing")
             if action == "topic/create":
                 self._hub.ensure_topic(name)
             else:
-                self._hub.broker.remove_topic(name)
-        return DONE, lambda: self._encode_result(request, SUCCESS, "success")
+                removals.append(self._hub.broker.remove_topic(name))
+        changed = all_of(removals)
+        return changed, lambda: self._encode_outcome(request, changed, RUNTIME_ERROR)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 

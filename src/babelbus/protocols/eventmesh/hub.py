@@ -93,7 +93,7 @@ class Hub:
         """
         topic = self.broker.find_topic(name)
         if topic is None:
-            return self.broker.create_topic(name)
+            return self.broker.create_topic_at_once(name)
         if topic.reserved:
             raise ReservedTopicError(f"topic {name!r} is the server's own")
         return topic

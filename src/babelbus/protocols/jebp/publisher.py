@@ -5,7 +5,8 @@ from itertools import cycle
 
 from babelbus.core.access import AccessRefusedError, Action
 from babelbus.core.access import Identity as Client
-from babelbus.core.broker import Broker, UnknownTopicError
+from babelbus.core.broker import Broker
+from babelbus.core.catalog import UnknownTopicError
 from babelbus.core.publish import Payloads, Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Headers

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from babelbus.config import JebpSettings
 from babelbus.core.access import NOBODY, Action
 from babelbus.core.access import Identity as Client
-from babelbus.core.broker import Broker, TopicExistsError, UnknownTopicError
+from babelbus.core.broker import Broker
+from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
-from babelbus.core.receipt import Promise
+from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError, InvalidTopicNameError, RemoteProtocolError, StorageError
@@ -89,6 +90,8 @@ class Session(contract.Session):
         self._fingerprint = ""
         self._subscription = Subscription(broker, metrics)
         self._backlog: deque[Request] = deque()
+        self._change: Promise = DONE
+        """The last change of the topics that this client asked for."""
         self._waits: set[Promise] = set()
         hello = self._handshake.begin()
         outbox.answer(lambda: hello)
@@ -188,13 +191,20 @@ class Session(contract.Session):
 
     def close(self) -> None:
         """End the session: records of requests that came whole are still stored (specification, section 6)."""
+        self.end_waits()
+        self._change.when_done(self._finish)
+
+    def _finish(self, _change: Promise) -> None:
+        """Carry out what was put off, up to the next change of the topics; then again behind it."""
         requests = [request for request in self._backlog if not isinstance(request, Fetch | FetchPartition)]
         self._backlog.clear()
-        self.end_waits()
         try:
             self._handle(requests)
         finally:
-            self._subscription.end()
+            if self._backlog:
+                self._change.when_done(self._finish)
+            else:
+                self._subscription.end()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -203,7 +213,7 @@ class Session(contract.Session):
         count, outbox = len(requests), self._outbox
         at = 0
         while at < count:
-            if outbox.full:
+            if outbox.full or not self._change.done:
                 self._backlog.extend(requests[at:])
                 return
             request = requests[at]
@@ -223,9 +233,9 @@ class Session(contract.Session):
                 case Subscribe():
                     self._say(*self._subscription.subscribe(request, self._client or NOBODY))
                 case CreateTopic():
-                    self._say(self._create_topic(request))
+                    self._change_topics(Work(self._create_topic(request)))
                 case RemoveTopic():
-                    self._say(self._remove_topic(request))
+                    self._change_topics(Work(self._remove_topic(request)))
                 case StageRecords() | CommitBatch() | AbortBatch() | AskTransaction():
                     self._carry_out_staging(request)
                 case TellPositions() | FetchPartition() | MoveGroup():
@@ -328,20 +338,26 @@ class Session(contract.Session):
 
     # -- 11 and 31: topics -------------------------------------------------------------------------------------------
 
-    def _create_topic(self, request: CreateTopic) -> Outcome:
+    def _change_topics(self, change: Work[Outcome]) -> None:
+        """Answer a change of the topics; later requests are put off until then, for they may ask for its outcome."""
+        self._change = change
+        weight = 0 if change.done else self._outbox.bytes_max
+        self._outbox.answer_when([change], lambda: self._sealer.seal_many([self._content(change.result())]), weight)
+
+    async def _create_topic(self, request: CreateTopic) -> Outcome:
         if not self._may(Action.ADMIN, request.topic):
             return Outcome.CREATE_TOPIC_NO_RIGHTS
         try:
-            self._broker.create_topic(request.topic)
+            await self._broker.create_topic(request.topic)
         except BabelbusError as error:
             return _refused(error, _NOT_CREATED)
         return Outcome.TOPIC_CREATED
 
-    def _remove_topic(self, request: RemoveTopic) -> Outcome:
+    async def _remove_topic(self, request: RemoveTopic) -> Outcome:
         if not self._may(Action.ADMIN, request.topic):
             return Outcome.REMOVE_TOPIC_NO_RIGHTS
         try:
-            self._broker.remove_topic(request.topic)
+            await self._broker.remove_topic(request.topic)
         except BabelbusError as error:
             return _refused(error, _NOT_REMOVED)
         return Outcome.TOPIC_REMOVED

@@ -8,9 +8,11 @@ protocol, is an MQ all the same: without a mask, kept by its own settings.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
+from babelbus.core.broker import Broker
 from babelbus.errors import StorageError
 from babelbus.storage.files import FileSystem
 from babelbus.storage.notes import Note
@@ -37,12 +39,13 @@ UNKNOWN = Entry()
 
 
 class Book:
-    """The entries of all MQs, by name. Changes block for a flush of the disk."""
+    """The entries of all MQs, by name. Changes are written in a thread."""
 
-    def __init__(self, files: FileSystem, folder: str) -> None:
+    def __init__(self, broker: Broker, files: FileSystem, folder: str) -> None:
         advice = "put a copy of the file back, or remove the file: then the masks of MQs are lost, no more"
         self._note = Note(files, f"{folder}/{FILE_NAME}", dict[str, Entry], advice=advice, bare=True)
         self.entries: dict[str, Entry] = {}
+        self._writer = broker.writer(lambda: partial(self._note.write, dict(self.entries)))
 
     def open(self, current: Callable[[str, Entry], Entry | None]) -> None:
         """Read what is stored; `current` returns what holds of an entry now, `None` for an entry to be forgotten.
@@ -53,21 +56,29 @@ class Book:
         held = ((mq, current(mq, entry)) for mq, entry in (self._note.read() or {}).items())
         self.entries = {mq: entry for mq, entry in held if entry is not None}
 
-    def put(self, mq: str, entry: Entry) -> None:
+    async def put(self, mq: str, entry: Entry) -> None:
         """Keep an entry, durably.
 
         Raises:
             StorageError: the disk refused; nothing has changed.
         """
-        if self.entries.get(mq, UNKNOWN) != entry:
-            entries = {**self.entries, mq: entry}
-            self._note.write(entries)
-            self.entries = entries
+        before = self.entries.get(mq)
+        if before == entry:
+            return
+        self.entries[mq] = entry
+        try:
+            await self._writer.write().wait()
+        except StorageError:
+            if self.entries.get(mq) is entry:
+                self.entries.pop(mq)
+                if before is not None:
+                    self.entries[mq] = before
+            raise
 
-    def forget(self, mq: str) -> None:
+    async def forget(self, mq: str) -> None:
         """Remove an MQ from the book. A failure is only logged: the next start removes the MQ, too."""
         if self.entries.pop(mq, None) is not None:
             try:
-                self._note.write(self.entries)
+                await self._writer.write().wait()
             except StorageError as error:
                 log.warning("a removed MQ is still noted: %s", error)

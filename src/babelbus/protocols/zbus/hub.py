@@ -6,6 +6,7 @@ An MQ is a topic of the same name, a channel the consumer group of that name on 
 
 import asyncio
 import contextlib
+import logging
 import os
 from typing import Any, Protocol
 
@@ -14,10 +15,13 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
 from babelbus.core.broker import Broker
+from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
+from babelbus.core.receipt import Promise
 from babelbus.core.request import Requests
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
+from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
@@ -33,6 +37,8 @@ from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.storage.files import FileSystem
+
+log = logging.getLogger(__name__)
 
 PROTOCOL = "zbus"
 FILTER_KIND = "zbus"
@@ -110,7 +116,7 @@ class Hub:
         self.subscribers: dict[tuple[str, str], dict[Subscriber, None]] = {}
         self.stopping = False
         """Set when the server stops: what goes now comes again, and no MQ is removed for it."""
-        self._book = Book(files, folder)
+        self._book = Book(broker, files, folder)
         self._published_ms: dict[str, int] = {}
         self._subscribed_ms: dict[str, dict[str, int]] = {}
         """When somebody last subscribed, in ms since the epoch, by MQ and channel."""
@@ -157,7 +163,7 @@ class Hub:
             raise NotFoundError(m.mq_not_found(mq))
         return topic
 
-    def ensure_mq(self, mq: str, mq_type: str | None, mask: int | None, creator: str) -> Topic:
+    async def ensure_mq(self, mq: str, mq_type: str | None, mask: int | None, creator: str) -> Topic:
         """Return an MQ; create it if it does not exist (4.1). Its type never changes, its mask does.
 
         Raises:
@@ -174,15 +180,20 @@ class Hub:
             check_topic_name(mq)
             self._check_not_damaged(mq)
             entry = Entry(mask or 0, creator, self.clock.now_ms())
-            self._book.put(mq, entry)
+            await self._book.put(mq, entry)
             try:
-                topic = self.broker.create_topic(mq, 1, settings)  # one partition: an MQ is one order
+                topic = await self.broker.create_topic(mq, 1, settings)  # one partition: an MQ is one order
+            except TopicExistsError:  # another connection was first
+                topic = self.topic(mq)
             except BabelbusError:
-                self._book.forget(mq)
+                await self._book.forget(mq)
                 raise
-            self._book.put(mq, msgspec.structs.replace(entry, topic_id=topic.id))
-        elif mask is not None:
-            self._book.put(mq, msgspec.structs.replace(self._entry(topic), mask=mask, topic_id=topic.id))
+            else:
+                # Not awaited: until it is written the entry is believed all the same.
+                Work(self._book.put(mq, msgspec.structs.replace(entry, topic_id=topic.id)))
+                return topic
+        if mask is not None:
+            await self._book.put(mq, msgspec.structs.replace(self._entry(topic), mask=mask, topic_id=topic.id))
         return topic
 
     def _entry(self, topic: Topic) -> Entry:
@@ -197,7 +208,7 @@ class Hub:
             return entry if mq in self.broker.damaged_topics else None
         if topic.settings.engine == m.MEMORY:
             if entry.ring and topic.settings.retention_records is None:  # made before there was the setting
-                self.broker.alter_topic(mq, RING)
+                self.broker.alter_topic(mq, RING).when_done(_note_not_altered)
             return msgspec.structs.replace(entry, topic_id=topic.id, ring=False)
         return entry if entry.topic_id in ("", topic.id) else None
 
@@ -206,7 +217,7 @@ class Hub:
         if damage is not None:
             raise damage
 
-    def remove_mq(self, mq: str) -> None:
+    async def remove_mq(self, mq: str) -> None:
         """Remove an MQ with its channels and messages; it need not be there.
 
         Raises:
@@ -214,8 +225,8 @@ class Hub:
         """
         self._check_not_damaged(mq)
         if self.exists(mq):
-            self.broker.remove_topic(mq)
-        self._book.forget(mq)
+            await self.broker.remove_topic(mq)
+        await self._book.forget(mq)
         self._published_ms.pop(mq, None)
         self._subscribed_ms.pop(mq, None)
         self._heads.pop(mq, None)
@@ -367,7 +378,7 @@ class Hub:
         if self.mask_of(subscriber.mq) & Mask.DELETE_ON_EXIT and not any(
             group.members for group in self.groups.on_topic(subscriber.mq)
         ):
-            self.remove_mq(subscriber.mq)
+            Work(self.remove_mq(subscriber.mq)).when_done(_note_not_removed)
 
     # -- what is told of them ----------------------------------------------------------------------------------------
 
@@ -437,7 +448,7 @@ class Hub:
             if mq in self.broker.damaged_topics:
                 continue
             if topic is None or entry.topic_id not in ("", topic.id):
-                self._book.forget(mq)  # others have removed it
+                Work(self._book.forget(mq))  # others have removed it
             else:
                 self._trim(topic)
 
@@ -453,3 +464,13 @@ def _format_id(digits: str) -> str:
     """Return the UUID of 32 random digits, with version and variant in place (RFC 9562, section 5.4)."""
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
+def _note_not_removed(work: Promise) -> None:
+    if work.error is not None:
+        log.warning("an MQ was to be removed with its last subscriber: %s", work.error)
+
+
+def _note_not_altered(work: Promise) -> None:
+    if work.error is not None:
+        log.warning("an MQ in memory keeps all its messages: %s", work.error)

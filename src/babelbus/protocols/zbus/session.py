@@ -6,7 +6,7 @@ again from its beginning.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, Generic
 
 import msgspec
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 PING = "ping"
 OUR_MISTAKE = "the server failed; its log says more"
+Change = Callable[[Message], Coroutine[Any, Any, Message]]
 TAKE_TRIES = 8
 """So often a `take` looks on if the channel's filter wanted nothing of what it saw."""
 NOT_ROUTED = frozenset({"cmd", "target", "source", "remote-addr"}) | m.SECRETS
@@ -67,8 +68,8 @@ class Session(Generic[Asked]):
         stamp = {"source": self.id, "remote-addr": self.address}
         self._publisher = Publisher(hub, outbox, framing, stamp)
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
-        self._look: Work[str | None] | None = None
-        """The search for the id of the message at an offset, for the command that is put off."""
+        self._change: Work[Message] | None = None
+        """The change of an MQ that waits, for the command that is put off."""
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -181,7 +182,19 @@ class Session(Generic[Asked]):
             return None
         return Message({"content-type": m.TEXT_TYPE, "id": message.headers["id"]}, status=m.OK)
 
+    def _carry_out(self, change: Change, message: Message) -> Message | Promise:
+        """Begin a change, or go on with the change of the command that was put off."""
+        work = self._change or Work(change(message))
+        self._change = None if work.done else work
+        return work.result() if work.done else work
+
     def _create(self, message: Message) -> Message | Promise:
+        return self._carry_out(self._create_mq, message)
+
+    def _remove(self, message: Message) -> Message | Promise:
+        return self._carry_out(self._remove_mq, message)
+
+    async def _create_mq(self, message: Message) -> Message:
         headers = message.headers
         mq, channel = _mq_of(message, "create"), headers.get("channel")
         mq_mask, mask, offset = (integer(message, name) for name in ("mqMask", "channelMask", "offset"))
@@ -190,23 +203,19 @@ class Session(Generic[Asked]):
             compile_filter(wanted)
         if channel is not None:
             check_group_name(channel)  # before there is an MQ
-        topic = self._hub.ensure_mq(mq, headers.get("mqType"), mq_mask, self.address)
+        topic = await self._hub.ensure_mq(mq, headers.get("mqType"), mq_mask, self.address)
         if channel is not None:
             checksum = headers.get("checksum")
-            if offset is not None and checksum is not None:
-                found = self._look or Work(self._hub.id_at(topic, offset))
-                self._look = None if found.done else found
-                if not found.done:
-                    return found
-                if found.result() != checksum:
-                    raise MalformedMessageError(f"no message with the id of checksum at offset {offset}")
+            checked = offset is None or checksum is None or await self._hub.id_at(topic, offset) == checksum
+            if not checked:
+                raise MalformedMessageError(f"no message with the id of checksum at offset {offset}")
             self._hub.ensure_channel(topic, channel, mask=mask, wanted=wanted, offset=offset)
         return text_reply(headers["id"], m.OK, m.created(mq, channel))
 
-    def _remove(self, message: Message) -> Message:
+    async def _remove_mq(self, message: Message) -> Message:
         mq, channel = _mq_of(message, "remove"), message.headers.get("channel")
         if channel is None:
-            self._hub.remove_mq(mq)
+            await self._hub.remove_mq(mq)
         else:
             self._hub.remove_channel(mq, channel)
         return text_reply(message.headers["id"], m.OK, m.removed(mq, channel))

@@ -89,8 +89,8 @@ class AppendLog:
         self._segments = Segments(self._files, self._folder, opened.segments, self._lock)
         self._lost = opened.lost
         if not opened.segments:
-            self._segments.begin(0)
-            self._save_checkpoint(self._mark())
+            self._segments.begin(0, durable=False)
+            checkpoints.note(self._files, self._folder).write(self._mark().checkpoint)  # its flush covers the folder
             return
         self._bytes_since_checkpoint = self.recovery.read_bytes
         # What a killed process wrote may be in the system's memory alone; nobody reads it before it is durable.

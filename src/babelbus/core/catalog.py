@@ -1,0 +1,531 @@
+"""The topics of all engines: opened at the start, made, altered and removed while the server runs, cleaned and closed.
+
+A change of the topics flushes the disk: a thread of the topic's engine carries it out, in order for each name, while
+the event loop serves everything else.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.backend import Backend
+from babelbus.core.partition import Partition, TopicClosedError
+from babelbus.core.receipt import DONE, Promise
+from babelbus.core.receipt import settled as finished
+from babelbus.core.record import Event
+from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
+from babelbus.core.subject import TopicTable, check_topic_name
+from babelbus.core.tail import TailBudget
+from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, Topics
+from babelbus.core.work import Work, Writer, settled
+from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
+from babelbus.metrics import Metrics
+from babelbus.storage import notes
+from babelbus.storage.contract import Catalog as CatalogStore
+from babelbus.storage.contract import PartitionLog, Store
+from babelbus.storage.errors import BackendBusyError
+from babelbus.storage.files import disk_error
+
+log = logging.getLogger(__name__)
+
+PARTITIONS_MAX = 1024
+
+T = TypeVar("T")
+
+
+class TopicExistsError(BabelbusError):
+    """There is a topic of this name."""
+
+
+class UnknownTopicError(BabelbusError):
+    """There is no topic of this name."""
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """The stored settings of a topic."""
+
+    partitions: int
+    settings: TopicSettings
+    id: str = FIRST_ID
+    """Another one when the topic is removed and made again; topics made before there were ids have the first."""
+
+
+class Catalog:
+    """Topics over their stores. All calls come from the event loop that it was made in.
+
+    `stores` gives the store of each engine; the settings of all topics are kept in the store of engine `disk`.
+    `on_topics_changed` is called after a topic came, went or grew; the promise that it returns is done when the change
+    is noted where the next start looks for it: the space of a removed topic is not given back earlier.
+    """
+
+    def __init__(
+        self,
+        stores: Mapping[str, Store],
+        defaults: TopicSettings,
+        checkpoint_bytes: int,
+        clock: Clock,
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+        default_partitions: int,
+        tails: TailBudget,
+        *,
+        on_visible: Callable[[str, Sequence[Event]], None],
+        is_heard: Callable[[], bool],
+    ) -> None:
+        self._stores = stores
+        self._catalog = cast(CatalogStore, stores["disk"])
+        self._defaults = defaults
+        self._checkpoint_bytes = checkpoint_bytes
+        self._clock = clock
+        self._metrics = metrics
+        self._loop = loop
+        self._default_partitions = default_partitions
+        self._on_visible = on_visible
+        self._is_heard = is_heard
+        self._table = TopicTable()
+        self._topics = Topics()
+        self._notes = ThreadPoolExecutor(2, "notes")
+        self._writers: list[Writer] = []
+        self._changes: dict[str, Promise] = {}
+        """The last change of each topic that is asked for and not done."""
+        self._background: set[asyncio.Future[Any]] = set()
+        """Tasks that `close` waits for, so that nobody touches the folder once the server has given it back."""
+        self._cut_short: set[str] = set()
+        """The topics whose removal the start finished: another engine may hold something of them still."""
+        self._cleaning: dict[str, asyncio.Task[int]] = {}
+        """The cleaning that is under way, by engine."""
+        self._closed = False
+        self.tails = tails
+        self.backends: dict[str, Backend] = {}
+        """The engines that are in use."""
+        self.on_topics_changed: Callable[[], Promise] = lambda: DONE
+        self._on_changed: list[Callable[[], None]] = []
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def open(self) -> dict[str, str]:
+        """Open every topic that is stored; finish removals that a crash cut short. Blocks: nobody is served yet.
+
+        A topic whose settings are damaged stays closed (`damaged_topics`): the others are served.
+
+        Returns the topics whose removal was finished: token -> name.
+
+        Raises:
+            StorageError: a log cannot be opened.
+        """
+        finished = {}
+        for token, name in self._catalog.removed().items():
+            self._catalog.erase(token)
+            finished[token] = name
+        self._cut_short = set(finished.values())
+        for name in self._catalog.topics():
+            try:
+                kept = self._load_settings(name)
+            except notes.DamagedNoteError as error:
+                log.error("topic %r is not opened, its name stays taken: %s", name, error)
+                self._topics.damaged[name] = error
+                continue
+            stored = self._stores[kept.settings.engine].partition_count(name)
+            if stored < kept.partitions and kept.settings.engine != "memory":
+                # A crash while it was made or grew, or the wrong database or folder: then this must be seen.
+                log.error(
+                    "topic %r: %d of its %d partitions are not there (engine %s) and begin anew, empty; "
+                    "if they are somewhere else, stop the server now and name that place",
+                    name, kept.partitions - stored, kept.partitions, kept.settings.engine,
+                )  # fmt: skip
+            kept = msgspec.structs.replace(kept, partitions=max(kept.partitions, stored))
+            backend = self._backend(kept.settings.engine)
+            self._add_topic(name, kept, self._open_logs(backend, name, kept.settings, range(kept.partitions)))
+        self._note_names()
+        return finished
+
+    def open_reserved(self, name: str, settings: TopicSettings) -> Topic:
+        """Return a topic of the server's own with these settings; make it at the first start. Blocks, as `open` does.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        assert name.startswith(RESERVED_PREFIX)
+        topic = self._topics.get(name)
+        if topic is None:  # or damaged: nothing was lost, the settings are the server's own
+            self._topics.damaged.pop(name, None)
+            kept = _Kept(1, settings, _new_id())
+            topic = self._add_topic(name, kept, self._store_topic(self._backend(settings.engine), name, kept))
+            self._changed()
+        elif topic.settings != settings:
+            self._save_settings(name, _Kept(len(topic.partitions), settings, topic.id))
+            self._configure(topic, settings)
+        return topic
+
+    def _load_settings(self, name: str) -> _Kept:
+        content = self._catalog.load_settings(name)
+        if content is None:  # the folder came from elsewhere
+            return _Kept(1, self._defaults)
+        advice = "put a copy of the file back, or remove the file: then the topic has the default settings; start again"
+        return notes.decode(content, _Kept, path=f"settings.json of topic {name!r}", advice=advice, bare=True)
+
+    def _save_settings(self, name: str, kept: _Kept) -> None:
+        try:
+            self._catalog.save_settings(name, notes.encode(kept))
+        except OSError as error:
+            raise disk_error(error, f"the settings of topic {name!r} could not be stored") from error
+
+    def _backend(self, engine: str) -> Backend:
+        backend = self.backends.get(engine)
+        if backend is None:
+            backend = Backend(engine, self._stores[engine], self._loop, self._clock, self._metrics)
+            self.backends[engine] = backend
+        return backend
+
+    def _open_logs(
+        self, backend: Backend, name: str, settings: TopicSettings, numbers: Iterable[int]
+    ) -> list[PartitionLog]:
+        """Open the logs of some partitions of a topic. Blocks.
+
+        Raises:
+            StorageError: a log cannot be opened; all are closed.
+        """
+        layout = settings.for_log(self._checkpoint_bytes)
+        opened: list[PartitionLog] = []
+        try:
+            for number in numbers:
+                opened.append(backend.store.open_partition(name, number, layout))  # noqa: PERF401  # some are closed again
+        except (OSError, StorageError) as error:
+            for partition_log in opened:
+                with contextlib.suppress(OSError, StorageError):
+                    partition_log.close()
+            if isinstance(error, OSError):
+                raise disk_error(error, f"topic {name!r} could not be opened") from error
+            raise
+        return opened
+
+    def _add_topic(self, name: str, kept: _Kept, logs: list[PartitionLog]) -> Topic:
+        settings = kept.settings
+        topic_id = _new_id() if settings.engine == "memory" else kept.id  # whatever memory held is gone
+        partitions = self._make_partitions(settings, logs, 0)
+        topic = Topic(
+            name,
+            settings,
+            partitions,
+            self._clock,
+            self._metrics,
+            self._on_visible,
+            self._is_heard,
+            self._loop.call_soon,
+            topic_id,
+        )
+        self._topics[name] = topic
+        return topic
+
+    def _make_partitions(self, settings: TopicSettings, logs: list[PartitionLog], first: int) -> list[Partition]:
+        backend, metrics = self._backend(settings.engine), self._metrics
+        for opened in logs:
+            metrics.recovered_bytes_cut_total.inc(opened.recovery.cut_bytes)
+            metrics.corrupt_records_total.inc(sum(bad.next_offset - bad.offset for _, bad in opened.recovery.bad))
+        return [
+            Partition(
+                number,
+                opened,
+                settings,
+                backend,
+                self._loop,
+                tails=self.tails,
+                flush_every_bytes=self._checkpoint_bytes // 2,
+            )
+            for number, opened in enumerate(logs, first)
+        ]
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self, name: str, partitions: int | None = None, settings: dict[str, Any] | None = None
+    ) -> Work[Topic]:
+        """Create a topic, durably, with the default number of partitions unless told otherwise.
+
+        Errors of the work:
+            InvalidTopicNameError: the name is not valid.
+            InvalidSettingError: the number of partitions or a setting is not valid.
+            TopicExistsError: a topic has this name.
+            StorageError: the disk refused.
+        """
+        return Work(self._in_turn(name, lambda: self._create(name, partitions, settings or {})))
+
+    def alter_topic(self, name: str, changes: dict[str, Any]) -> Work[Topic]:
+        """Update settings of a topic while it is used; `partitions` may only grow.
+
+        Errors of the work:
+            UnknownTopicError: no topic has this name.
+            InvalidSettingError: a setting is unknown, wrong, or cannot change; nothing was changed.
+            StorageError: the disk refused.
+        """
+        return Work(self._in_turn(name, lambda: self._alter(name, dict(changes))))
+
+    def remove_topic(self, name: str) -> Work[None]:
+        """Remove a topic and its records: gone at once, then durably; the space is given back in the background.
+
+        Errors of the work:
+            UnknownTopicError: no topic has this name.
+            InvalidTopicNameError: the name is reserved for the server's own topics.
+            StorageError: the disk refused; the topic is still there.
+        """
+        return Work(self._in_turn(name, lambda: self._remove(name)))
+
+    async def _in_turn(self, name: str, change: Callable[[], Awaitable[T]]) -> T:
+        """Run a change of a topic after the changes that were asked for before."""
+        before, done = self._changes.get(name), Promise()
+        self._changes[name] = done
+        try:
+            if before is not None:
+                await settled(before)
+            if self._closed:
+                raise TopicClosedError("the server stops")
+            return await change()
+        finally:
+            if self._changes[name] is done:
+                del self._changes[name]
+            done.resolve()
+
+    def create_topic_at_once(self, name: str) -> Topic:
+        """Create a topic with the defaults, and block the event loop until it is durable; prefer `create_topic`.
+
+        Raises: the errors of `create_topic`; `BackendBusyError` while a change of the topic is under way.
+        """
+        if name in self._changes:
+            raise BackendBusyError(f"topic {name!r} is being changed")
+        kept = self._check_new(name, None, {})
+        topic = self._add_topic(name, kept, self._store_topic(self._backend(kept.settings.engine), name, kept))
+        self._changed()
+        return topic
+
+    async def _create(self, name: str, partitions: int | None, settings: dict[str, Any]) -> Topic:
+        kept = self._check_new(name, partitions, settings)
+        engine = kept.settings.engine
+        if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
+            await self._loop.run_in_executor(None, self._stores.__getitem__, engine)
+        backend = self._backend(engine)
+        logs = await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
+        topic = self._add_topic(name, kept, logs)
+        self._changed()
+        return topic
+
+    def _check_new(self, name: str, partitions: int | None, settings: dict[str, Any]) -> _Kept:
+        """Return what is to be stored of a new topic. Raises: the errors of `create_topic`."""
+        check_topic_name(name)
+        _check_not_reserved(name)
+        if name in self._topics:
+            raise TopicExistsError(f"topic {name!r} exists")
+        if name in self._topics.damaged:
+            raise TopicExistsError(f"topic {name!r} exists and cannot be opened: {self._topics.damaged[name]}")
+        if partitions is None:
+            partitions = self._default_partitions
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidSettingError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+        return _Kept(partitions, change_settings(self._defaults, settings), _new_id())
+
+    async def _alter(self, name: str, changes: dict[str, Any]) -> Topic:
+        topic = self.topic(name)
+        _check_not_reserved(name)
+        count = len(topic.partitions)
+        partitions = changes.pop("partitions", count)
+        if not isinstance(partitions, int) or not count <= partitions <= PARTITIONS_MAX:
+            raise InvalidSettingError(
+                f"partitions can grow from {count} up to {PARTITIONS_MAX}, not become {partitions}"
+            )
+        made = change_settings(topic.settings, changes)
+        if made.engine != topic.settings.engine:
+            raise InvalidSettingError("engine is fixed when a topic is made")
+        backend = self._backend(made.engine)
+
+        def store() -> list[PartitionLog]:
+            self._save_settings(name, _Kept(partitions, made, topic.id))
+            return self._open_logs(backend, name, made, range(count, partitions))
+
+        topic.partitions += self._make_partitions(made, await self._run(backend.changes, store), count)
+        self._configure(topic, made)
+        self._changed()
+        return topic
+
+    def _configure(self, topic: Topic, settings: TopicSettings) -> None:
+        topic.settings = settings
+        for partition in topic.partitions:
+            partition.configure(settings, self._checkpoint_bytes)
+
+    async def _remove(self, name: str) -> None:
+        topic = self.topic(name)
+        _check_not_reserved(name)
+        del self._topics[name]
+        backend, settings = self._backend(topic.settings.engine), topic.settings
+        await topic.close(partial(self._run, backend.changes), TopicClosedError(f"topic {name!r} was removed"))
+        try:
+            hidden = await self._run(backend.changes, lambda: self._hide(name, backend.store))
+        except OSError as error:
+            numbers = range(len(topic.partitions))
+            logs = await self._run(backend.changes, lambda: self._open_logs(backend, name, settings, numbers))
+            self._add_topic(name, _Kept(len(numbers), settings, topic.id), logs)
+            raise disk_error(error, f"topic {name!r} could not be removed") from error
+        noted = self._changed()
+        for store, token in hidden:
+            task = self._loop.create_task(self._erase(store, token, noted))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    def _hide(self, name: str, store: Store) -> list[tuple[Store, str]]:
+        """Remove a topic from its stores, durably; return where and under which token its space is left. Blocks.
+
+        Raises:
+            OSError: the disk refused; nothing has changed.
+        """
+        hidden: list[tuple[Store, str]] = [(self._catalog, self._catalog.hide(name))]
+        if store is not self._catalog:
+            try:
+                hidden.append((store, store.hide(name)))
+            except (OSError, StorageError) as error:  # the topic is gone all the same
+                self._cut_short.add(name)
+                log.warning("topic %r is removed, and its engine still holds records of it: %s", name, error)
+        return hidden
+
+    async def _run(self, executor: Executor, work: Callable[[], T]) -> T:
+        """Return what `work` gives, in a thread where the disk may wait."""
+        return await self._loop.run_in_executor(executor, work) if self._catalog.fit.reads_wait else work()
+
+    def writer(self, prepare: Callable[[], Callable[[], None]]) -> Writer:
+        """Return a writer of one small file; see `Writer`."""
+        writer = Writer(prepare, partial(self._run, self._notes))
+        self._writers.append(writer)
+        return writer
+
+    def _store_topic(self, backend: Backend, name: str, kept: _Kept) -> list[PartitionLog]:
+        """Write a topic with empty logs, durably, or nothing of it. Blocks."""
+        store = backend.store
+        if store is not self._catalog and store.partition_count(name):
+            if name not in self._cut_short:  # this folder is new to a database that others use, or used
+                raise StorageError(
+                    f"topic {name!r}: engine {backend.engine} holds records of a topic of this name that this data "
+                    "folder does not know; take another name, or the folder or the database that belongs to them"
+                )
+            store.erase(store.hide(name))
+        try:
+            self._save_settings(name, kept)
+            return self._open_logs(backend, name, kept.settings, range(kept.partitions))
+        except StorageError:
+            for each in {id(each): each for each in (self._catalog, store)}.values():  # so that no restart opens it
+                try:
+                    each.erase(each.hide(name))
+                except (OSError, StorageError) as error:
+                    log.debug("nothing to take away of topic %r: %s", name, error)
+            raise
+
+    async def _erase(self, store: Store, token: str, noted: Promise) -> None:
+        await finished([noted])  # an error is logged, and costs no room
+        try:
+            await self._loop.run_in_executor(None, store.erase, token)
+        except (OSError, StorageError) as error:
+            log.warning("a removed topic could not be erased, the next start tries again: %s", error)
+
+    def _changed(self) -> Promise:
+        self._note_names()
+        for listener in self._on_changed:
+            listener()
+        return self.on_topics_changed()
+
+    def _note_names(self) -> None:
+        names = {*self._topics, *self._topics.damaged}
+        self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic.
+
+        Raises:
+            UnknownTopicError: no topic has this name.
+        """
+        try:
+            return self._topics[name]
+        except KeyError:
+            damage = self._topics.damaged.get(name)
+            if damage is not None:
+                raise UnknownTopicError(f"topic {name!r} cannot be opened: {damage}") from None
+            raise UnknownTopicError(f"there is no topic {name!r}") from None
+
+    def find_topic(self, name: str) -> Topic | None:
+        """Return a topic, `None` if no topic has this name."""
+        return self._topics.get(name)
+
+    def has_topic(self, name: str) -> bool:
+        """Return whether there is a topic of this name."""
+        return name in self._topics
+
+    def topic_names(self) -> list[str]:
+        """Return the names of all topics, sorted; those of the server's own begin with `$`."""
+        return sorted(self._topics)
+
+    def topics(self) -> list[Topic]:
+        """Return all topics, by name."""
+        return [self._topics[name] for name in sorted(self._topics)]
+
+    @property
+    def damaged_topics(self) -> Mapping[str, StorageError]:
+        """Why topics are not open whose names stay taken."""
+        return self._topics.damaged
+
+    # -- care --------------------------------------------------------------------------------------------------------
+
+    async def clean(self) -> int:
+        """Run retention and compaction, in a thread for each engine; return how many bytes became free.
+
+        An engine whose last cleaning is still under way is left out: it may hang.
+        """
+        begun = []
+        for engine in self.backends.keys() - self._cleaning.keys():
+            task = self._cleaning[engine] = self._loop.create_task(self._clean(engine))
+            task.add_done_callback(lambda _, engine=engine: self._cleaning.pop(engine))  # type: ignore[misc]
+            begun.append(task)
+        return sum(await asyncio.shield(asyncio.gather(*begun)))  # `close` waits for it even if we are cancelled
+
+    async def _clean(self, engine: str) -> int:
+        freed = 0
+        for topic in [topic for topic in self._topics.values() if topic.settings.engine == engine]:
+            for partition in topic.partitions:
+                if self._closed:
+                    return freed
+                try:
+                    freed += await partition.clean(self._clock.now_ms())
+                except (StorageError, OSError) as error:
+                    log.warning("cleaning topic %r: %s", topic.name, error)
+        return freed
+
+    async def _close_topics(self) -> None:
+        """Close all topics and stores behind the changes that are under way; publishers that wait are answered."""
+        while self._changes:
+            await finished(self._changes.values())
+        await asyncio.gather(*map(self._close_topic, self._topics.values()))
+        await finished([writer.last for writer in self._writers])
+        background: set[asyncio.Future[Any]] = {*self._background, *self._cleaning.values()}
+        if background:
+            await asyncio.wait(background)
+        self._notes.shutdown(wait=False)
+        await asyncio.gather(*(self._loop.run_in_executor(None, one.stop) for one in self.backends.values()))
+        for engine, store in self._stores.items():
+            if engine not in self.backends:
+                store.close()
+
+    async def _close_topic(self, topic: Topic) -> None:
+        await topic.close(partial(self._run, self._backend(topic.settings.engine).changes))
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _check_not_reserved(name: str) -> None:
+    if name.startswith(RESERVED_PREFIX):
+        raise InvalidTopicNameError(f"topic {name!r}: names that begin with {RESERVED_PREFIX} are the server's own")
