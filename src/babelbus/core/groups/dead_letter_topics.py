@@ -6,6 +6,7 @@ crash may let letters that were replayed within `groups.commit_seconds` be repla
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -251,7 +252,8 @@ class _Replay:
         while self._left is None or self._left > 0:
             if self._chosen and not self.places:
                 return
-            taken = self.member.take(TAKE_COUNT if self._left is None else min(TAKE_COUNT, self._left))
+            count = TAKE_COUNT if self._left is None else min(TAKE_COUNT, self._left)
+            taken = [*chain.from_iterable(self.member.take(count))]
             if not taken:
                 loading = self._group.loading
                 if loading is None:

@@ -22,7 +22,6 @@ and no timer for a record: one timer a group, for the next lease or retry that e
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 
 import msgspec
 
@@ -118,13 +117,12 @@ class Group:
         owner: object = None,
         exclusive: bool = False,
         held: bool = False,
-        runs: bool = False,
     ) -> Member:
         """Add a member; records come to `deliver` from the next turn of the event loop on, unless it is `held`.
 
         `owner` is whatever the session wants to find again. A member with `credit=0` is handed nothing by itself and
         may `take`. `wanted` sees the records that the group's filter lets through; a record that no member with room
-        wants is dropped for the group. With `runs` it may be handed a `Run`, see `Deliver`.
+        wants is dropped for the group.
 
         Raises:
             GroupOwnedError: `exclusive` was asked for and there are members, or one of them has it.
@@ -137,7 +135,7 @@ class Group:
             raise GroupOwnedError(f"group {self.name!r} on topic {self.topic.name!r} has an exclusive member")
         member = Member(
             self, deliver, on_closed,
-            credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held, runs=runs,
+            credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held,
         )  # fmt: skip
         self.members.append(member)
         self.wake()
@@ -179,22 +177,6 @@ class Group:
         self._arm()
         self.wake()
         return done
-
-    def held_by(self, member: Member, partition: int, offsets: Iterable[int]) -> list[Delivery]:
-        """Return what `ack` and `nack` need for offsets of a partition; those that are not the member's are stale.
-
-        Raises:
-            UnknownPartitionError: there is none of this number.
-        """
-        return self._require_flight(member).held_by(member, self._cursor(partition).flight, offsets)
-
-    def held_up_to(self, member: Member, partition: int, offset: int) -> list[Delivery]:
-        """Return what `ack` and `nack` need for all that a member holds of a partition up to and with an offset.
-
-        Raises:
-            UnknownPartitionError: there is none of this number.
-        """
-        return self._require_flight(member).up_to(member, self._cursor(partition).flight, offset)
 
     # -- cursors -----------------------------------------------------------------------------------------------------
 
@@ -268,57 +250,44 @@ class Group:
 
     # -- pulling -----------------------------------------------------------------------------------------------------
 
-    def take(self, count: int, member: Member | None = None) -> list[Delivery]:
+    def take(self, count: int, member: Member | None = None) -> list[Sequence[Delivery]]:
         """Fetch up to `count` records now, in competition with the members; an empty list when nothing is there.
 
-        It never waits: if `loading` is not `None` afterwards, more comes when that is done. It looks through
-        `TAKE_BYTES` at most: with a filter that wants little it may give nothing although there is something further
-        on, and the next call goes on from there.
+        The records come as a member gets them, see `Deliver`. `take` never waits: if `loading` is not `None`
+        afterwards, more comes when that is done. It looks through `TAKE_BYTES` at most: with a filter that wants little
+        it may return nothing although there are records further on, and the next call continues from there.
 
         Raises:
             GroupClosedError: the group is gone, or mode `explicit` asks for a member (who acks).
             UnknownFilterError: nobody here can read the group's filter.
         """
-        return [*chain.from_iterable(self._take(count, member, runs=False))]
-
-    @property
-    def loading(self) -> Promise | None:
-        """The read that `take` would have to wait for to find more; `None` when no read is under way."""
-        return self._dispatcher.loading
-
-    def take_runs(self, count: int, member: Member | None = None) -> list[Sequence[Delivery]]:
-        """Do the same, as a member gets it that is handed runs: see `Deliver`.
-
-        Raises: as `take`.
-        """
-        return self._take(count, member, runs=True)
-
-    def _take(self, count: int, member: Member | None, *, runs: bool) -> list[Sequence[Delivery]]:
         self._require_open()
         if member is None:
             if self._flight is not None:
                 raise GroupClosedError(f"group {self.name!r} wants acks: join it to take from it")
-            member = Member(
-                self, lambda _: None, lambda _: None,
-                credit=count, window=None, wanted=None, owner=None, exclusive=False, held=False, runs=runs,
-            )  # fmt: skip
+            member = Member(self, lambda _: None, credit=count)
         elif member.closed:
             raise GroupClosedError("the member has left its group")
         if self.paused or self._stalled:
             return []
         self._load_filter()
         taken: list[Sequence[Delivery]] = []
-        kept = member.deliver, member.credit, member.held, member.runs
-        member.deliver, member.credit, member.held, member.runs = taken.append, count, False, runs
+        kept = member.deliver, member.credit, member.held
+        member.deliver, member.credit, member.held = taken.append, count, False
         try:
             self._dispatcher.hand_out(member, TAKE_BYTES)
         except StorageError as error:
             self._stall(error)
         finally:
-            member.deliver, member.credit, member.held, member.runs = kept
+            member.deliver, member.credit, member.held = kept
         self._changed()
         self._arm()
         return taken
+
+    @property
+    def loading(self) -> Promise | None:
+        """The read that `take` would have to wait for to find more; `None` when no read is under way."""
+        return self._dispatcher.loading
 
     # -- turns -------------------------------------------------------------------------------------------------------
 

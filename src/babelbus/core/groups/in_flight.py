@@ -52,8 +52,6 @@ class Counts(msgspec.Struct):
 class Holder:
     """A member, as far as this module knows one."""
 
-    __slots__ = ("in_flight", "pending")
-
     def __init__(self) -> None:
         self.in_flight = 0
         """Records that it has and did not ack."""
@@ -77,8 +75,6 @@ class Lease:
 
 class CursorFlight:
     """The unfinished records of one partition."""
-
-    __slots__ = ("attempts", "burials", "epoch", "key_of", "keys", "number", "unfinished")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -264,25 +260,6 @@ class Flight:
             self._leases = deque(lease for lease in self._leases if lease.left)
             self._spent = 0
         return done
-
-    def held_by(self, member: Holder, cursor: CursorFlight, offsets: Iterable[int]) -> list[Delivery]:
-        """Return what `ack` and `nack` need for offsets of a cursor: those that are not the member's are stale."""
-        found = []
-        for offset in offsets:
-            lease = cursor.unfinished.get(offset)
-            mine = lease is not None and lease.member is member
-            found.append(Delivery(None, offset=offset, partition=cursor.number, lease=lease if mine else None))
-        return found
-
-    def up_to(self, member: Holder, cursor: CursorFlight, offset: int) -> list[Delivery]:
-        """Return the records of a cursor up to and with an offset that a member holds."""
-        found = []
-        for at, lease in cursor.unfinished.items():
-            if at > offset:
-                break
-            if lease.member is member:
-                found.append(Delivery(None, offset=at, partition=cursor.number, lease=lease))
-        return found
 
     def finish(self, cursor: CursorFlight, offset: int) -> None:
         """Finish a record that nobody holds."""

@@ -264,7 +264,7 @@ class Session(Generic[Asked]):
         try:
             for _ in range(TAKE_TRIES):
                 looked = False
-                for some in group.take_runs(count - len(heads), member):
+                for some in group.take(count - len(heads), member):
                     looked = True
                     if member is not None:
                         member.ack(some)  # made by another protocol; here a message is done when it is handed out
