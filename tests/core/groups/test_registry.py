@@ -1,14 +1,17 @@
 """The registry of groups: making, finding and removing them, and cursors that survive a stop, a crash and bad disks."""
 
 import asyncio
+import heapq
 import tempfile
+import threading
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
+from babelbus.clock import ManualClock
 from babelbus.core.catalog import UnknownTopicError
-from babelbus.core.groups.cursor_files import StoredGroup
-from babelbus.core.groups.info import StoredCursor
+from babelbus.core.groups.cursor_files import GroupFile, StoredCursor, StoredGroup
 from babelbus.core.groups.registry import Groups
 from babelbus.core.groups.settings import (
     BEGINNING,
@@ -27,7 +30,7 @@ from babelbus.storage.files import LocalFiles
 from babelbus.storage.notes import DamagedNoteError
 from tests.core.groups.support import EXPLICIT, Crew, Taker, take
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Bus, disk_log, in_loop, publish_payloads, turns
+from tests.support.bus import SAFETY_NET_SECONDS, Bus, disk_log, in_loop, publish_payloads, turns
 
 ON_DELIVERY = GroupSettings()
 
@@ -52,6 +55,7 @@ async def test_a_group_is_made_found_and_removed() -> None:
     with pytest.raises(UnknownGroupError):
         crew.groups.get("work", "g")
     assert crew.groups.find("work", "g") is None
+    await crew.groups.commit()
     again = await crew.crash()
     assert [one.topic.name for one in again.groups.all()] == ["other"]
     await again.close()
@@ -76,6 +80,30 @@ async def test_what_a_group_cannot_be_is_refused() -> None:
 
 
 @in_loop
+async def test_the_event_loop_goes_round_while_a_disk_holds_a_change_of_groups() -> None:
+    files, gate = FaultyFiles(), threading.Event()
+    crew = Crew(files)
+    taker = Taker(crew.group(name="other"))
+    await crew.groups.commit()
+    files.before_call = lambda operation, path: gate.wait(SAFETY_NET_SECONDS) and None if "groups." in path else None
+    for change in (
+        lambda: crew.groups.create("work", "g"),
+        lambda: crew.groups.alter("work", "g", {"ack_seconds": 7.0}),
+        lambda: crew.groups.get("work", "g").seek(BEGINNING),
+        lambda: crew.groups.remove("work", "g"),
+    ):
+        gate.clear()
+        change()
+        saved = crew.groups.saved()
+        crew.publish(1)
+        await turns()
+        assert (taker.clear(), saved.done) == ([1], False)
+        gate.set()
+        await saved.wait()
+    await crew.close()
+
+
+@in_loop
 async def test_settings_are_altered_durably_and_the_mode_is_not() -> None:
     crew = Crew()
     group = crew.group(EXPLICIT)
@@ -92,6 +120,7 @@ async def test_settings_are_altered_durably_and_the_mode_is_not() -> None:
     crew.publish(3, 4)
     await turns()
     assert taker.numbers == [1, 2, 3]
+    await crew.groups.commit()
     again = await crew.crash()
     settings = again.group().settings
     assert (settings.filter_kind, settings.labels, settings.ack) == ("odd", {"zbus.mask": "2"}, "explicit")
@@ -185,6 +214,70 @@ async def test_cursors_are_saved_by_themselves_and_only_when_something_changed()
     await crew.close()
 
 
+class PacedLoop:
+    """An event loop whose timers, and writes of `write_seconds`, end when a test advances the clock."""
+
+    def __init__(self, clock: ManualClock, write_seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._clock = clock
+        self._write_seconds = write_seconds
+        self._due: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._count = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loop, name)
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+        at = self._clock.monotonic() + seconds
+        handle = asyncio.TimerHandle(at, call, (), self._loop)
+        self._count += 1
+        heapq.heappush(self._due, (at, self._count, handle))
+        return handle
+
+    def run_in_executor(self, _: None, work: Callable[[], None]) -> "asyncio.Future[None]":
+        future = self._loop.create_future()
+
+        def finish() -> None:
+            work()
+            future.set_result(None)
+
+        self.call_later(self._write_seconds, finish)
+        return future
+
+    async def advance(self, seconds: float) -> None:
+        end = self._clock.monotonic() + seconds
+        while self._due and self._due[0][0] <= end:
+            at, _, handle = heapq.heappop(self._due)
+            self._clock.advance(at - self._clock.monotonic())
+            if not handle.cancelled():
+                handle._run()
+            await turns(3)
+        self._clock.advance(end - self._clock.monotonic())
+
+
+@in_loop
+async def test_an_ack_is_durable_within_commit_seconds_if_a_write_takes_less_than_half_of_that() -> None:
+    crew = Crew()
+    loop = PacedLoop(crew.clock, write_seconds=0.45)
+    crew.groups = Groups(crew.broker, crew.files, "data", clock=crew.clock, loop=loop, commit_seconds=1.0)  # type: ignore[arg-type]
+    taker = Taker(crew.group(EXPLICIT))
+    crew.publish(*range(200))
+    await turns()
+    await loop.advance(2)
+    acked_at: list[float] = []
+    for delivery in taker.got:
+        acked_at.append(crew.clock.monotonic())
+        taker.member.ack([delivery])
+        await loop.advance(0.031)
+        (stored,) = GroupFile(crew.files, "data").load()[1]
+        late = crew.clock.monotonic() - 1.0
+        assert stored.cursors[0].committed >= sum(at <= late for at in acked_at)
+    closing = asyncio.ensure_future(crew.close())
+    while not closing.done():
+        await loop.advance(1)
+        await turns()
+
+
 @in_loop
 async def test_a_disk_that_refuses_a_commit_is_tried_again() -> None:
     files = FaultyFiles()
@@ -205,17 +298,20 @@ async def test_a_disk_that_refuses_a_commit_is_tried_again() -> None:
 async def test_a_group_that_cannot_be_saved_is_not_made_and_not_removed() -> None:
     files = FaultyFiles()
     crew = Crew(files)
-    kept = crew.group(name="kept")
+    crew.group(name="kept")
+    crew.publish(1, 2)
     for operation in (
         lambda: crew.groups.create("work", "new"),
         lambda: crew.groups.remove("work", "kept"),
         lambda: crew.groups.alter("work", "kept", {"ack_seconds": 7.0}),
     ):
+        await crew.groups.commit()
         files.fail("flush", suffix=".new")
+        operation()
         with pytest.raises(StorageError):
-            operation()
-    assert crew.groups.all() == [kept]
-    assert (kept.closed, kept.settings.ack_seconds) == (False, 30)
+            await crew.groups.commit()
+    [kept] = crew.groups.all()
+    assert (kept.name, kept.closed, kept.settings.ack_seconds, kept.info().lag) == ("kept", False, 30, 2)
     again = await crew.restart()
     assert [group.name for group in again.groups.all()] == ["kept"]
     await again.close()

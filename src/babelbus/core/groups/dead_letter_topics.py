@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from babelbus.core.access import CLIENT
+from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import (
     PREFIX,
     PROTOCOL,
@@ -24,7 +25,6 @@ from babelbus.core.groups.dead_letters import (
 )
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
-from babelbus.core.groups.info import StoredCursor
 from babelbus.core.groups.registry import Groups
 from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from babelbus.core.partition import Partition

@@ -26,12 +26,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
 from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Entry, Flight
-from babelbus.core.groups.info import GroupInfo, StoredCursor, cursor_info, resolve, stored_cursor
 from babelbus.core.groups.member import Deliver, Member, OnClosed
-from babelbus.core.groups.partition_cursor import NotLoadedError, PartitionCursor, ReadAhead
+from babelbus.core.groups.partition_cursor import CursorInfo, NotLoadedError, PartitionCursor, ReadAhead
 from babelbus.core.groups.settings import (
     GroupClosedError,
     GroupOwnedError,
@@ -51,6 +51,21 @@ TURN_BYTES = 2**20
 TAKE_BYTES = 8 * 2**20
 """So much is looked through by one `take`, which answers at once even if a filter wants nothing of it."""
 DISK_RETRY_SECONDS = 1.0
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    """The settings and figures of a group."""
+
+    topic: str
+    name: str
+    settings: GroupSettings
+    paused: bool
+    created_ms: int
+    members: int
+    lag: int
+    in_flight: int
+    cursors: tuple[CursorInfo, ...] = msgspec.field(name="lanes")
+    counts: Counts
 
 
 class Group:
@@ -191,7 +206,7 @@ class Group:
         for cursor in cursors:
             if self._flight is not None:
                 self._flight.reset(cursor.flight)
-            cursor.seek(resolve(place, cursor))
+            cursor.seek(place)
         self._dispatcher.forget(cursors)
         self._changed()
         self.wake()
@@ -200,7 +215,7 @@ class Group:
         """Move cursors that are behind the oldest record kept by the topic's `retention_records` to that record."""
         for cursor in list(self._cursors):
             oldest = cursor.partition.oldest
-            if stored_cursor(cursor).committed < oldest:
+            if cursor.stored().committed < oldest:
                 self.seek(at_offset(oldest, cursor.number))
 
     def pause(self) -> None:
@@ -230,7 +245,7 @@ class Group:
 
     def info(self) -> GroupInfo:
         """Return what the group is and does."""
-        cursors = tuple(cursor_info(cursor) for cursor in self._cursors)
+        cursors = tuple(cursor.info() for cursor in self._cursors)
         return GroupInfo(
             self.topic.name,
             self.name,
@@ -246,7 +261,7 @@ class Group:
 
     def stored(self) -> dict[int, StoredCursor]:
         """Return what is to be kept of the cursors."""
-        return {cursor.number: stored_cursor(cursor) for cursor in self._cursors}
+        return {cursor.number: cursor.stored() for cursor in self._cursors}
 
     # -- pulling -----------------------------------------------------------------------------------------------------
 

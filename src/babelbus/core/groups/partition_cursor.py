@@ -10,10 +10,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
+from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.delivery_rows import Rows
 from babelbus.core.groups.in_flight import Counts, CursorFlight
+from babelbus.core.groups.settings import Place
 from babelbus.core.partition import Partition
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Record
@@ -36,6 +39,24 @@ KEPT_BYTES_MAX = 2**24
 """Most bytes that a cursor keeps of records that are held back behind others of their key."""
 FETCHED_CHUNKS = 8
 """So many of those chunks are kept: records that come back mostly lie near each other."""
+SPANS_MAX = 4096
+"""Most ranges of out-of-order acks that a restart keeps for each partition; records behind them come again."""
+
+
+class CursorInfo(msgspec.Struct, frozen=True):
+    """The place of a group in one partition."""
+
+    partition: int
+    position: int
+    """The offset that is handed out next."""
+    committed: int
+    """All records below this offset are done."""
+    end: int
+    """The high watermark."""
+    lag: int
+    """Offsets that are not done."""
+    in_flight: int
+    """Records that were handed out, or are held back behind those, and are not done."""
 
 
 class NotLoadedError(BabelbusError):
@@ -106,8 +127,28 @@ class PartitionCursor:
         """Whether something may be there to be handed out."""
         return self.position < self.partition.high_watermark
 
-    def seek(self, offset: int) -> None:
-        """Move to another offset; an offset below the first stored record becomes that record's."""
+    def info(self) -> CursorInfo:
+        """Return the place of the cursor."""
+        end = self.partition.high_watermark
+        unfinished = len(self.flight.unfinished)
+        ahead = sum(span[1] - max(span[0], self.position) for span in self.done if span[1] > self.position)
+        first = max(self.position, self.partition.log.first_offset)
+        lag = max(end - first - ahead, 0) + unfinished
+        return CursorInfo(self.number, self.position, self.flight.committed(self.position), end, lag, unfinished)
+
+    def stored(self) -> StoredCursor:
+        """Return the stored form of the cursor."""
+        spans = self.flight.done(self.position, SPANS_MAX)
+        spans += [(max(start, self.position), end) for start, end in self.done if end > self.position]
+        return StoredCursor(self.flight.committed(self.position), spans[:SPANS_MAX])
+
+    def seek(self, place: Place) -> None:
+        """Move to another place; an offset below the first stored record becomes that record's."""
+        offset = self.partition.high_watermark
+        if place.at == "beginning":
+            offset = 0
+        elif place.at == "offset":
+            offset = place.offsets.get(self.number, place.value)
         self.position = max(offset, self.partition.log.first_offset)
         self.done = []
         self._reached = 0
