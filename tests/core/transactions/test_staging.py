@@ -15,6 +15,7 @@ from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import EVERYTHING
 from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
 from babelbus.core.transactions.model import (
+    STATE_SUFFIX,
     CommitPendingError,
     CommitReceipt,
     FailedPartError,
@@ -24,11 +25,11 @@ from babelbus.core.transactions.model import (
     StagedRecordsMissingError,
     StagingFullError,
     StagingRefusedError,
+    TransactionDamagedError,
     TransactionOwnerError,
     UnknownPartError,
 )
 from babelbus.core.transactions.staging import Staging
-from babelbus.core.transactions.transaction_file import STATE_SUFFIX, TransactionDamagedError
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import InvalidRecordError, encode_batch
 from babelbus.records.record import Record, RecordBatch

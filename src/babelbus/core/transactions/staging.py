@@ -29,33 +29,31 @@ from babelbus.core.partition import TopicClosedError
 from babelbus.core.publish import SERVER_CHOOSES, Publish
 from babelbus.core.receipt import Receipt
 from babelbus.core.topic import ReservedTopicError, Topic, Topics
-from babelbus.core.transactions.committer import Committer, Transaction
+from babelbus.core.transactions.commit import Committer, Transaction
 from babelbus.core.transactions.model import (
     ID_BYTES_MAX,
     NOT_REMEMBERED,
+    STATE_SUFFIX,
     CommitPendingError,
     CommitReceipt,
     FailedPartError,
     MissingTopicError,
     NoStateError,
     PartRef,
+    Pending,
     StagedRecordsMissingError,
     StagingFullError,
     StagingRefusedError,
+    TransactionDamagedError,
     TransactionInfo,
     TransactionOwnerError,
-    UnknownPartError,
-)
-from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, PartHead, Place, StagedPart
-from babelbus.core.transactions.parts import PART_SUFFIX, Parts
-from babelbus.core.transactions.transaction_file import (
-    STATE_SUFFIX,
-    Pending,
-    TransactionDamagedError,
     TransactionState,
+    UnknownPartError,
     note,
     token_of,
 )
+from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, PartHead, Place, StagedPart
+from babelbus.core.transactions.parts import PART_SUFFIX, Parts
 from babelbus.errors import StorageError
 from babelbus.records.columns import decode_columns
 from babelbus.records.format import HEADERS_MAX, InvalidRecordError
@@ -286,7 +284,7 @@ class Staging:
             raise CommitPendingError(f"part {part!r} is being committed, no more may come to it")
         one = one or self._transaction(transaction_id)
         try:
-            receipt = self._parts.append((transaction_id, batch_id, part), topic, partition, batch)
+            receipt = self._parts.append((transaction_id, batch_id, part), (topic, partition), batch)
         except StorageError:
             self._forget_empty(one)
             raise
