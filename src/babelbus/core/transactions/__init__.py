@@ -1,17 +1,15 @@
 """Staged, atomic appends: many writers stage records, one call commits all of them once."""
 
 from babelbus.core.transactions.model import (
-    STATE_SUFFIX,
     PartRef,
     StagedRecordsMissingError,
     StagingRefusedError,
     TransactionDamagedError,
 )
-from babelbus.core.transactions.part_file import find_damage
+from babelbus.core.transactions.parts import find_damage
 from babelbus.core.transactions.staging import Staging
 
 __all__ = [
-    "STATE_SUFFIX",
     "PartRef",
     "StagedRecordsMissingError",
     "Staging",

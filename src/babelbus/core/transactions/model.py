@@ -17,6 +17,7 @@ ID_BYTES_MAX = 1024
 """Longest transaction id and part id."""
 NOT_REMEMBERED = -1
 STATE_SUFFIX = ".state"
+_ADVICE = "put a copy of the file back; the transaction is refused until then, or until the file is removed"
 
 
 class StagingRefusedError(StorageError):
@@ -149,4 +150,4 @@ def producer_of(transaction_id: str) -> int:
 
 def note(files: FileSystem, path: str) -> Note[TransactionState]:
     """Return the note of a transaction."""
-    return Note(files, path, TransactionState, advice="the transaction is refused until the file is removed")
+    return Note(files, path, TransactionState, advice=_ADVICE)

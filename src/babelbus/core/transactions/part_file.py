@@ -117,23 +117,12 @@ class PartReader:
 
     def damage(self) -> DiskError:
         """Return the error that names where the file is damaged."""
-        return DiskError(f"{self.path}: damaged at byte {self.position}; its batch cannot be committed")
+        advice = "put a copy of the file back, or abort the batch"
+        return DiskError(f"{self.path}: damaged at byte {self.position}; its batch cannot be committed: {advice}")
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def find_damage(files: FileSystem, path: str) -> str:
-    """Return where a part's file is damaged, an empty text when it is not; a torn end, as crashes leave it, is none.
-
-    Raises:
-        DiskError: the disk refused.
-    """
-    with closing(PartReader(files, path)) as reader:
-        while reader.next_body() is not None:
-            pass
-        return str(reader.damage()) if reader.is_damaged() else ""
 
 
 class StagedPart:

@@ -10,11 +10,12 @@ from babelbus.clock import Clock
 from babelbus.config import StagingLimits
 from babelbus.core.flusher import Flusher
 from babelbus.core.receipt import Receipt
-from babelbus.core.transactions.model import ID_BYTES_MAX, StagingFullError, token_of
+from babelbus.core.transactions.model import ID_BYTES_MAX, STATE_SUFFIX, StagingFullError, note, token_of
 from babelbus.core.transactions.part_file import PartHead, PartReader, Place, StagedPart
 from babelbus.errors import StorageError
 from babelbus.records.record import RecordBatch
 from babelbus.storage.files import FileSystem
+from babelbus.storage.notes import DamagedNoteError
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class Parts:
         with closing(PartReader(self._files, path)) as reader:
             head = reader.read_head()
             if head is None and reader.is_damaged():
-                log.error("%s; put a copy of the file back and start again, or remove the file", reader.damage())
+                log.error("a staged part is not opened: %s", reader.damage())
                 return
         if head is None or not keep(head, number):  # without a head, a crash cut its making short
             self._files.unlink(path)
@@ -215,3 +216,22 @@ class Parts:
         for parts in self._parts.values():
             for part in parts.values():
                 part.close()
+
+
+def find_damage(files: FileSystem, path: str) -> str:
+    """Return what is damaged in a file of staged records, and what to do; an empty text if nothing is.
+
+    Raises:
+        DiskError: the disk refused.
+    """
+    if path.endswith(STATE_SUFFIX):
+        try:
+            note(files, path).read()
+        except DamagedNoteError as error:
+            return str(error)
+    elif path.endswith(PART_SUFFIX):
+        with closing(PartReader(files, path)) as reader:
+            while reader.next_body() is not None:
+                pass
+            return str(reader.damage()) if reader.is_damaged() else ""
+    return ""
