@@ -23,7 +23,7 @@ Made = TypeVar("Made")
 
 
 class _Fields(msgspec.Struct, frozen=True, eq=False):
-    """What stands in the records beside their offsets. `None` where no record has one."""
+    """Columns of the records beside their offsets. `None` if no record has a value."""
 
     timestamps: list[int]
     starts: list[int]

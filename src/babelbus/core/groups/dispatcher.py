@@ -117,7 +117,7 @@ class Dispatcher:
     # -- a chunk at a time -------------------------------------------------------------------------------------------
 
     def _deal(self, cursor: PartitionCursor, rows: Rows, members: list[Member]) -> None:
-        """Deal a chunk's records that the group wants to members in turn, all at once."""
+        """Deliver the records of a chunk that the group wants to members in turn, all at once."""
         wanted: Numbers = range(rows.at, rows.count)
         if self.filter is not None:
             flags = rows.chosen_by(self.filter)
@@ -155,9 +155,9 @@ class Dispatcher:
     def _share_by_filters(
         self, rows: Rows, wanted: Numbers, members: list[Member]
     ) -> tuple[Mapping[Member, Numbers], int, Member | None]:
-        """Share records among members in turn, each record to the next member that wants it, or to nobody.
+        """Return what each member gets, how many of the records are passed, and whose turn is next.
 
-        Returns what each member gets, how many of the records are passed, and whose turn is next.
+        Records go to members in turn, each record to the next member that wants it, or to nobody.
         """
         queue = deque((member, None if member.filter is None else rows.chosen_by(member.filter)) for member in members)
         left = {member: member.capacity for member in members}

@@ -1,6 +1,6 @@
-"""One consumer group on one topic: a cursor for each partition, members, and the turns that hand records out.
+"""A consumer group on a topic: a cursor for each partition, members, and the turns that hand records out.
 
-What it promises:
+Promises of a group:
 
 - Every record of the topic goes to one member; members that take more get records in turn (strict alternation).
 - Mode `on_delivery`: a record is done when it is handed out, so at most once while the server lives. After a crash the
@@ -12,7 +12,7 @@ What it promises:
 - Order: each member gets the records of a partition in the order of offsets, but for those that come again. With
   `order = "key"` (explicit mode) two records of one key in one partition are never with two members at once, and none
   is handed out while an earlier one waits to come again: so each key's records are acked in order, if members handle
-  what they hold in order. What a member already holds behind a record that it nacks stays with it.
+  what they hold in order. Records that a member already holds behind a record that it nacks stay with it.
 - A member that left, or whose record was taken from it, is fenced: its ack changes nothing and is counted.
 
 A turn hands out at most `TURN_BYTES` and then lets the event loop go round, however large the backlog. There is no task
@@ -29,7 +29,7 @@ from babelbus.clock import Clock
 from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
-from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Entry, Flight
+from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Flight
 from babelbus.core.groups.member import Deliver, Member, OnClosed
 from babelbus.core.groups.partition_cursor import CursorInfo, NotLoadedError, PartitionCursor, ReadAhead
 from babelbus.core.groups.settings import (
@@ -157,7 +157,7 @@ class Group:
         return member
 
     def leave(self, member: Member, *, lost: bool = False) -> None:
-        """See `Member.leave`."""
+        """End a membership; see `Member.leave`."""
         if member.closed:
             return
         member.closed = True
@@ -168,7 +168,7 @@ class Group:
         self.wake()
 
     def ack(self, member: Member, deliveries: Iterable[Delivery]) -> int:
-        """See `Member.ack`."""
+        """Acknowledge records; see `Member.ack`."""
         flight = self._require_flight(member)
         done = flight.ack(member, deliveries)
         if done:
@@ -185,7 +185,7 @@ class Group:
         *,
         final: bool,
     ) -> int:
-        """See `Member.nack` and `Member.reject`."""
+        """Return or reject records; see `Member.nack` and `Member.reject`."""
         flight = self._require_flight(member)
         done = flight.nack(member, deliveries, reason, delay_seconds, final=final)
         self._changed()
@@ -219,7 +219,7 @@ class Group:
                 self.seek(at_offset(oldest, cursor.number))
 
     def pause(self) -> None:
-        """Pause all deliveries, pushed and taken, until `resume`; acks still count. Kept over restarts."""
+        """Stop all deliveries, pushed and taken, until `resume`, also after a restart; acks still count."""
         self._set_paused(True)
 
     def resume(self) -> None:
@@ -234,7 +234,7 @@ class Group:
             self.wake()
 
     def alter(self, settings: GroupSettings) -> None:
-        """Take other settings (`Groups.alter` checks and saves them); a new filter is for records not read yet."""
+        """Replace the settings (`Groups.alter` checks and saves them); a new filter is for records not read yet."""
         self.settings = settings
         self._filter_known = False
         self._dispatcher.settings = settings
@@ -334,7 +334,7 @@ class Group:
             self.wake()
 
     def _stall(self, error: StorageError) -> None:
-        """The disk refused a read: hand nothing out for a while."""
+        """Stop deliveries for a while: the disk refused a read."""
         log.warning("group %r on topic %r: %s", self.name, self.topic.name, error)
         self._stalled = True
         self._loop.call_later(DISK_RETRY_SECONDS, self._go_on)
@@ -354,7 +354,7 @@ class Group:
         self.wake()
 
     def _arm(self) -> None:
-        """Have one timer stand for the next lease or retry that ends."""
+        """Start the one timer, for the next lease or retry that ends."""
         at = self._flight.next_at() if self._flight is not None and not self.closed else None
         if at is None:
             return
@@ -370,44 +370,36 @@ class Group:
         self.tick()
 
     def _bury(self, flight_cursor: CursorFlight, offset: int, attempts: int, reason: str) -> None:
-        """Make a dead letter of a record, which is passed when that is durable."""
-        flight = self._flight
+        """Publish a record as a dead letter; the record is passed when that is durable."""
+        flight, cursor = self._flight, self._cursor(flight_cursor.number)
         assert flight is not None
         entry = (flight_cursor, flight_cursor.epoch, offset)
-        name = self.settings.dead_letter_topic or topic_name(self.name)
+
+        def settle(letter: Receipt) -> None:
+            if letter.error is not None:
+                log.warning("group %r on topic %r: a dead letter waits: %s", self.name, self.topic.name, letter.error)
+            flight.buried(entry, done=letter.error is None)
+            self._changed()
+            self._arm()
+            self.wake()
+
         try:
-            record = self._cursor(flight_cursor.number).fetch(offset)
-            if record is None:
-                flight.finish(flight_cursor, offset)
-                return
-            letter = DeadLetter(
-                self.topic.name, flight_cursor.number, offset, self.name, attempts, reason, self._dead_letters.now_ms()
-            )
-            receipt = self._dead_letters.send(name, record, letter)
+            record = cursor.fetch(offset)
         except NotLoadedError:
-            load = self._cursor(flight_cursor.number).loading
+            load = cursor.loading
             assert load is not None
             load.when_done(lambda _: self._bury(flight_cursor, offset, attempts, reason))
             return
-        except BabelbusError as error:
-            self._not_buried(entry, error)
+        except StorageError as error:
+            settle(Receipt.refused(error))
             return
-
-        def told(receipt: Receipt) -> None:
-            if receipt.error is not None:
-                self._not_buried(entry, receipt.error)
-                return
-            flight.buried(entry, done=True)
-            self._changed()
-            self.wake()
-
-        receipt.when_done(told)
-
-    def _not_buried(self, entry: Entry, error: BabelbusError) -> None:
-        assert self._flight is not None
-        log.warning("group %r on topic %r: a dead letter waits: %s", self.name, self.topic.name, error)
-        self._flight.buried(entry, done=False)
-        self._arm()
+        if record is None:
+            flight.finish(flight_cursor, offset)
+            return
+        now_ms = self._dead_letters.now_ms()
+        letter = DeadLetter(self.topic.name, cursor.number, offset, self.name, attempts, reason, now_ms)
+        name = self.settings.dead_letter_topic or topic_name(self.name)
+        self._dead_letters.send(name, record, letter).when_done(settle)
 
     def _watch(self, cursor: PartitionCursor) -> None:
         """Follow the partition of a cursor without records, and wake up when a record comes."""
@@ -429,7 +421,7 @@ class Group:
             cursor.watching = cancel
 
     def _add_cursors(self, stored: Mapping[int, StoredCursor]) -> None:
-        """Take up the partitions that are new, from what is stored or else from their beginning."""
+        """Add cursors for the new partitions, at the stored places or else at the beginning."""
         for partition in self.topic.partitions[len(self._cursors) :]:
             kept = stored.get(partition.number, StoredCursor(partition.log.first_offset))
             # What the disk lost is nobody's; a cursor is never trusted against the log.
@@ -438,7 +430,7 @@ class Group:
             self._cursors.append(PartitionCursor(partition, position, self._read_ahead, self.counts, done, self.wake))
 
     def topic_changed(self, topic: Topic) -> None:
-        """The topic grew, or was opened again: go on in its partitions."""
+        """Continue in the partitions of a topic that grew, or was opened again."""
         if topic is not self.topic:
             self.topic = topic
             for cursor in self._cursors:
@@ -449,7 +441,7 @@ class Group:
         self.wake()
 
     def close(self, error: BabelbusError) -> None:
-        """End the group for all its members; they are told. What is stored is the registry's matter."""
+        """End the group for all its members, and tell them. The registry stores that."""
         if self.closed:
             return
         self.closed = True
@@ -495,4 +487,4 @@ class Group:
 
 
 def _nothing() -> None:
-    """Stand for the end of a watch that has not begun."""
+    """End a watch that has not begun."""

@@ -101,7 +101,7 @@ class Member(Holder):
         self.group.wake()
 
     def hold(self) -> None:
-        """Pause deliveries until `resume`: the connection is full, or a reply must go first."""
+        """Stop deliveries until `resume`: the connection is full, or a reply must go first."""
         self.held = True
 
     def resume(self) -> None:
@@ -143,18 +143,18 @@ class Member(Holder):
         return self.group.take(count, self)
 
     def leave(self, *, lost: bool = False) -> None:
-        """End the membership; what it holds is handed to others at once. A second call does nothing.
+        """End the membership; records that it holds are handed to others at once. A second call does nothing.
 
-        `lost` says that nobody asked for it (a connection that broke): what it held may be why, so that counts as an
-        attempt. Who leaves in order gives its records back as if they had not been handed out.
+        `lost` says that no one asked for the end (a connection broke): the records may be why, so that counts as an
+        attempt. Otherwise they return as if they had not been handed out.
         """
         self.group.leave(self, lost=lost)
 
 
 def share(count: int, capacities: Sequence[int]) -> tuple[list[list[slice]], int, int]:
-    """Deal `count` records to members in turn, each until its capacity is used up.
+    """Return which of `count` records each member gets, how many are dealt in all, and whose turn is next.
 
-    Returns for each member which records it gets, how many are dealt in all, and whose turn is next.
+    Members get records in turn, each until its capacity is used up.
     """
     shares: list[list[slice]] = [[] for _ in capacities]
     left = list(capacities)

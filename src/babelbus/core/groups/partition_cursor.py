@@ -1,9 +1,9 @@
-"""One partition as a consumer group reads it: its cursor, and the chunk that is being handed out.
+"""A partition as a consumer group reads it: the cursor, and the chunk that is being handed out.
 
 A cursor reads a chunk of `READ_BYTES` at a time and decodes it at once. A chunk that the partition does not keep in
-memory is *loaded*: the cursor has nothing until the chunk is there, and then wakes its group. What all cursors of the
-server hold is bounded by their `ReadAhead`: over it the cursor that read longest ago gives its chunk up, and reads it
-again when asked.
+memory is *loaded*: the cursor has nothing until the chunk is there, and then wakes its group. The chunks of all cursors
+of the server are bounded by their `ReadAhead`: beyond it the cursor that read longest ago drops its chunk, and
+reads it again when asked.
 """
 
 import logging
@@ -30,11 +30,11 @@ from babelbus.storage.errors import OffsetOutOfRangeError
 log = logging.getLogger(__name__)
 
 READ_BYTES = 512 * 2**10
-"""What is read at a time; a larger record is read by itself."""
+"""Size of a read; a larger record is read alone."""
 BAD_MAX = 256
 """How many damaged records are stepped over before others get their turn."""
 FETCH_BYTES = 64 * 2**10
-"""What is read at a time to hand records out again."""
+"""Size of a read for records that are handed out again."""
 KEPT_BYTES_MAX = 2**24
 """Most bytes that a cursor keeps of records that are held back behind others of their key."""
 FETCHED_CHUNKS = 8
@@ -80,7 +80,7 @@ class ReadAhead:
             next(iter(self._held)).drop()
 
     def release(self, cursor: "PartitionCursor") -> None:
-        """Forget the chunk of a cursor."""
+        """Release the bytes of a cursor's chunk."""
         self.bytes_held -= self._held.pop(cursor, 0)
 
 
@@ -100,9 +100,9 @@ class PartitionCursor:
         self.number = partition.number
         self.position = position
         self.done = done
-        """What was acked in front of others before the server started again, from `position` on; never handed out."""
+        """Ranges from `position` on that were acked in front of others before the last start; never handed out."""
         self.flight = CursorFlight(partition.number)
-        """What was handed out and not acked; nothing where an ack is not asked for."""
+        """The records that were handed out and not acked; in explicit mode alone."""
         self.watching: Callable[[], None] | None = None
         """Called to stop the wait for the next record."""
         self._reached = 0
@@ -160,7 +160,7 @@ class PartitionCursor:
         self.partition = partition
 
     def leave(self) -> None:
-        """Give up everything that can be read again, and wait for nothing."""
+        """Drop everything that can be read again, and stop waiting."""
         if self.watching is not None:
             self.watching()
             self.watching = None
@@ -271,7 +271,7 @@ class PartitionCursor:
         return chunk if chunk.next_offset <= self.partition.high_watermark else self._next_chunk()
 
     def passed(self, rows: Rows, at: int) -> None:
-        """What stands in front of `at` was handed out or skipped: the cursor moves."""
+        """Move the cursor: the records in front of `at` were handed out or skipped."""
         rows.at = at
         if at < rows.count:
             self.position = rows.offsets[at]
@@ -344,5 +344,5 @@ class PartitionCursor:
 
 
 def _size(record: Record) -> int:
-    """About what a record takes in memory."""
+    """Return about what a record takes in memory."""
     return 300 + len(record.payload or b"") + 150 * len(record.headers)

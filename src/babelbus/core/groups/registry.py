@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 COMMIT_SECONDS = 1.0
 READ_AHEAD_BYTES = 64 * 2**20
-"""What all groups together may hold of chunks that they are handing out."""
+"""Most bytes that all groups together hold of chunks that they are handing out."""
 
 
 class Groups:
@@ -71,7 +71,7 @@ class Groups:
         defaults: GroupSettings | None = None,
     ) -> None:
         self.defaults = defaults or GroupSettings()
-        """What a new group is set to where its maker says nothing."""
+        """The settings of a new group, unless its creator names others."""
         self.read_ahead = ReadAhead(read_ahead_bytes)
         self.commit_failures = 0
         self._door = door
@@ -93,7 +93,7 @@ class Groups:
         self._closed = False
 
     def register_filter(self, kind: str, factory: FilterFactory) -> None:
-        """Let a protocol read the filters of its kind; before its groups are used."""
+        """Register who reads the filters of a kind; before its groups are used."""
         self._factories[kind] = factory
 
     # -- groups ------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Groups:
         return group
 
     def ensure(self, topic: str, name: str, settings: GroupSettings | None = None, *, start: Place = END) -> Group:
-        """Return a group, with the settings that it has; create it if there is none of this name.
+        """Return a group, with the settings that it has; create it if the name is free.
 
         Raises: as `create`, but for `GroupExistsError`.
         """
@@ -158,7 +158,7 @@ class Groups:
         """Update settings of a group while it is used. If the disk then refuses to save them, they change back.
 
         Raises:
-            UnknownGroupError: there is none.
+            UnknownGroupError: there is no such group.
             InvalidSettingError, UnknownFilterError: a setting is unknown, wrong, or cannot change.
         """
         group, before = self.get(topic, name), self.get(topic, name).settings
@@ -183,7 +183,7 @@ class Groups:
         """Remove a group and tell its members. If the disk then refuses to save that, the group is there again.
 
         Raises:
-            UnknownGroupError: there is none.
+            UnknownGroupError: there is no such group.
         """
         group = self.get(topic, name)
         cursors = group.stored()
@@ -201,7 +201,7 @@ class Groups:
         """Return a group.
 
         Raises:
-            UnknownGroupError: there is none.
+            UnknownGroupError: there is no such group.
         """
         group = self._groups.get((topic, name))
         if group is None:
@@ -294,7 +294,7 @@ class Groups:
         group.close(GroupClosedError(reason))
 
     def _lost(self, group: Group) -> None:
-        """A group's topic went away under it; nothing is to be done if the server stops."""
+        """Handle a topic that went away under a group, unless the server stops."""
         if self._closed or group.closed:
             return
         topic = self._door.find_topic(group.topic.name)
@@ -330,7 +330,7 @@ class Groups:
             self._note_unsaved()
 
     def _note(self, group: Group) -> None:
-        """A group has changed: write it with the next commit."""
+        """Record that a group has changed: the next commit writes it."""
         if self._encoded.pop(group, None) is not None or not self._unsaved:
             self._note_unsaved()
 

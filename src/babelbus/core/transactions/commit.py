@@ -1,7 +1,7 @@
-"""Carrying out commits that have begun, until each is done: the records of staged parts -> topics, each once.
+"""Commits that have begun, until each is done: the records of staged parts -> topics, each once.
 
 A commit that is `Pending` passes three points, each of them durable before the next: its marker stands in the state of
-its transaction, its records are in the log, the batch is recorded as the last one. Who waits for it is answered at the
+its transaction, its records are in the log, the batch is recorded as the last one. Its callers are answered at the
 last point, or with an error that means *unknown*. When the disk refuses, the commit is tried again (see `staging`).
 """
 
@@ -68,7 +68,7 @@ class Transaction:
         self.state = state
         self.path = path
         self.owner = ""
-        """Who asked for the pending commit."""
+        """The client that asked for the pending commit."""
         self.marked = False
         """Whether the marker of the pending commit is durable."""
         self.appended = False
@@ -106,7 +106,7 @@ class Committer:
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     def resume(self, transactions: Sequence[Transaction]) -> None:
-        """At a start: go on with pending commits that a crash cut short."""
+        """Continue, at a start, with pending commits that a crash cut short."""
         for one in transactions:
             assert one.state.pending is not None
             one.marked = one.appended = True
@@ -126,7 +126,7 @@ class Committer:
                     log.error("a commit cannot go on: %s", error)
 
     async def _run(self, work: Callable[[], None]) -> None:
-        """Do in the flusher's thread what must not block the event loop, behind the flushes asked for before.
+        """Run in the flusher's thread what must not block the event loop, behind the flushes asked for before.
 
         Raises:
             StorageError: what `work` raises.
@@ -153,7 +153,7 @@ class Committer:
         return self.wait_for(one, pending)
 
     def wait_for(self, one: Transaction, pending: Pending) -> CommitReceipt:
-        """Promise an answer to the pending commit, and try it now if it waits for its next try."""
+        """Return a promise for the pending commit, and try it now if it waits for its next try."""
         receipt = CommitReceipt(pending.batch_id, pending.records)
         one.waiting.append(receipt)
         self._start(one)
@@ -170,7 +170,7 @@ class Committer:
     # -- carrying out ------------------------------------------------------------------------------------------------
 
     async def _carry_out(self, one: Transaction) -> None:
-        """Carry the pending commit out; what the disk refuses stays pending, and is tried again."""
+        """Run the pending commit; if the disk refuses, it stays pending and is tried again."""
         pending = one.state.pending
         assert pending is not None
         by_number = {part.number: part for part in self._parts.of(one.state.transaction_id)}
@@ -367,7 +367,7 @@ class Committer:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """Let all go: unfinished commits go on at the next start. No flush of a part is under way any more then."""
+        """Stop: unfinished commits go on at the next start. Afterwards no flush of a part is under way."""
         self._closed = True
         tasks = []
         for one in self._under_way.values():

@@ -74,14 +74,14 @@ class CommitPendingError(StorageError):
 
 
 class PartRef(msgspec.Struct, frozen=True):
-    """What a commit says of a part that belongs to it: its id, and how many records its writer staged in it."""
+    """A part that belongs to a commit: its id, and how many records its writer staged in it."""
 
     part: str
     records: int
 
 
 class TransactionInfo(msgspec.Struct, frozen=True):
-    """What is known of a transaction id; `-1`: no such batch."""
+    """The state of a transaction id; `-1`: no such batch."""
 
     last_batch_id: int
     last_records: int

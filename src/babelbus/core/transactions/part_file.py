@@ -82,7 +82,7 @@ class PartReader:
         return body
 
     def read_head(self) -> PartHead | None:
-        """Return whose part it is, `None` when the file is none of ours or was never finished."""
+        """Return whose part it is, `None` if the file is not a part or was never finished."""
         body = self.next_body()
         try:
             head = None if body is None else msgspec.json.decode(body, type=PartHead)
@@ -162,7 +162,7 @@ class StagedPart:
         """Create the file, with its head.
 
         Raises:
-            DiskFullError, DiskError: there is none then.
+            DiskFullError, DiskError: the disk refused; there is no file.
         """
         try:
             self._write(msgspec.json.encode(self.head))

@@ -78,7 +78,7 @@ class Parts:
     # -- growing -----------------------------------------------------------------------------------------------------
 
     def append(self, whose: PartId, place: Place, batch: RecordBatch) -> Receipt:
-        """Add a batch to a part, which is made if there is none; the receipt is done when it is durable.
+        """Add a batch to a part, which is made if it is new; the receipt is done when it is durable.
 
         Raises:
             StagingFullError: it would be more than the limits allow.
@@ -212,14 +212,14 @@ class Parts:
         self._add(part)
 
     def close(self) -> None:
-        """Give the descriptors back; nothing may be under way in the flusher."""
+        """Close the files; nothing may be under way in the flusher."""
         for parts in self._parts.values():
             for part in parts.values():
                 part.close()
 
 
 def find_damage(files: FileSystem, path: str) -> str:
-    """Return what is damaged in a file of staged records, and what to do; an empty text if nothing is.
+    """Return what is damaged in a file of staged records, and what to do; an empty text if there is no damage.
 
     Raises:
         DiskError: the disk refused.
