@@ -75,7 +75,7 @@ class GroupRoutes:
             return answer(found.info())
         settings = change_settings(groups.defaults, wanted.settings, of="a group")
         made = groups.create(wanted.topic, wanted.name, settings, start=await wanted.start.place(groups, wanted.topic))
-        await groups.commit()
+        await made.saved.wait()
         return answer(made.info(), status=201)
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -85,13 +85,12 @@ class GroupRoutes:
         changes = await read_body(request, dict[str, Any])
         topic, name = names(request)
         group = self._groups.alter(topic, name, changes)
-        await self._groups.commit()
+        await group.saved.wait()
         return answer(group.info())
 
     async def _remove(self, request: web.Request) -> web.Response:
         topic, name = names(request)
-        self._groups.remove(topic, name)
-        await self._groups.commit()
+        await self._groups.remove(topic, name).wait()
         return answer({"removed": name, "topic": topic})
 
     async def _seek(self, request: web.Request) -> web.Response:

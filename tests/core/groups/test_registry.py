@@ -24,8 +24,11 @@ from babelbus.core.groups.settings import (
     UnknownGroupError,
     at_offset,
 )
+from babelbus.core.receipt import Promise
 from babelbus.core.settings import InvalidSettingError
+from babelbus.core.work import Writer
 from babelbus.errors import StorageError
+from babelbus.storage.contract import Fit
 from babelbus.storage.files import LocalFiles
 from babelbus.storage.notes import DamagedNoteError
 from tests.core.groups.support import EXPLICIT, Crew, Taker, take
@@ -85,6 +88,7 @@ async def test_the_event_loop_goes_round_while_a_disk_holds_a_change_of_groups()
     crew = Crew(files)
     taker = Taker(crew.group(name="other"))
     await crew.groups.commit()
+    crew.bus.disk.fit = Fit(reads_wait=True)  # as a real disk
 
     def hold(operation: str, path: str) -> None:
         assert "groups." not in path or gate.wait(SAFETY_NET_SECONDS)
@@ -263,6 +267,7 @@ class PacedLoop:
 async def test_an_ack_is_durable_within_commit_seconds_if_a_write_takes_less_than_half_of_that() -> None:
     crew = Crew()
     loop = PacedLoop(crew.clock, write_seconds=0.45)
+    crew.broker.writer = lambda prepare: Writer(prepare, lambda write: loop.run_in_executor(None, write))  # type: ignore[method-assign]
     crew.groups = Groups(crew.broker, crew.files, "data", clock=crew.clock, loop=loop, commit_seconds=1.0)  # type: ignore[arg-type]
     taker = Taker(crew.group(EXPLICIT))
     crew.publish(*range(200))
@@ -304,16 +309,16 @@ async def test_a_group_that_cannot_be_saved_is_not_made_and_not_removed() -> Non
     crew = Crew(files)
     crew.group(name="kept")
     crew.publish(1, 2)
-    for operation in (
-        lambda: crew.groups.create("work", "new"),
+    operations: tuple[Callable[[], Promise], ...] = (
+        lambda: crew.groups.create("work", "new").saved,
         lambda: crew.groups.remove("work", "kept"),
-        lambda: crew.groups.alter("work", "kept", {"ack_seconds": 7.0}),
-    ):
+        lambda: crew.groups.alter("work", "kept", {"ack_seconds": 7.0}).saved,
+    )
+    for operation in operations:
         await crew.groups.commit()
         files.fail("flush", suffix=".new")
-        operation()
         with pytest.raises(StorageError):
-            await crew.groups.commit()
+            await operation().wait()
     [kept] = crew.groups.all()
     assert (kept.name, kept.closed, kept.settings.ack_seconds, kept.info().lag) == ("kept", False, 30, 2)
     again = await crew.restart()

@@ -6,7 +6,7 @@ makes it a second time: dead letters are at least once, as their records are.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 from urllib.parse import quote
 
@@ -19,7 +19,7 @@ from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event, Headers, Record
 from babelbus.core.subject import NAME_BYTES_MAX
 from babelbus.core.topic import Topic, event_of
-from babelbus.core.work import Work
+from babelbus.core.work import Work, Writer
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import HEADERS_MAX
 
@@ -65,6 +65,9 @@ class TopicDoor(Protocol):
 
     def remove_topic(self, name: str) -> Work[None]:
         """Remove a topic and its records, durably."""
+
+    def writer(self, prepare: Callable[[], Callable[[], None]]) -> Writer:
+        """Return a writer of one small file."""
 
     def topic(self, name: str) -> Topic:
         """Return a topic, or raise `UnknownTopicError`."""

@@ -40,7 +40,7 @@ from babelbus.core.groups.settings import (
     RecordFilter,
     at_offset,
 )
-from babelbus.core.receipt import Promise, Receipt
+from babelbus.core.receipt import DONE, Promise, Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 
@@ -94,6 +94,8 @@ class Group:
         self.created_ms = created_ms
         self.paused = paused
         self.closed = False
+        self.saved: Promise = DONE
+        """The save of the last change of the group (`Groups.create`, `Groups.alter`)."""
         self.counts = Counts()
         self._clock = clock
         self._loop = loop

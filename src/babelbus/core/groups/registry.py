@@ -36,11 +36,10 @@ from babelbus.core.groups.settings import (
     check_group_name,
     header_filter,
 )
-from babelbus.core.receipt import Promise
+from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError, change_settings
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
-from babelbus.core.work import Writer
 from babelbus.errors import InvalidTopicNameError
 from babelbus.storage.files import FileSystem
 
@@ -88,7 +87,7 @@ class Groups:
         self._unsaved = False
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._writer = Writer(self._prepare, lambda write: loop.run_in_executor(None, write))
+        self._writer = door.writer(self._prepare)
         self._gone = Counts()
         self._closed = False
 
@@ -99,7 +98,9 @@ class Groups:
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def create(self, topic: str, name: str, settings: GroupSettings | None = None, *, start: Place = END) -> Group:
-        """Create a group on a topic. If the disk then refuses to save it (see `saved`), the group is removed again.
+        """Create a group on a topic; `Group.saved` is done when that is durable, or when the disk refused.
+
+        In the second case the group is removed again.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -127,7 +128,8 @@ class Groups:
             if saved.error is not None:
                 self._drop(group, f"group {name!r} on topic {topic!r} could not be saved: {saved.error}")
 
-        self.saved().when_done(settle)
+        group.saved = self.saved()
+        group.saved.when_done(settle)
         return group
 
     def ensure(self, topic: str, name: str, settings: GroupSettings | None = None, *, start: Place = END) -> Group:
@@ -155,7 +157,9 @@ class Groups:
         return Place("offset", partition=partition, offsets=offsets)
 
     def alter(self, topic: str, name: str, changes: dict[str, Any]) -> Group:
-        """Update settings of a group while it is used. If the disk then refuses to save them, they change back.
+        """Update settings of a group while it is used; `Group.saved` is done when they are durable.
+
+        If the disk refuses, they change back.
 
         Raises:
             UnknownGroupError: there is no such group.
@@ -166,6 +170,8 @@ class Groups:
         if settings.ack != before.ack:
             raise InvalidSettingError("ack is fixed when a group is made")
         if settings == before:
+            if group.saved.done:
+                group.saved = DONE
             return group
         self._check(group.topic, name, settings)
         group.alter(settings)
@@ -176,11 +182,14 @@ class Groups:
                 group.alter(before)
                 self._note(group)
 
-        self.saved().when_done(settle)
+        group.saved = self.saved()
+        group.saved.when_done(settle)
         return group
 
-    def remove(self, topic: str, name: str) -> None:
-        """Remove a group and tell its members. If the disk then refuses to save that, the group is there again.
+    def remove(self, topic: str, name: str) -> Promise:
+        """Remove a group and tell its members; return what is done when that is durable.
+
+        If the disk refuses, the group is there again, without members.
 
         Raises:
             UnknownGroupError: there is no such group.
@@ -195,7 +204,9 @@ class Groups:
                 again = self._make(group.topic, name, group.settings, group.created_ms, cursors, paused=group.paused)
                 self._groups.setdefault((topic, name), again)
 
-        self.saved().when_done(settle)
+        saved = self.saved()
+        saved.when_done(settle)
+        return saved
 
     def get(self, topic: str, name: str) -> Group:
         """Return a group.

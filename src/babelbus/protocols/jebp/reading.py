@@ -191,7 +191,7 @@ async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Sa
         for partition, offset in request.offsets:
             group.seek(at_offset(offset, partition))
         if known is None:
-            await broker.groups.commit()
+            await group.saved.wait()
     except UnknownPartitionError as error:
         return Outcome.PARTITION_MISSING, [str(error).encode()]
     except (InvalidGroupNameError, GroupClosedError) as error:

@@ -310,24 +310,24 @@ class Hub:
                 if subscriber.member is None:  # it was there when the channel was removed (4.5)
                     with contextlib.suppress(GroupOwnedError):  # another one was first
                         subscriber.join(group)
-            return self.groups.saved()
+            return group.saved
+        changed = DONE
         changes: dict[str, Any] = {}
         if wanted is not None:
             changes |= {"filter": wanted or None, "filter_kind": FILTER_KIND}
         if mask is not None:
             changes["labels"] = {**group.settings.labels, MASK_LABEL: str(mask)}
         if changes:
-            self.groups.alter(topic.name, channel, changes)
+            changed = self.groups.alter(topic.name, channel, changes).saved
         if offset is not None:
             group.seek(at_offset(max(offset, 0)))
-        return self.groups.saved() if changes else DONE
+        return changed
 
     def remove_channel(self, mq: str, channel: str) -> Promise:
         """Remove a channel, which need not be there; what it returns is done when that is durable."""
         removed = DONE
         if self.groups.find(mq, channel) is not None:
-            self.groups.remove(mq, channel)
-            removed = self.groups.saved()
+            removed = self.groups.remove(mq, channel)
         self._subscribed_ms.get(mq, {}).pop(channel, None)
         return removed
 
