@@ -135,7 +135,8 @@ class Dispatcher:
             }
         flight = self._flight
         if flight is not None:
-            flight.reserve(cursor.flight, sorted(chain(*(pick(rows.offsets, numbers) for numbers in shares.values()))))
+            dealt = next(iter(shares.values())) if len(shares) == 1 else sorted(chain(*shares.values()))
+            flight.reserve(cursor.flight, pick(rows.offsets, dealt))
         runs = []
         for member, numbers in shares.items():
             lease = None
