@@ -272,7 +272,7 @@ def test_a_change_of_a_group_that_hangs_delays_nobody_else(
     with LiveServer(configure(tmp_path, admin=True), files=files) as live, live.caller() as other:
         live.call(lambda: live.server.broker.create_topic("quick", 1, {"engine": "memory"}))
         for name in ("kept", "old"):
-            live.call(lambda name=name: live.server.broker.groups.create("quick", name).saved.wait())  # type: ignore[misc]
+            live.run(lambda name=name: live.server.broker.groups.create("quick", name).saved.wait())  # type: ignore[misc]
         token = {"Authorization": f"Bearer {read_token(str(tmp_path))}"}
         files.shut()
         connections = []
