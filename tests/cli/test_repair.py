@@ -121,10 +121,13 @@ def test_a_missing_version_of_the_groups_is_named(stopped: Shell) -> None:
             assert f"{stopped.data / missing}: note: missing: version 2 is in {left}" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["topics/a/settings.json", "groups.0", "zbus.json"])
+@pytest.mark.parametrize(
+    "name", ["topics/a/settings.json", "groups.0", "zbus.json", "staging/ab.state", "staging/ab-0.part"]
+)
 def test_a_damaged_note_is_named_with_what_to_do(stopped: Shell, name: str) -> None:
     path = stopped.data / name
-    path.write_bytes(b"00000000\n{}")
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"00000000\n{}" if name[-4:] != "part" else b"\0\0\0\1\0\0\0\0xmore")
     for command in ("check", "repair"):
         done = stopped.run_raw(command)
         assert done.returncode == 1

@@ -9,7 +9,7 @@ from babelbus.core.record import Event
 from babelbus.core.work import Work
 from babelbus.errors import StorageError
 from babelbus.storage.contract import Chunk
-from tests.core.groups.support import EXPLICIT, Crew, Taker
+from tests.core.groups.support import EXPLICIT, Crew, Taker, take
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import SAFETY_NET_SECONDS, in_loop, publish, turns
 
@@ -104,14 +104,14 @@ async def test_take_says_what_is_on_its_way() -> None:
     crew, cold = cold_crew()
     group = crew.group(ON_DELIVERY)
     crew.publish(*range(3))
-    assert group.take(10) == []
+    assert take(group, 10) == []
     loading = group.loading
     assert loading is not None
     arrived = asyncio.Event()
     loading.when_done(lambda _: arrived.set())
     cold.thaw()
     await arrived.wait()
-    assert [one.payload for one in group.take(10)] == [b"0", b"1", b"2"]
+    assert [one.payload for one in take(group, 10)] == [b"0", b"1", b"2"]
     assert group.loading is None
     await crew.close()
 

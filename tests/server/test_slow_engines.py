@@ -12,6 +12,7 @@ from babelbus.clients.sbus import Client
 from babelbus.config import DbSettings
 from babelbus.protocols.sbus.session import UNSTORED_BYTES_MAX
 from babelbus.storage.files import File, LocalFiles
+from babelbus.web.token import read_token
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.jebp import Caller, create, create_topic, fetch, fetched, remove_topic, said, subscribe
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
@@ -250,6 +251,44 @@ def test_a_mask_of_zbus_that_hangs_delays_nobody_else(tmp_path: Path) -> None:
         assert connection.getresponse().status == 200
         connection.close()
         live.until(lambda: live.server.broker.has_topic("Q"))
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [("zbus", "POST", "/", {"cmd": "create", "mq": "quick", "channel": "C"}, None)],
+        [
+            ("admin", "POST", "/api/groups", {}, b'{"topic": "quick", "name": "g"}'),
+            ("admin", "PATCH", "/api/topics/quick/groups/kept", {}, b'{"ack_seconds": 7}'),
+            ("admin", "POST", "/api/topics/quick/groups/kept/seek", {}, b'{"at": "end"}'),
+            ("admin", "DELETE", "/api/topics/quick/groups/old", {}, None),
+        ],
+    ],
+)
+def test_a_change_of_a_group_that_hangs_delays_nobody_else(
+    tmp_path: Path, requests: list[tuple[str, str, str, dict[str, str], bytes | None]]
+) -> None:
+    files = HeldFiles()
+    with LiveServer(configure(tmp_path, admin=True), files=files) as live, live.caller() as other:
+        live.call(lambda: live.server.broker.create_topic("quick", 1, {"engine": "memory"}))
+        for name in ("kept", "old"):
+            live.run(lambda name=name: live.server.broker.groups.create("quick", name).saved.wait())  # type: ignore[misc]
+        token = {"Authorization": f"Bearer {read_token(str(tmp_path))}"}
+        files.shut()
+        connections = []
+        try:
+            for service, method, path, headers, body in requests:
+                connection = http.client.HTTPConnection(live.server.addresses[service], timeout=SAFETY_NET_SECONDS)
+                connection.request(method, path, body, headers | token)
+                connections.append(connection)
+            live.until(lambda: files.waiting > 0)
+            assert publish_and_fetch(other, "quick", b"a") == [b"a"]
+            assert health(live) == 200
+        finally:
+            files.let_through()
+        for connection in connections:
+            assert connection.getresponse().status in (200, 201)
+            connection.close()
 
 
 def test_a_client_that_is_lost_while_its_topic_is_made_has_its_records_stored(tmp_path: Path) -> None:

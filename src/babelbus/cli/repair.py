@@ -128,11 +128,22 @@ class _Catalogued(msgspec.Struct):
 
 
 def _add_notes(report: "Report", path: str) -> None:
-    """Add the damaged notes of a data folder to a report: settings of topics, cursors of groups, queues of zbus."""
+    """Add the damaged notes of a data folder to a report: settings of topics, cursors of groups, queues of zbus, parts
+    and notes of transactions.
+    """
+    from babelbus.core.transactions import find_damage
     from babelbus.storage.disk import Problem
+    from babelbus.storage.files import LocalFiles
 
     faults: dict[Path, str] = {}
     versions: dict[str, int] = {}
+    for file in sorted(Path(path).glob("staging/*")):
+        try:
+            damage = find_damage(LocalFiles(), str(file))
+        except StorageError as error:
+            damage = str(error) if file.exists() else ""  # a running server removes what was committed
+        if damage:
+            faults[file] = damage
     for file in sorted([*Path(path).glob("topics/*/settings.json"), *map(Path(path).joinpath, NOTES)]):
         if not file.exists():
             continue

@@ -75,6 +75,7 @@ class GroupRoutes:
             return answer(found.info())
         settings = change_settings(groups.defaults, wanted.settings, of="a group")
         made = groups.create(wanted.topic, wanted.name, settings, start=await wanted.start.place(groups, wanted.topic))
+        await made.saved.wait()
         return answer(made.info(), status=201)
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -83,11 +84,13 @@ class GroupRoutes:
     async def _alter(self, request: web.Request) -> web.Response:
         changes = await read_body(request, dict[str, Any])
         topic, name = names(request)
-        return answer(self._groups.alter(topic, name, changes).info())
+        group = self._groups.alter(topic, name, changes)
+        await group.saved.wait()
+        return answer(group.info())
 
     async def _remove(self, request: web.Request) -> web.Response:
         topic, name = names(request)
-        self._groups.remove(topic, name)
+        await self._groups.remove(topic, name).wait()
         return answer({"removed": name, "topic": topic})
 
     async def _seek(self, request: web.Request) -> web.Response:

@@ -1,6 +1,7 @@
 """What the tests of groups share: a bus with a registry of groups, and members that note what they get."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from babelbus.clock import ManualClock
 from babelbus.core.groups.group import Group
@@ -85,6 +86,10 @@ class Crew:
     async def close(self) -> None:
         await self.groups.close()
         await self.broker.close()
+
+
+def take(group: Group, count: int, member: Member | None = None) -> list[Delivery]:
+    return [*chain.from_iterable(group.take(count, member))]
 
 
 class Taker:

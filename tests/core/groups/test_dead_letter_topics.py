@@ -13,7 +13,7 @@ from babelbus.core.groups.dead_letter_topics import (
 from babelbus.core.groups.settings import GroupOwnedError
 from babelbus.core.record import Event
 from babelbus.core.topic import UnknownPartitionError
-from tests.core.groups.support import EXPLICIT, Crew
+from tests.core.groups.support import EXPLICIT, Crew, take
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Gate, in_loop, payloads, publish, turns
 
@@ -29,7 +29,7 @@ async def bury(crew: Crew, *sent: bytes | int) -> None:
     group = crew.group()
     crew.publish(*sent)
     member = group.join(lambda _: None, credit=0)
-    while taken := member.take(1000):
+    while taken := take(group, 1000, member):
         member.reject(taken, reason="no use")
     member.leave()
     await turns()
@@ -82,7 +82,7 @@ async def test_a_letter_that_cannot_go_back_waits_and_the_others_go() -> None:
     group = crew.groups.create("other", "g", EXPLICIT)
     publish(crew.broker, [Event("other", b"x")])
     member = group.join(lambda _: None, credit=0)
-    member.reject(member.take(1))
+    member.reject(take(group, 1, member))
     await turns()
     publish(crew.broker, [Event(DEAD, b"somebody else's")])
     await bury(crew, 1)

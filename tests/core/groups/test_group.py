@@ -20,7 +20,7 @@ from babelbus.core.groups.settings import (
 )
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.topic import UnknownPartitionError
-from tests.core.groups.support import EXPLICIT, Crew, Taker
+from tests.core.groups.support import EXPLICIT, Crew, Taker, take
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import in_loop, publish_payloads, turns
 
@@ -208,12 +208,12 @@ async def test_take_gives_what_is_there_and_competes_with_members() -> None:
     crew = Crew()
     group = crew.group(ON_DELIVERY)
     crew.publish(*range(5))
-    assert [int(one.payload or b"") for one in group.take(2)] == [0, 1]
+    assert [int(one.payload or b"") for one in take(group, 2)] == [0, 1]
     taker = Taker(group, credit=1)
     await turns()
     assert taker.numbers == [2]
-    assert [int(one.payload or b"") for one in group.take(10)] == [3, 4]
-    assert group.take(10) == []
+    assert [int(one.payload or b"") for one in take(group, 10)] == [3, 4]
+    assert take(group, 10) == []
     await crew.close()
 
 
@@ -222,7 +222,7 @@ async def test_take_from_several_partitions_takes_from_all() -> None:
     crew = Crew(partitions=3)
     group = crew.group(ON_DELIVERY)
     crew.publish(*range(30))
-    assert sorted(int(one.payload or b"") for one in group.take(100)) == list(range(30))
+    assert sorted(int(one.payload or b"") for one in take(group, 100)) == list(range(30))
     await crew.close()
 
 
@@ -232,9 +232,9 @@ async def test_take_in_explicit_mode_needs_a_member_who_acks() -> None:
     group = crew.group(EXPLICIT)
     crew.publish(1, 2)
     with pytest.raises(GroupClosedError):
-        group.take(1)
+        take(group, 1)
     puller = Taker(group, credit=0)
-    (one,) = puller.member.take(1)
+    (one,) = take(group, 1, puller.member)
     assert group.info().in_flight == 1
     assert puller.member.ack([one]) == 1
     assert group.info().lag == 1
@@ -253,7 +253,7 @@ async def test_the_groups_filter_skips_records_for_members_and_takes_alike() -> 
     crew.publish(*range(10))
     await turns()
     assert taker.numbers == [1, 3]
-    assert [int(one.payload or b"") for one in group.take(9)] == [5, 7, 9]
+    assert [int(one.payload or b"") for one in take(group, 9)] == [5, 7, 9]
     assert (group.counts.filtered, group.info().lag) == (5, 0)
     await crew.close()
 
@@ -344,7 +344,7 @@ async def test_a_paused_group_hands_nothing_out_but_takes_acks() -> None:
     crew.publish(2)
     await turns()
     assert taker.numbers == [1]
-    assert taker.member.take(1) == []
+    assert take(crew.group(), 1, taker.member) == []
     assert taker.ack_all() == 1
     again = await crew.restart()
     group = again.group()

@@ -8,7 +8,6 @@ from babelbus.core.groups import dead_letters
 from babelbus.core.groups.in_flight import SPENT_LEASES_MAX
 from babelbus.core.groups.settings import GroupClosedError, GroupSettings
 from babelbus.core.record import Record
-from babelbus.core.topic import UnknownPartitionError
 from tests.core.groups.support import Crew, Taker
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import in_loop, read, turns
@@ -48,24 +47,6 @@ async def test_the_committed_cursor_is_the_lowest_record_that_was_not_acked() ->
 
 
 @in_loop
-async def test_acks_by_offset_and_up_to_an_offset() -> None:
-    crew = Crew()
-    group = crew.group()
-    taker, other = Taker(group), Taker(group)
-    crew.publish(*range(10))
-    await turns()
-    assert taker.numbers == [0, 2, 4, 6, 8]
-    assert taker.member.ack_offsets(0, [0, 1, 99]) == 1
-    assert taker.member.ack_to(0, 6) == 3
-    assert committed(crew) == 1
-    assert other.member.ack_to(0, 9) == 5
-    assert (committed(crew), group.info().lag, group.counts.stale) == (8, 1, 2)
-    with pytest.raises(UnknownPartitionError):
-        taker.member.ack_to(5, 1)
-    await crew.close()
-
-
-@in_loop
 async def test_a_window_opens_with_each_ack() -> None:
     crew = Crew()
     taker = Taker(crew.group(), window=2)
@@ -75,7 +56,7 @@ async def test_a_window_opens_with_each_ack() -> None:
     taker.member.ack(taker.got[1:])
     await turns()
     assert taker.numbers == [0, 1, 2]
-    taker.member.set_window(4)
+    taker.member.ack(taker.got)
     await turns()
     assert taker.numbers == [0, 1, 2, 3, 4]
     await crew.close()

@@ -9,7 +9,7 @@ from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.settings import GroupSettings, RecordFilter
 from babelbus.core.record import Record
-from tests.core.groups.support import Crew, Taker
+from tests.core.groups.support import EXPLICIT, Crew, Taker, take
 from tests.support.bus import in_loop, turns
 
 ON_DELIVERY = GroupSettings()
@@ -38,6 +38,14 @@ def one_by_one(letters: str) -> RecordFilter:
     return lambda record: wants(record)
 
 
+WAYS: list[tuple[GroupSettings, Callable[[str], RecordFilter]]] = [
+    (ON_DELIVERY, one_by_one),
+    (ON_DELIVERY, OfTags),
+    (GroupSettings(ack="explicit"), OfTags),  # the records have no key
+    (GroupSettings(ack="explicit", order="none"), one_by_one),
+]
+
+
 @given(members, st.lists(st.lists(tags, max_size=9), max_size=4), st.lists(st.integers(0, 5), max_size=4))
 @in_loop
 async def test_members_with_filters_get_the_same_either_way(
@@ -45,15 +53,14 @@ async def test_members_with_filters_get_the_same_either_way(
 ) -> None:
     crew = Crew()
 
-    def join(group: Group, make: Callable[[str], RecordFilter], *, runs: bool) -> list[Taker]:
+    def join(group: Group, make: Callable[[str], RecordFilter]) -> list[Taker]:
         return [
-            Taker(group, credit=credit, wanted=None if letters is None else make(letters), runs=runs)
+            Taker(group, credit=credit, wanted=None if letters is None else make(letters))
             for letters, credit in members
         ]
 
-    ways: list[tuple[Callable[[str], RecordFilter], bool]] = [(one_by_one, False), (OfTags, False), (OfTags, True)]
-    groups = [crew.group(ON_DELIVERY, name=f"g{number}") for number in range(len(ways))]
-    takers = [join(group, make, runs=runs) for group, (make, runs) in zip(groups, ways, strict=True)]
+    groups = [crew.group(settings, name=f"g{number}") for number, (settings, _) in enumerate(WAYS)]
+    takers = [join(group, make) for group, (_, make) in zip(groups, WAYS, strict=True)]
     number = 0
     for step in range(max(len(published), len(refills))):
         for tag in published[step] if step < len(published) else ():
@@ -67,9 +74,9 @@ async def test_members_with_filters_get_the_same_either_way(
                     member.set_credit(refills[step])
         await turns(6)
         told = [[(taker.numbers, taker.member.credit) for taker in some] for some in takers]
-        assert told[0] == told[1] == told[2]
+        assert told == told[:1] * len(WAYS)
         counts = [group.info().counts for group in groups]
-        assert counts[0] == counts[1] == counts[2]
+        assert counts == counts[:1] * len(WAYS)
     await crew.close()
 
 
@@ -87,7 +94,7 @@ async def test_what_a_group_does_not_want_is_skipped_the_same_either_way(
     for number, tag in enumerate(published):
         crew.publish(number, tag=tag.encode())
     for count in [*takes, 20]:
-        some, same = ([int(one.payload or b"") for one in group.take(count)] for group in groups)
+        some, same = ([int(one.payload or b"") for one in take(group, count)] for group in groups)
         assert some == same
     assert groups[0].info().counts == groups[1].info().counts
     assert [group.info().lag for group in groups] == [0, 0]
@@ -101,7 +108,7 @@ async def test_a_filter_looks_at_a_chunk_once_however_often_its_member_takes_fro
     group = crew.group(ON_DELIVERY)
     for number in range(20):
         crew.publish(number, tag=b"ab"[number % 2 :][:1])
-    taker = Taker(group, credit=1, wanted=wants, runs=True)
+    taker = Taker(group, credit=1, wanted=wants)
     for _ in range(9):
         await turns(6)
         taker.member.set_credit(1)
@@ -112,16 +119,17 @@ async def test_a_filter_looks_at_a_chunk_once_however_often_its_member_takes_fro
 
 
 @in_loop
-async def test_a_member_that_takes_runs_gets_one_for_what_needs_no_filter_and_others_get_lists() -> None:
+async def test_a_member_gets_a_run_unless_keys_are_in_play() -> None:
     crew = Crew()
-    group = crew.group(ON_DELIVERY)
     kinds: list[type] = []
-    Taker(group, then=lambda _, batch: kinds.append(type(batch)), runs=True)
-    Taker(group, then=lambda _, batch: kinds.append(type(batch)))
-    crew.publish(*range(6))
+    for settings in (ON_DELIVERY, EXPLICIT):
+        group = crew.group(settings, name=settings.ack)
+        Taker(group, then=lambda _, batch: kinds.append(type(batch)))
+        Taker(group, then=lambda _, batch: kinds.append(type(batch)), wanted=OfTags("b"))
+    crew.publish(*range(6), tag=b"b")
     await turns(6)
-    assert kinds == [Run, list]
-    crew.publish(*range(4))
-    assert [[type(some), len(some)] for some in group.take_runs(3)] == [[Run, 3]]
-    assert len(group.take(3)) == 1
+    assert kinds == [Run] * 4
+    crew.publish(*range(4), key=b"k", tag=b"b")
+    await turns(6)
+    assert kinds[4:] == [Run, Run, list]
     await crew.close()

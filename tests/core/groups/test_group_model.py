@@ -18,7 +18,7 @@ from babelbus.core.groups.dead_letters import read as read_letter
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
 from babelbus.core.groups.settings import BEGINNING, GroupSettings
-from tests.core.groups.support import Crew, Taker
+from tests.core.groups.support import Crew, Taker, take
 from tests.support.bus import read, turns
 
 ACK_SECONDS = 30.0
@@ -179,14 +179,14 @@ class GroupMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.takers)
     @rule(data=st.data(), count=st.sampled_from([1, 3, 100]))
     def take(self, data: st.DataObject, count: int) -> None:
-        async def take() -> None:
+        async def take_now() -> None:
             taker = data.draw(st.sampled_from(self.takers))
-            taken = self.group.take(count, taker.member)
+            taken = take(self.group, count, taker.member)
             if taken:
                 self.deliver(taker, taken)
             await turns(6)
 
-        self.run(take())
+        self.run(take_now())
 
     @rule()
     def pause_or_resume(self) -> None:

@@ -15,6 +15,7 @@ from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import EVERYTHING
 from babelbus.core.topic import ReservedTopicError, UnknownPartitionError
 from babelbus.core.transactions.model import (
+    STATE_SUFFIX,
     CommitPendingError,
     CommitReceipt,
     FailedPartError,
@@ -24,11 +25,14 @@ from babelbus.core.transactions.model import (
     StagedRecordsMissingError,
     StagingFullError,
     StagingRefusedError,
+    TransactionDamagedError,
     TransactionOwnerError,
     UnknownPartError,
+    token_of,
 )
+from babelbus.core.transactions.part_file import FRAME
+from babelbus.core.transactions.parts import find_damage
 from babelbus.core.transactions.staging import Staging
-from babelbus.core.transactions.transaction_file import STATE_SUFFIX, TransactionDamagedError
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import InvalidRecordError, encode_batch
 from babelbus.records.record import Record, RecordBatch
@@ -651,6 +655,39 @@ async def test_a_damaged_state_refuses_its_transaction_alone_until_it_is_forgott
     assert stage.staging.transaction("t").last_batch_id == -1
     assert len(stage.part_files()) == 1
     await stage.close()
+
+
+@in_loop
+async def test_a_part_whose_head_is_damaged_is_named_and_left_and_the_others_are_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = Stage()
+    await stage.staged("a", b"1")
+    await stage.staged("b", b"2", transaction="u")
+    await stage.close()
+    [path] = [f"{FOLDER}/{name}" for name in stage.files.list_folder(FOLDER) if name.startswith(token_of("t"))]
+    assert find_damage(stage.files, path) == ""
+    stage.files.content(path)[FRAME.size + 2] ^= 1
+    assert "damaged at byte 0" in find_damage(stage.files, path)
+    stage = await stage.restart()
+    assert path in caplog.text
+    assert stage.files.exists(path)
+    assert stage.staging.places("u", 0) == {("log", 0)}
+    await stage.close()
+
+
+@in_loop
+async def test_a_torn_end_of_a_part_is_no_damage() -> None:
+    stage = Stage()
+    await stage.staged("a", b"1")
+    await stage.close()
+    [path] = [f"{FOLDER}/{name}" for name in stage.files.list_folder(FOLDER)]
+    whole = bytes(stage.files.content(path))
+    for end in (b"\0" * 99, b"\0\0\0\x09", b"\0\0\0\x02\0\0\0\0xx"):
+        stage.files.replace_file(path, whole + end)
+        assert find_damage(stage.files, path) == ""
+    stage.files.replace_file(path, whole + b"\0\0\0\x02\0\0\0\0xx" + whole[-9:])
+    assert f"damaged at byte {len(whole)}" in find_damage(stage.files, path)
 
 
 # -- crashes ---------------------------------------------------------------------------------------------------------

@@ -1,16 +1,14 @@
 """The two notes that groups and their cursors are kept in.
 
-`groups.0` and `groups.1` are written in turn, each as a whole with all groups. The one with the higher `sequence`
-counts; if it is damaged the other stands, one commit older.
+`groups.0` and `groups.1` are written in turn, each as a whole with all groups. The note with the higher `sequence`
+counts; if it is damaged, the other note counts, which is one commit older.
 """
 
 import logging
-import threading
 from collections.abc import Sequence
 
 import msgspec
 
-from babelbus.core.groups.info import StoredCursor
 from babelbus.core.groups.settings import GroupSettings
 from babelbus.storage import notes
 from babelbus.storage.files import FileSystem
@@ -20,7 +18,12 @@ log = logging.getLogger(__name__)
 
 NAMES = ("groups.0", "groups.1")
 
-EncodedGroup = msgspec.Raw
+
+class StoredCursor(msgspec.Struct, frozen=True, array_like=True):
+    """The stored form of a cursor: records below `committed` and in `done` ([start, end) each) are done."""
+
+    committed: int
+    done: list[tuple[int, int]] = []
 
 
 class StoredGroup(msgspec.Struct, frozen=True):
@@ -45,17 +48,15 @@ class GroupFile:
 
     def __init__(self, files: FileSystem, folder: str) -> None:
         self._notes = [Note(files, f"{folder}/{name}", _Stored) for name in NAMES]
-        self._written = 0
-        self._lock = threading.Lock()
 
     def load(self) -> tuple[int, list[StoredGroup]]:
         """Return the number of the last version, and the groups in it.
 
         Raises:
-            DamagedNoteError: there is a file, and none that can be read, or a group in it cannot.
+            DamagedNoteError: there is a file, but no file can be read, or a group in it cannot.
             StorageError: the disk refused.
         """
-        found: list[_Stored] = []
+        versions: list[_Stored] = []
         damaged: list[DamagedNoteError] = []
         for note in self._notes:
             try:
@@ -63,8 +64,8 @@ class GroupFile:
             except DamagedNoteError as error:
                 damaged.append(error)
             else:
-                found += [stored] if stored is not None else []
-        if not found:
+                versions += [stored] if stored is not None else []
+        if not versions:
             if damaged:
                 raise DamagedNoteError(
                     " and ".join(error.path for error in damaged),
@@ -74,35 +75,20 @@ class GroupFile:
             return 0, []
         if damaged:
             log.error("%s; the groups go on one commit earlier", damaged[0])
-        newest = max(found, key=lambda one: one.sequence)
-        if len(found) == 1 and not damaged and newest.sequence > 1:
+        newest = max(versions, key=lambda version: version.sequence)
+        if len(versions) == 1 and not damaged and newest.sequence > 1:
             missing = self._notes[(newest.sequence + 1) % 2].path
             log.error("%s is missing; perhaps the groups go on one commit earlier", missing)
-        self._written = newest.sequence
         try:
-            return newest.sequence, [msgspec.json.decode(one, type=StoredGroup) for one in newest.groups]
+            return newest.sequence, [msgspec.json.decode(group, type=StoredGroup) for group in newest.groups]
         except msgspec.DecodeError as error:
             path = self._notes[newest.sequence % 2].path
             raise DamagedNoteError(path, str(error), notes.COPY_BACK) from error
 
-    def write(self, sequence: int, content: bytes) -> None:
-        """Write a version, durably, unless a later one is there; from any thread.
+    def write(self, sequence: int, groups: Sequence[msgspec.Raw]) -> None:
+        """Write a version, durably, from any thread: one version after the other. `groups` are encoded `StoredGroup`s.
 
         Raises:
-            StorageError: the disk refused; the last version stands.
+            StorageError: the disk refused; the last version counts.
         """
-        with self._lock:
-            if sequence < self._written:
-                return
-            self._notes[sequence % 2].write_encoded(content)
-            self._written = sequence
-
-
-def encode_group(group: StoredGroup) -> EncodedGroup:
-    """Return what a file says of one group."""
-    return msgspec.Raw(msgspec.json.encode(group))
-
-
-def encode_file(sequence: int, groups: Sequence[EncodedGroup]) -> bytes:
-    """Return the content of a file."""
-    return notes.encode(_Stored(notes.FORMAT, sequence, list(groups)))
+        self._notes[sequence % 2].write(_Stored(notes.FORMAT, sequence, list(groups)))

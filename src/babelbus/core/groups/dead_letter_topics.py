@@ -1,16 +1,17 @@
-"""The topics that dead letters lie in: what there is, replay to where the records came from, purge.
+"""The topics of dead letters: list and show them, replay letters to where the records came from, purge.
 
-What was replayed is the cursor of a consumer group of its own on the topic, `$replay`: durable like every cursor, so a
-crash may let letters that were replayed within `groups.commit_seconds` be replayed again, and never skips one.
+The letters that were replayed are the cursor of a consumer group of its own on the topic, `$replay`: durable like every
+cursor, so a crash may let letters that were replayed within `groups.commit_seconds` be replayed again, and skips none.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from itertools import chain
 
 import msgspec
 
 from babelbus.core.access import CLIENT
+from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import (
     PREFIX,
     PROTOCOL,
@@ -23,15 +24,14 @@ from babelbus.core.groups.dead_letters import (
 )
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
-from babelbus.core.groups.info import StoredCursor
+from babelbus.core.groups.member import Member
 from babelbus.core.groups.registry import Groups
 from babelbus.core.groups.settings import BEGINNING, GroupSettings
 from babelbus.core.partition import Partition
 from babelbus.core.publish import Publication
-from babelbus.core.receipt import Receipt, settled
+from babelbus.core.receipt import DONE, Promise, Receipt, settled
 from babelbus.core.record import Record
 from babelbus.core.topic import Topic
-from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.storage.errors import OffsetOutOfRangeError
@@ -65,13 +65,6 @@ class LettersWaitingError(BabelbusError):
     def __init__(self, topic: str, waiting: int, letters: int) -> None:
         super().__init__(f"{waiting} of the {letters} dead letters in topic {topic!r} were not replayed")
         self.topic, self.waiting, self.letters = topic, waiting, letters
-
-
-class RemovingDoor(TopicDoor, Protocol):
-    """What this module needs of the broker."""
-
-    def remove_topic(self, name: str) -> Work[None]:
-        """Remove a topic and its records, durably."""
 
 
 class Sender(msgspec.Struct, frozen=True):
@@ -109,14 +102,20 @@ class Failed(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Replayed(msgspec.Struct, frozen=True):
-    """What a replay did. `failures` are the first of `failed`; `waiting` were not replayed and are still there."""
+class Replayed(msgspec.Struct):
+    """The outcome of a replay. `failures` are the first of `failed`; `waiting` letters were not replayed, and stay."""
 
     topic: str
-    replayed: int
-    failed: int
-    failures: list[Failed]
-    waiting: int
+    replayed: int = 0
+    failed: int = 0
+    failures: list[Failed] = []
+    waiting: int = 0
+
+    def fail(self, partition: int, offset: int, reason: str) -> None:
+        """Record a letter that could not be replayed."""
+        self.failed += 1
+        if len(self.failures) < FAILURES_MAX:
+            self.failures.append(Failed(partition, offset, reason))
 
 
 class DeadLetterTopics:
@@ -125,47 +124,47 @@ class DeadLetterTopics:
     All calls come from the event loop. `name` is such a topic or the name of a group that sends there.
     """
 
-    def __init__(self, door: RemovingDoor, groups: Groups) -> None:
+    def __init__(self, door: TopicDoor, groups: Groups) -> None:
         self._door = door
         self._groups = groups
 
     def all(self) -> list[DeadLetterTopicInfo]:
-        """Return all of them, by name."""
+        """Return all topics of dead letters, by name."""
         named = {_target(group) for group in self._groups.all()}
         topics = [topic for topic in self._door.topics() if topic.name in named or topic.name.startswith(PREFIX)]
         return [self._describe(topic) for topic in topics]
 
     def info(self, name: str) -> DeadLetterTopicInfo:
-        """Return one.
+        """Return one topic of dead letters.
 
         Raises:
-            NoDeadLetterTopicError: there is none.
+            NoDeadLetterTopicError: there is no such topic.
         """
         return self._describe(self._find(name))
 
     async def read(self, name: str, partition: int, offset: int, count_max: int) -> list[Letter]:
-        """Give up to `count_max` letters of a partition from an offset on, the oldest first.
+        """Return up to `count_max` letters of a partition from an offset on, the oldest first.
 
         Raises:
-            NoDeadLetterTopicError, UnknownPartitionError: there is none.
+            NoDeadLetterTopicError, UnknownPartitionError: there is no such topic or partition.
             StorageError: the disk refused, or a letter is damaged.
         """
         topic = self._find(name)
         source = topic.partition(partition)
         group = self._groups.find(topic.name, REPLAY_GROUP)
         kept = StoredCursor(0) if group is None else group.stored().get(partition, StoredCursor(0))
-        found: list[Letter] = []
+        letters: list[Letter] = []
         async for record in _records(source, offset):
             replayed = record.offset < kept.committed or any(start <= record.offset < end for start, end in kept.done)
-            found.append(Letter(partition, record, _read(record), replayed))
-            if len(found) == count_max:
+            letters.append(Letter(partition, record, _read(record), replayed))
+            if len(letters) == count_max:
                 break
-        return found
+        return letters
 
     async def replay(
         self, name: str, *, count_max: int | None = None, places: Sequence[tuple[int, int]] = ()
     ) -> Replayed:
-        """Publish letters that were not replayed yet to the topics that they came from, and note that.
+        """Publish letters that were not replayed yet to the topics that they came from, and record that.
 
         At most `count_max`, the oldest first; or those at `places` (partition, offset). All groups on such a topic see
         the record again, behind what has come meanwhile.
@@ -173,27 +172,65 @@ class DeadLetterTopics:
         Raises:
             NoDeadLetterTopicError: there is no such topic.
             GroupOwnedError: a replay of it is under way.
-            StorageError: the disk refused to note the replay.
+            StorageError: the disk refused to save the replay.
         """
         topic = self._find(name)
         group = self._groups.ensure(topic.name, REPLAY_GROUP, REPLAY_SETTINGS, start=BEGINNING)
         group.resume()
-        replay = _Replay(self._door, group, count_max, set(places))
+        outcome, chosen, left = Replayed(topic.name), set(places), count_max
+        member = group.join(lambda _: None, credit=0, exclusive=True)
         try:
-            await replay.run()
+            while (left is None or left > 0) and (chosen or not places):
+                count = TAKE_COUNT if left is None else min(TAKE_COUNT, left)
+                letters = [*chain.from_iterable(member.take(count))]
+                if not letters:
+                    loading = group.loading
+                    if loading is None:
+                        break
+                    await settled([loading])
+                elif places:
+                    letters = [letter for letter in letters if (letter.partition, letter.offset) in chosen]
+                    chosen.difference_update((letter.partition, letter.offset) for letter in letters)
+                elif left is not None:
+                    left -= len(letters)
+                receipts = [self._publish(member, letter, outcome) for letter in letters]
+                try:
+                    await settled(receipts)
+                except asyncio.CancelledError:  # the caller has gone; what was published is recorded before the end
+                    await settled(receipts)
+                    raise
         finally:
-            replay.member.leave()
-        for partition, offset in sorted(replay.places):
-            replay.fail(partition, offset, "there is no letter at this offset, or it was replayed")
-        waiting = self._waiting(topic, group)
-        return Replayed(topic.name, replay.replayed, replay.failed, replay.failures, waiting)
+            member.leave()
+        for place in sorted(chosen):
+            outcome.fail(*place, "there is no letter at this offset, or it was replayed")
+        outcome.waiting = self._waiting(topic, group)
+        return outcome
+
+    def _publish(self, member: Member, letter: Delivery, outcome: Replayed) -> Promise:
+        """Publish what a letter was; ack the letter when that is as durable as the topic says."""
+        try:
+            event, topic = origin(letter), read(letter).topic
+        except NoDeadLetterError as error:
+            outcome.fail(letter.partition, letter.offset, str(error))
+            return DONE
+
+        def settle(receipt: Receipt) -> None:
+            if receipt.error is not None:
+                outcome.fail(letter.partition, letter.offset, str(receipt.error))
+            elif not member.closed:
+                outcome.replayed += 1
+                member.ack([letter])
+
+        receipt = self._door.publish(Publication(CLIENT, PROTOCOL, [event], topic))
+        receipt.when_done(settle)
+        return receipt
 
     async def purge(self, name: str, *, everything: bool = False) -> DeadLetterTopicInfo:
-        """Remove a topic of dead letters and return what it was; the next dead letter makes it anew.
+        """Remove a topic of dead letters and return its last figures; the next dead letter makes the topic anew.
 
         Raises:
-            NoDeadLetterTopicError: there is none.
-            LettersWaitingError: some were not replayed, and `everything` was not asked for.
+            NoDeadLetterTopicError: there is no such topic.
+            LettersWaitingError: letters were not replayed, and `everything` was not asked for.
             StorageError: the disk refused.
         """
         info = self._describe(self._find(name))
@@ -213,7 +250,7 @@ class DeadLetterTopics:
             if found is not None:
                 return found
         if topic is not None:
-            raise NoDeadLetterTopicError(f"topic {name!r} is none of dead letters")
+            raise NoDeadLetterTopicError(f"topic {name!r} has no dead letters")
         raise NoDeadLetterTopicError(f"there are no dead letters of {name!r}")
 
     def _describe(self, topic: Topic) -> DeadLetterTopicInfo:
@@ -230,70 +267,6 @@ class DeadLetterTopics:
     def _waiting(self, topic: Topic, group: Group) -> int:
         unflushed = sum(one.next_offset - one.high_watermark for one in topic.partitions)
         return group.info().lag + unflushed
-
-
-class _Replay:
-    """One replay: takes letters, publishes what they were, acks each when that is as durable as its topic says."""
-
-    def __init__(self, door: TopicDoor, group: Group, count_max: int | None, places: set[tuple[int, int]]) -> None:
-        self._door = door
-        self._group = group
-        self.member = group.join(lambda _: None, credit=0, exclusive=True)
-        self._left = count_max
-        self._chosen = bool(places)
-        self.places = places
-        self.replayed = 0
-        self.failed = 0
-        self.failures: list[Failed] = []
-
-    async def run(self) -> None:
-        """Replay all that is asked for."""
-        while self._left is None or self._left > 0:
-            if self._chosen and not self.places:
-                return
-            taken = self.member.take(TAKE_COUNT if self._left is None else min(TAKE_COUNT, self._left))
-            if not taken:
-                loading = self._group.loading
-                if loading is None:
-                    return
-                await settled([loading])
-                continue
-            if self._left is not None and not self._chosen:
-                self._left -= len(taken)
-            receipts = [receipt for delivery in taken if (receipt := self._publish(delivery)) is not None]
-            try:
-                await settled(receipts)
-            except asyncio.CancelledError:  # who asked has gone; what was published is noted before we end
-                await settled(receipts)
-                raise
-
-    def _publish(self, delivery: Delivery) -> Receipt | None:
-        place = (delivery.partition, delivery.offset)
-        if self._chosen and place not in self.places:
-            return None
-        self.places.discard(place)
-        try:
-            event, topic = origin(delivery), read(delivery).topic
-        except NoDeadLetterError as error:
-            self.fail(*place, str(error))
-            return None
-        receipt = self._door.publish(Publication(CLIENT, PROTOCOL, [event], topic))
-
-        def told(receipt: Receipt) -> None:
-            if receipt.error is not None:
-                self.fail(*place, str(receipt.error))
-            elif not self.member.closed:
-                self.replayed += 1
-                self.member.ack([delivery])
-
-        receipt.when_done(told)
-        return receipt
-
-    def fail(self, partition: int, offset: int, reason: str) -> None:
-        """Record a letter that could not be replayed."""
-        self.failed += 1
-        if len(self.failures) < FAILURES_MAX:
-            self.failures.append(Failed(partition, offset, reason))
 
 
 def _target(group: Group) -> str:

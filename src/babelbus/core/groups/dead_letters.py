@@ -6,7 +6,7 @@ makes it a second time: dead letters are at least once, as their records are.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 from urllib.parse import quote
 
@@ -19,7 +19,7 @@ from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event, Headers, Record
 from babelbus.core.subject import NAME_BYTES_MAX
 from babelbus.core.topic import Topic, event_of
-from babelbus.core.work import Work
+from babelbus.core.work import Work, Writer
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import HEADERS_MAX
 
@@ -42,7 +42,7 @@ class NoDeadLetterError(BabelbusError):
 
 
 class TopicDoor(Protocol):
-    """What groups need of the broker."""
+    """The part of the broker that groups use."""
 
     @property
     def damaged_topics(self) -> Mapping[str, StorageError]:
@@ -52,7 +52,7 @@ class TopicDoor(Protocol):
         """Return whether there is a topic of this name."""
 
     def find_topic(self, name: str) -> Topic | None:
-        """Return a topic, `None` if there is none of this name."""
+        """Return a topic, `None` if the name is free."""
 
     def topics(self) -> list[Topic]:
         """Return all topics, by name."""
@@ -62,6 +62,12 @@ class TopicDoor(Protocol):
 
     def create_topic(self, name: str) -> Work[Topic]:
         """Create a topic, durably."""
+
+    def remove_topic(self, name: str) -> Work[None]:
+        """Remove a topic and its records, durably."""
+
+    def writer(self, prepare: Callable[[], Callable[[], None]]) -> Writer:
+        """Return a writer of one small file."""
 
     def topic(self, name: str) -> Topic:
         """Return a topic, or raise `UnknownTopicError`."""
@@ -112,7 +118,7 @@ def read(record: Record) -> DeadLetter:
     """Return where a dead letter came from.
 
     Raises:
-        NoDeadLetterError: it is none; somebody else published to its topic.
+        NoDeadLetterError: somebody else published the record to the topic.
     """
     found = {name: value for name, value in record.headers if name in OURS and value is not None}
     try:
@@ -134,7 +140,7 @@ def origin(record: Record) -> Event:
     time.
 
     Raises:
-        NoDeadLetterError: it is none.
+        NoDeadLetterError: the record is not a dead letter.
     """
     letter = read(record)
     kept = tuple(pair for pair in record.headers if pair[0] not in OURS)
@@ -149,7 +155,7 @@ class DeadLetters:
         self._clock = clock
 
     def send(self, name: str, record: Record, letter: DeadLetter) -> Receipt:
-        """Publish a dead letter to the topic `name`; make the topic if there is none of this name.
+        """Publish a dead letter to the topic `name`; make the topic if there is no such topic.
 
         The record may be passed when the receipt is done without error.
         """

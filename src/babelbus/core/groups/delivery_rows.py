@@ -1,7 +1,7 @@
 """The records of one chunk as a group hands them out: kept as columns, objects made only for what is wanted.
 
-A `Run` is some of them as a member gets them. Who asks for runs (`Group.join`) and needs no object for a record reads
-columns instead: `Rows.leading` tells payloads and headers by slices of what is stored.
+A `Run` is some of them as a member gets them. A member that needs no object for a record reads columns instead:
+`Rows.leading` returns payloads and headers as slices of the stored bytes.
 """
 
 from abc import ABC, abstractmethod
@@ -12,6 +12,7 @@ from typing import TypeVar, cast, overload
 import msgspec
 
 from babelbus.core.groups.in_flight import Delivery, Lease
+from babelbus.core.groups.settings import RecordFilter
 from babelbus.core.record import Headers, Record
 from babelbus.records.columns import Columns
 from babelbus.records.format import TOMBSTONE, decode_headers, public_headers
@@ -22,7 +23,7 @@ Made = TypeVar("Made")
 
 
 class _Fields(msgspec.Struct, frozen=True, eq=False):
-    """What stands in the records beside their offsets. `None` where no record has one."""
+    """Columns of the records beside their offsets. `None` if no record has a value."""
 
     timestamps: list[int]
     starts: list[int]
@@ -70,6 +71,18 @@ class Rows:
             made = self._made[make] = make(self)
             return made
 
+    def chosen_by(self, wanted: RecordFilter) -> list[bool]:
+        """Return which records a filter wants: each record is looked at once, however often a member takes more."""
+        flags = cast("list[bool] | None", self._made.get(wanted))
+        if flags is None:
+            if isinstance(wanted, RowsFilter):
+                flags = wanted.choose(self)
+            else:
+                self.load()
+                flags = [wanted(self.record(number)) for number in range(self.count)]
+            self._made[wanted] = flags
+        return flags
+
     # -- objects -----------------------------------------------------------------------------------------------------
 
     def deliveries(self, numbers: Numbers, partition: int, lease: Lease | None) -> list[Delivery]:
@@ -82,14 +95,9 @@ class Rows:
             ]
         offsets = pick(self.offsets, numbers)
         timestamps, starts, stops = (pick(one, numbers) for one in (fields.timestamps, fields.starts, fields.stops))
-        all_headers = self._all_headers()
-        if fields.keys is None and all_headers is None:
-            return [
-                make(data[start:stop], None, (), timestamp, 0, offset, partition, 1, lease)
-                for offset, timestamp, start, stop in zip(offsets, timestamps, starts, stops, strict=True)
-            ]
+        self.load()
         keys = [None] * len(offsets) if fields.keys is None else pick(fields.keys, numbers)
-        headers = [()] * len(offsets) if all_headers is None else pick(all_headers, numbers)
+        headers = [()] * len(offsets) if self._headers is None else pick(self._headers, numbers)
         return [
             make(data[start:stop], key, some, timestamp, 0, offset, partition, 1, lease)
             for offset, timestamp, start, stop, key, some in zip(
@@ -122,14 +130,9 @@ class Rows:
         return self.record(number) if number < self.count and self.offsets[number] == offset else None
 
     def load(self) -> None:
-        """Decode everything: who will ask for most records pays less in all."""
-        self._all_headers()
-
-    def _all_headers(self) -> list[Headers] | None:
-        """Return the headers of all records, `None` where no record has any."""
+        """Decode the headers of all records, which costs less than one by one if most records are asked for."""
         if self._headers is None and self._columns.headers_counts.any():
             self._headers = decode_all_headers(self._columns, self._data)
-        return self._headers
 
     def _load(self) -> _Fields:
         columns, data = self._columns, self._data

@@ -1,15 +1,15 @@
-"""Handing records out: who of a group's members gets which, a chunk at a time where nothing depends on the record.
+"""Handing records out: who of a group's members gets which, a chunk at a time unless keys bind records to members.
 
-Where there are no filters and no keys in play, a chunk is dealt by the number of its records alone; else each record is
-offered to one member after the other. What comes again goes first.
+If no key is in play, the records of a chunk are dealt together, and a member gets its share as a `Run`; else each
+record is offered to one member after the other. Records that come again go first.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
-from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick
+from babelbus.core.groups.delivery_rows import Rows, Run, pick
 from babelbus.core.groups.in_flight import DUE, Counts, Delivery, Entry, Flight, KeyState, Lease
 from babelbus.core.groups.member import Member, share
 from babelbus.core.groups.partition_cursor import NotLoadedError, PartitionCursor
@@ -22,7 +22,7 @@ from babelbus.records.headers import Numbers
 log = logging.getLogger(__name__)
 
 AGAIN_MAX = 1024
-"""So many records are handed out again in a turn: each may cost a read."""
+"""Most records that are handed out again in a turn: each may cost a read."""
 
 
 class Dispatcher:
@@ -46,20 +46,20 @@ class Dispatcher:
         self._next_cursor = 0
 
     def remove(self, member: Member) -> None:
-        """Take a member out of the rotation."""
+        """Remove a member from the rotation."""
         number = self.members.index(member)
         del self.members[number]
         if number < self._next_member:
             self._next_member -= 1
 
     def forget(self, cursors: list[PartitionCursor]) -> None:
-        """Forget the returned records of cursors that were moved."""
+        """Drop the returned records of cursors that were moved."""
         self._returned = deque(pair for pair in self._returned if pair[0] not in cursors)
 
     def hand_out(self, taker: Member | None, bytes_max: int) -> bool:
-        """Hand records out until nobody takes more, nothing is there, or about `bytes_max` were looked through.
+        """Deliver records until nobody takes more, nothing is there, or about `bytes_max` were looked through.
 
-        They go to `taker` alone if there is one. Gives whether there is more to do at once.
+        They go to `taker` alone if there is one. Returns whether there is more to do at once.
 
         Raises:
             DiskError: the disk refused a read; what was read before was handed out.
@@ -85,10 +85,10 @@ class Dispatcher:
                 continue
             idle = 0
             bytes_max -= rows.size_bytes
-            if self._is_simple(rows, members):
-                self._give(cursor, rows, members, range(rows.at, rows.count))
-            elif not self._choose(cursor, rows, members):
-                self._offer(cursor, rows, members)
+            if self._flight is not None and self.settings.order == "key" and not rows.keyless:
+                self._offer(self._flight, cursor, rows, members)
+            else:
+                self._deal(cursor, rows, members)
         flight = self._flight
         if flight is None:
             return bool(self._returned) and bool(self._open_members(taker))
@@ -109,203 +109,176 @@ class Dispatcher:
         return [member for member in (*self.members[at:], *self.members[:at]) if member.capacity]
 
     def _room(self) -> int:
-        """How many more records may be handed out before others are acked."""
+        """Return how many more records may be handed out before others are acked."""
         if self._flight is None:
             return 2**62
         return self.settings.in_flight_max - self._flight.count
 
-    def _is_simple(self, rows: Rows, members: list[Member]) -> bool:
-        """Return whether records can be dealt by their number alone."""
-        if self.filter is not None or any(member.filter is not None for member in members):
-            return False
-        return self._flight is None or self.settings.order == "none" or rows.keyless
+    # -- a chunk at a time -------------------------------------------------------------------------------------------
 
-    def _give(self, cursor: PartitionCursor, rows: Rows, members: list[Member], wanted: Numbers) -> None:
-        """Deal those of a chunk's records that are wanted to members in turn, all at once."""
+    def _deal(self, cursor: PartitionCursor, rows: Rows, members: list[Member]) -> None:
+        """Deliver the records of a chunk that the group wants to members in turn, all at once."""
+        wanted: Numbers = range(rows.at, rows.count)
+        if self.filter is not None:
+            flags = rows.chosen_by(self.filter)
+            wanted = [number for number in wanted if flags[number]]
+        if any(member.filter is not None for member in members):
+            shares, passed, following = self._share_by_filters(rows, wanted, members)
+        else:
+            count = min(len(wanted), self._room())
+            slices, passed, turn = share(count, [member.capacity for member in members])
+            following = members[turn]
+            shares = {
+                member: wanted[parts[0]] if len(parts) == 1 else [*chain.from_iterable(wanted[part] for part in parts)]
+                for member, parts in zip(members, slices, strict=True)
+                if parts
+            }
         flight = self._flight
-        shares, count, following = share(min(len(wanted), self._room()), [member.capacity for member in members])
         if flight is not None:
-            flight.reserve(cursor.flight, pick(rows.offsets, wanted[:count]))
-        batches: list[tuple[Member, Sequence[Delivery]]] = []
-        for member, parts in zip(members, shares, strict=True):
-            if not parts:
-                continue
-            numbers = wanted[parts[0]] if len(parts) == 1 else [*chain.from_iterable(wanted[part] for part in parts)]
-            lease: Lease | None = None
+            dealt = next(iter(shares.values())) if len(shares) == 1 else sorted(chain(*shares.values()))
+            flight.reserve(cursor.flight, pick(rows.offsets, dealt))
+        runs = []
+        for member, numbers in shares.items():
+            lease = None
             if flight is not None:
                 lease = flight.lease_all(cursor.flight, member, pick(rows.offsets, numbers))
-            run = Run(rows, numbers, cursor.number, lease)
             if member.credit is not None:
-                member.credit -= len(run)
-            batches.append((member, run if member.runs else run.deliveries()))
-        at = wanted[count] if count < len(wanted) else rows.count
-        self._counts.filtered += at - rows.at - count
+                member.credit -= len(numbers)
+            runs.append((member, Run(rows, numbers, cursor.number, lease)))
+        at = wanted[passed] if passed < len(wanted) else rows.count
+        self._counts.filtered += at - rows.at - passed
         cursor.passed(rows, at)
-        self._turn_to(members[following])
-        for member, batch in batches:
-            self._send(member, batch)
+        if following is not None:
+            self._turn_to(following)
+        for member, run in runs:
+            self._send(member, run)
 
-    def _choose(self, cursor: PartitionCursor, rows: Rows, members: list[Member]) -> bool:
-        """Deal a chunk's records by filters that say for all of them at once what they want; `False`: not these."""
-        filters = [self.filter, *(member.filter for member in members)]
-        if self._flight is not None or not all(one is None or isinstance(one, RowsFilter) for one in filters):
-            return False
-        flags, *flags_of_members = [_wanted_by(one, rows) for one in filters]
-        wanted: Numbers = range(rows.at, rows.count)
-        if flags is not None:
-            wanted = [number for number in wanted if flags[number]]
-        if any(one is not None for one in flags_of_members):
-            self._deal(cursor, rows, wanted, deque(zip(members, flags_of_members, strict=True)))
-        else:
-            self._give(cursor, rows, members, wanted)
-        return True
+    def _share_by_filters(
+        self, rows: Rows, wanted: Numbers, members: list[Member]
+    ) -> tuple[Mapping[Member, Numbers], int, Member | None]:
+        """Return what each member gets, how many of the records are passed, and whose turn is next.
 
-    def _deal(
-        self, cursor: PartitionCursor, rows: Rows, wanted: Numbers, queue: "deque[tuple[Member, list[bool] | None]]"
-    ) -> None:
-        """Deal records one by one to members in turn, each to the next that wants it."""
-        room = {member: member.capacity for member, _ in queue}
+        Records go to members in turn, each record to the next member that wants it, or to nobody.
+        """
+        queue = deque((member, None if member.filter is None else rows.chosen_by(member.filter)) for member in members)
+        left = {member: member.capacity for member in members}
         shares: dict[Member, list[int]] = {}
-        count, at = 0, rows.count
-        for number in wanted:
-            if not queue:
-                at = number
-                break
-            count += 1
+        room = self._room()
+        for passed, number in enumerate(wanted):
+            if not queue or not room:
+                return shares, passed, queue[0][0] if queue else None
             for _ in range(len(queue)):
                 member, flags = queue[0]
                 queue.rotate(-1)
                 if flags is None or flags[number]:
                     shares.setdefault(member, []).append(number)
-                    room[member] -= 1
-                    if not room[member]:
+                    room -= 1
+                    left[member] -= 1
+                    if not left[member]:
                         queue.pop()
                     break
             else:
                 self._counts.dropped += 1
-        self._counts.filtered += at - rows.at - count
-        cursor.passed(rows, at)
-        if queue:
-            self._turn_to(queue[0][0])
-        for member, numbers in shares.items():
-            if member.credit is not None:
-                member.credit -= len(numbers)
-        for member, numbers in shares.items():
-            run = Run(rows, numbers, cursor.number, None)
-            self._send(member, run if member.runs else run.deliveries())
+        return shares, len(wanted), queue[0][0] if queue else None
 
-    def _offer(self, cursor: PartitionCursor, rows: Rows, members: list[Member]) -> None:
-        """Hand a chunk's records out one by one: filters and keys say who may have which."""
-        at, flight = rows.at, self._flight
-        wanted = self.filter
-        keyed = flight is not None and self.settings.order == "key"
-        table = _Table(members)
-        rows.load()
+    # -- one by one --------------------------------------------------------------------------------------------------
+
+    def _offer(self, flight: Flight, cursor: PartitionCursor, rows: Rows, members: list[Member]) -> None:
+        """Deliver a chunk's records one by one: filters and keys say who may have which."""
+        at, wanted, table = rows.at, self.filter, _Table(members)
         leases: dict[Member, Lease] = {}
+        rows.load()
         while at < rows.count and table.queue:
             record = rows.record(at)
             if wanted is not None and not wanted(record):
                 self._counts.filtered += 1
                 at += 1
                 continue
-            if flight is None:
-                self._give_one(cursor, record, table)
-                at += 1
-                continue
             if flight.count >= self.settings.in_flight_max:
                 break
-            key = record.key if keyed else None
-            state = cursor.flight.keys.get(key) if key is not None else None
-            found = table.find(record) if state is None else table.holder(state, record)
-            if found is None and key is not None and state is not None:
-                flight.hold(cursor.flight, record.offset, key)
-                cursor.keep(record)
-                at += 1
-                continue
             at += 1
-            if found is None:
+            state = None if record.key is None else cursor.flight.keys.get(record.key)
+            member = table.find(record) if state is None else table.holder(state, record)
+            if member is not None:
+                lease = leases.get(member)
+                if lease is None:
+                    lease = leases[member] = flight.open_lease(cursor.flight, member)
+                flight.add(lease, record.offset, record.key)
+                table.give(member, _delivery(record, cursor.number, lease))
+            elif record.key is not None and state is not None:
+                flight.hold(cursor.flight, record.offset, record.key)
+                cursor.keep(record)
+            else:
                 self._counts.dropped += 1
-                continue
-            lease = leases.get(found)
-            if lease is None:
-                lease = leases[found] = flight.open_lease(cursor.flight, found)
-            flight.add(lease, record.offset, key)
-            table.give(found, _first_delivery(record, cursor.number, lease))
         cursor.passed(rows, at)
         if table.queue:
             self._turn_to(table.queue[0])
-        for member, batch in table.batches.items():
-            self._send(member, batch)
+        self._send_all(table)
 
     def _hand_out_again(self, members: list[Member]) -> None:
-        """Hand out what comes again, before anything new."""
-        if self._flight is None:
-            self._hand_out_returned(members)
-            return
-        flight, table = self._flight, _Table(members)
-        left = AGAIN_MAX
-        refused: StorageError | None = None
-        while left > 0 and table.queue:
+        """Deliver what comes again, before anything new."""
+        table, flight = _Table(members), self._flight
+        try:
+            if flight is None:
+                self._hand_out_returned(table)
+            else:
+                self._hand_out_due(flight, table)
+        finally:
+            self._send_all(table)
+
+    def _hand_out_returned(self, table: "_Table") -> None:
+        while self._returned and table.queue:
+            cursor, record = self._returned.popleft()
+            member = table.find(record)
+            if member is None:
+                self._counts.dropped += 1
+            else:
+                table.give(member, _delivery(record, cursor.number))
+
+    def _hand_out_due(self, flight: Flight, table: "_Table") -> None:
+        for _ in range(AGAIN_MAX):
             holder = next((member for member in table.queue if member.pending), None)
-            if holder is None and not flight.due:
-                break
-            left -= 1
-            entry = holder.pending.popleft() if holder else flight.due.popleft()
+            entries = holder.pending if holder else flight.due
+            if not table.queue or not entries:
+                return
+            entry = entries.popleft()
             if not flight.is_ready(entry, holder or DUE):
                 continue
             try:
                 record = self.cursors[entry[0].number].fetch(entry[2])
-            except (StorageError, NotLoadedError) as error:
-                (holder.pending if holder else flight.due).appendleft(entry)
-                refused = error if isinstance(error, StorageError) else None
-                break
+            except NotLoadedError:
+                entries.appendleft(entry)
+                return
+            except StorageError:
+                entries.appendleft(entry)
+                raise
             if record is None:
                 flight.finish(entry[0], entry[2])
-                continue
-            self._give_again(flight, table, entry, record, holder)
-        for member, batch in table.batches.items():
-            self._send(member, batch)
-        if refused is not None:
-            raise refused
+            else:
+                self._give_again(flight, table, entry, record, holder)
 
     def _give_again(self, flight: Flight, table: "_Table", entry: Entry, record: Record, holder: Member | None) -> None:
-        """Hand one record out again: to the member that must have it, or to the next that wants it."""
+        """Deliver one record again: to the member that must have it, or to the next member that wants it."""
         if holder is not None and not _wants(holder, record):
             flight.put_off(entry)
             return
-        found = holder or table.find(record)
-        if found is None:
+        member = holder or table.find(record)
+        if member is None:
             self._counts.dropped += 1
             flight.finish(entry[0], entry[2])
             return
         self._counts.redelivered += entry[2] in entry[0].attempts  # else it was held back behind others of its key
-        lease = flight.grant_again(entry[0], found, entry[2])
-        table.give(
-            found,
-            Delivery(
-                record.payload, record.key, record.headers, record.timestamp, record.attributes, record.offset,
-                entry[0].number, lease.attempt, lease,
-            ),
-        )  # fmt: skip
+        table.give(member, _delivery(record, entry[0].number, flight.grant_again(entry[0], member, entry[2])))
 
-    def _hand_out_returned(self, members: list[Member]) -> None:
-        table = _Table(members)
-        while self._returned and table.queue:
-            self._give_one(*self._returned.popleft(), table)
-        for member, batch in table.batches.items():
-            self._send(member, batch)
-
-    def _give_one(self, cursor: PartitionCursor, record: Record, table: "_Table") -> None:
-        """Hand one record to the next member that wants it, in mode `on_delivery`."""
-        found = table.find(record)
-        if found is None:
-            self._counts.dropped += 1
-        else:
-            table.give(found, _first_delivery(record, cursor.number, None))
+    # -- members -----------------------------------------------------------------------------------------------------
 
     def _turn_to(self, member: Member) -> None:
         if not member.closed and member in self.members:
             self._next_member = self.members.index(member)
+
+    def _send_all(self, table: "_Table") -> None:
+        for member, batch in table.batches.items():
+            self._send(member, batch)
 
     def _send(self, member: Member, batch: Sequence[Delivery]) -> None:
         if member.closed:  # another member's `deliver` ended it; in explicit mode its records wait already
@@ -339,35 +312,26 @@ class _Table:
         return None
 
     def holder(self, state: KeyState, record: Record) -> Member | None:
-        """Return the member that may have a record of a key: who holds earlier ones, if it takes more and none
-        waits.
-        """
+        """Return the member that holds earlier records of a key, if it takes more and no record of the key waits."""
         if state.held:
             return None
         return next((one for one in self.queue if one is state.member and _wants(one, record)), None)
 
     def give(self, member: Member, delivery: Delivery) -> None:
-        """Put a record into what a member gets; it leaves the queue when it takes no more."""
-        batch = self.batches.get(member)
-        if batch is None:
-            batch = self.batches[member] = []
-        batch.append(delivery)
+        """Add a record to what a member gets; the member leaves the queue when it takes no more."""
+        self.batches.setdefault(member, []).append(delivery)
         if member.credit is not None:
             member.credit -= 1
         if not member.capacity:
             self.queue.remove(member)
 
 
-def _wanted_by(wanted: RecordFilter | None, rows: Rows) -> list[bool] | None:
-    return rows.made(wanted.choose) if isinstance(wanted, RowsFilter) else None
-
-
 def _wants(member: Member, record: Record) -> bool:
     return member.filter is None or member.filter(record)
 
 
-def _first_delivery(record: Record, partition: int, lease: Lease | None) -> Delivery:
+def _delivery(record: Record, partition: int, lease: Lease | None = None) -> Delivery:
     return Delivery(
         record.payload, record.key, record.headers, record.timestamp, record.attributes, record.offset,
-        partition, 1, lease,
+        partition, lease.attempt if lease else 1, lease,
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""One consumer group on one topic: a cursor for each partition, members, and the turns that hand records out.
+"""A consumer group on a topic: a cursor for each partition, members, and the turns that hand records out.
 
-What it promises:
+Promises of a group:
 
 - Every record of the topic goes to one member; members that take more get records in turn (strict alternation).
 - Mode `on_delivery`: a record is done when it is handed out, so at most once while the server lives. After a crash the
@@ -12,7 +12,7 @@ What it promises:
 - Order: each member gets the records of a partition in the order of offsets, but for those that come again. With
   `order = "key"` (explicit mode) two records of one key in one partition are never with two members at once, and none
   is handed out while an earlier one waits to come again: so each key's records are acked in order, if members handle
-  what they hold in order. What a member already holds behind a record that it nacks stays with it.
+  what they hold in order. Records that a member already holds behind a record that it nacks stay with it.
 - A member that left, or whose record was taken from it, is fenced: its ack changes nothing and is counted.
 
 A turn hands out at most `TURN_BYTES` and then lets the event loop go round, however large the backlog. There is no task
@@ -22,17 +22,16 @@ and no timer for a record: one timer a group, for the next lease or retry that e
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
-from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Entry, Flight
-from babelbus.core.groups.info import GroupInfo, StoredCursor, cursor_info, resolve, stored_cursor
+from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Flight
 from babelbus.core.groups.member import Deliver, Member, OnClosed
-from babelbus.core.groups.partition_cursor import NotLoadedError, PartitionCursor, ReadAhead
+from babelbus.core.groups.partition_cursor import CursorInfo, NotLoadedError, PartitionCursor, ReadAhead
 from babelbus.core.groups.settings import (
     GroupClosedError,
     GroupOwnedError,
@@ -41,7 +40,7 @@ from babelbus.core.groups.settings import (
     RecordFilter,
     at_offset,
 )
-from babelbus.core.receipt import Promise, Receipt
+from babelbus.core.receipt import DONE, Promise, Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 
@@ -52,6 +51,21 @@ TURN_BYTES = 2**20
 TAKE_BYTES = 8 * 2**20
 """So much is looked through by one `take`, which answers at once even if a filter wants nothing of it."""
 DISK_RETRY_SECONDS = 1.0
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    """The settings and figures of a group."""
+
+    topic: str
+    name: str
+    settings: GroupSettings
+    paused: bool
+    created_ms: int
+    members: int
+    lag: int
+    in_flight: int
+    cursors: tuple[CursorInfo, ...] = msgspec.field(name="lanes")
+    counts: Counts
 
 
 class Group:
@@ -80,6 +94,8 @@ class Group:
         self.created_ms = created_ms
         self.paused = paused
         self.closed = False
+        self.saved: Promise = DONE
+        """The save of the last change of the group (`Groups.create`, `Groups.alter`)."""
         self.counts = Counts()
         self._clock = clock
         self._loop = loop
@@ -118,13 +134,12 @@ class Group:
         owner: object = None,
         exclusive: bool = False,
         held: bool = False,
-        runs: bool = False,
     ) -> Member:
         """Add a member; records come to `deliver` from the next turn of the event loop on, unless it is `held`.
 
         `owner` is whatever the session wants to find again. A member with `credit=0` is handed nothing by itself and
         may `take`. `wanted` sees the records that the group's filter lets through; a record that no member with room
-        wants is dropped for the group. With `runs` it may be handed a `Run`, see `Deliver`.
+        wants is dropped for the group.
 
         Raises:
             GroupOwnedError: `exclusive` was asked for and there are members, or one of them has it.
@@ -137,14 +152,14 @@ class Group:
             raise GroupOwnedError(f"group {self.name!r} on topic {self.topic.name!r} has an exclusive member")
         member = Member(
             self, deliver, on_closed,
-            credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held, runs=runs,
+            credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held,
         )  # fmt: skip
         self.members.append(member)
         self.wake()
         return member
 
     def leave(self, member: Member, *, lost: bool = False) -> None:
-        """See `Member.leave`."""
+        """End a membership; see `Member.leave`."""
         if member.closed:
             return
         member.closed = True
@@ -155,7 +170,7 @@ class Group:
         self.wake()
 
     def ack(self, member: Member, deliveries: Iterable[Delivery]) -> int:
-        """See `Member.ack`."""
+        """Acknowledge records; see `Member.ack`."""
         flight = self._require_flight(member)
         done = flight.ack(member, deliveries)
         if done:
@@ -172,29 +187,13 @@ class Group:
         *,
         final: bool,
     ) -> int:
-        """See `Member.nack` and `Member.reject`."""
+        """Return or reject records; see `Member.nack` and `Member.reject`."""
         flight = self._require_flight(member)
         done = flight.nack(member, deliveries, reason, delay_seconds, final=final)
         self._changed()
         self._arm()
         self.wake()
         return done
-
-    def held_by(self, member: Member, partition: int, offsets: Iterable[int]) -> list[Delivery]:
-        """Return what `ack` and `nack` need for offsets of a partition; those that are not the member's are stale.
-
-        Raises:
-            UnknownPartitionError: there is none of this number.
-        """
-        return self._require_flight(member).held_by(member, self._cursor(partition).flight, offsets)
-
-    def held_up_to(self, member: Member, partition: int, offset: int) -> list[Delivery]:
-        """Return what `ack` and `nack` need for all that a member holds of a partition up to and with an offset.
-
-        Raises:
-            UnknownPartitionError: there is none of this number.
-        """
-        return self._require_flight(member).up_to(member, self._cursor(partition).flight, offset)
 
     # -- cursors -----------------------------------------------------------------------------------------------------
 
@@ -209,7 +208,7 @@ class Group:
         for cursor in cursors:
             if self._flight is not None:
                 self._flight.reset(cursor.flight)
-            cursor.seek(resolve(place, cursor))
+            cursor.seek(place)
         self._dispatcher.forget(cursors)
         self._changed()
         self.wake()
@@ -218,11 +217,11 @@ class Group:
         """Move cursors that are behind the oldest record kept by the topic's `retention_records` to that record."""
         for cursor in list(self._cursors):
             oldest = cursor.partition.oldest
-            if stored_cursor(cursor).committed < oldest:
+            if cursor.stored().committed < oldest:
                 self.seek(at_offset(oldest, cursor.number))
 
     def pause(self) -> None:
-        """Pause all deliveries, pushed and taken, until `resume`; acks still count. Kept over restarts."""
+        """Stop all deliveries, pushed and taken, until `resume`, also after a restart; acks still count."""
         self._set_paused(True)
 
     def resume(self) -> None:
@@ -237,7 +236,7 @@ class Group:
             self.wake()
 
     def alter(self, settings: GroupSettings) -> None:
-        """Take other settings (`Groups.alter` checks and saves them); a new filter is for records not read yet."""
+        """Replace the settings (`Groups.alter` checks and saves them); a new filter is for records not read yet."""
         self.settings = settings
         self._filter_known = False
         self._dispatcher.settings = settings
@@ -248,7 +247,7 @@ class Group:
 
     def info(self) -> GroupInfo:
         """Return what the group is and does."""
-        cursors = tuple(cursor_info(cursor) for cursor in self._cursors)
+        cursors = tuple(cursor.info() for cursor in self._cursors)
         return GroupInfo(
             self.topic.name,
             self.name,
@@ -264,61 +263,48 @@ class Group:
 
     def stored(self) -> dict[int, StoredCursor]:
         """Return what is to be kept of the cursors."""
-        return {cursor.number: stored_cursor(cursor) for cursor in self._cursors}
+        return {cursor.number: cursor.stored() for cursor in self._cursors}
 
     # -- pulling -----------------------------------------------------------------------------------------------------
 
-    def take(self, count: int, member: Member | None = None) -> list[Delivery]:
+    def take(self, count: int, member: Member | None = None) -> list[Sequence[Delivery]]:
         """Fetch up to `count` records now, in competition with the members; an empty list when nothing is there.
 
-        It never waits: if `loading` is not `None` afterwards, more comes when that is done. It looks through
-        `TAKE_BYTES` at most: with a filter that wants little it may give nothing although there is something further
-        on, and the next call goes on from there.
+        The records come as a member gets them, see `Deliver`. `take` never waits: if `loading` is not `None`
+        afterwards, more comes when that is done. It looks through `TAKE_BYTES` at most: with a filter that wants little
+        it may return nothing although there are records further on, and the next call continues from there.
 
         Raises:
             GroupClosedError: the group is gone, or mode `explicit` asks for a member (who acks).
             UnknownFilterError: nobody here can read the group's filter.
         """
-        return [*chain.from_iterable(self._take(count, member, runs=False))]
-
-    @property
-    def loading(self) -> Promise | None:
-        """The read that `take` would have to wait for to find more; `None` when no read is under way."""
-        return self._dispatcher.loading
-
-    def take_runs(self, count: int, member: Member | None = None) -> list[Sequence[Delivery]]:
-        """Do the same, as a member gets it that is handed runs: see `Deliver`.
-
-        Raises: as `take`.
-        """
-        return self._take(count, member, runs=True)
-
-    def _take(self, count: int, member: Member | None, *, runs: bool) -> list[Sequence[Delivery]]:
         self._require_open()
         if member is None:
             if self._flight is not None:
                 raise GroupClosedError(f"group {self.name!r} wants acks: join it to take from it")
-            member = Member(
-                self, lambda _: None, lambda _: None,
-                credit=count, window=None, wanted=None, owner=None, exclusive=False, held=False, runs=runs,
-            )  # fmt: skip
+            member = Member(self, lambda _: None, credit=count)
         elif member.closed:
             raise GroupClosedError("the member has left its group")
         if self.paused or self._stalled:
             return []
         self._load_filter()
         taken: list[Sequence[Delivery]] = []
-        kept = member.deliver, member.credit, member.held, member.runs
-        member.deliver, member.credit, member.held, member.runs = taken.append, count, False, runs
+        kept = member.deliver, member.credit, member.held
+        member.deliver, member.credit, member.held = taken.append, count, False
         try:
             self._dispatcher.hand_out(member, TAKE_BYTES)
         except StorageError as error:
             self._stall(error)
         finally:
-            member.deliver, member.credit, member.held, member.runs = kept
+            member.deliver, member.credit, member.held = kept
         self._changed()
         self._arm()
         return taken
+
+    @property
+    def loading(self) -> Promise | None:
+        """The read that `take` would have to wait for to find more; `None` when no read is under way."""
+        return self._dispatcher.loading
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -350,7 +336,7 @@ class Group:
             self.wake()
 
     def _stall(self, error: StorageError) -> None:
-        """The disk refused a read: hand nothing out for a while."""
+        """Stop deliveries for a while: the disk refused a read."""
         log.warning("group %r on topic %r: %s", self.name, self.topic.name, error)
         self._stalled = True
         self._loop.call_later(DISK_RETRY_SECONDS, self._go_on)
@@ -370,7 +356,7 @@ class Group:
         self.wake()
 
     def _arm(self) -> None:
-        """Have one timer stand for the next lease or retry that ends."""
+        """Start the one timer, for the next lease or retry that ends."""
         at = self._flight.next_at() if self._flight is not None and not self.closed else None
         if at is None:
             return
@@ -386,44 +372,36 @@ class Group:
         self.tick()
 
     def _bury(self, flight_cursor: CursorFlight, offset: int, attempts: int, reason: str) -> None:
-        """Make a dead letter of a record, which is passed when that is durable."""
-        flight = self._flight
+        """Publish a record as a dead letter; the record is passed when that is durable."""
+        flight, cursor = self._flight, self._cursor(flight_cursor.number)
         assert flight is not None
         entry = (flight_cursor, flight_cursor.epoch, offset)
-        name = self.settings.dead_letter_topic or topic_name(self.name)
+
+        def settle(letter: Receipt) -> None:
+            if letter.error is not None:
+                log.warning("group %r on topic %r: a dead letter waits: %s", self.name, self.topic.name, letter.error)
+            flight.buried(entry, done=letter.error is None)
+            self._changed()
+            self._arm()
+            self.wake()
+
         try:
-            record = self._cursor(flight_cursor.number).fetch(offset)
-            if record is None:
-                flight.finish(flight_cursor, offset)
-                return
-            letter = DeadLetter(
-                self.topic.name, flight_cursor.number, offset, self.name, attempts, reason, self._dead_letters.now_ms()
-            )
-            receipt = self._dead_letters.send(name, record, letter)
+            record = cursor.fetch(offset)
         except NotLoadedError:
-            load = self._cursor(flight_cursor.number).loading
+            load = cursor.loading
             assert load is not None
             load.when_done(lambda _: self._bury(flight_cursor, offset, attempts, reason))
             return
-        except BabelbusError as error:
-            self._not_buried(entry, error)
+        except StorageError as error:
+            settle(Receipt.refused(error))
             return
-
-        def told(receipt: Receipt) -> None:
-            if receipt.error is not None:
-                self._not_buried(entry, receipt.error)
-                return
-            flight.buried(entry, done=True)
-            self._changed()
-            self.wake()
-
-        receipt.when_done(told)
-
-    def _not_buried(self, entry: Entry, error: BabelbusError) -> None:
-        assert self._flight is not None
-        log.warning("group %r on topic %r: a dead letter waits: %s", self.name, self.topic.name, error)
-        self._flight.buried(entry, done=False)
-        self._arm()
+        if record is None:
+            flight.finish(flight_cursor, offset)
+            return
+        now_ms = self._dead_letters.now_ms()
+        letter = DeadLetter(self.topic.name, cursor.number, offset, self.name, attempts, reason, now_ms)
+        name = self.settings.dead_letter_topic or topic_name(self.name)
+        self._dead_letters.send(name, record, letter).when_done(settle)
 
     def _watch(self, cursor: PartitionCursor) -> None:
         """Follow the partition of a cursor without records, and wake up when a record comes."""
@@ -445,7 +423,7 @@ class Group:
             cursor.watching = cancel
 
     def _add_cursors(self, stored: Mapping[int, StoredCursor]) -> None:
-        """Take up the partitions that are new, from what is stored or else from their beginning."""
+        """Add cursors for the new partitions, at the stored places or else at the beginning."""
         for partition in self.topic.partitions[len(self._cursors) :]:
             kept = stored.get(partition.number, StoredCursor(partition.log.first_offset))
             # What the disk lost is nobody's; a cursor is never trusted against the log.
@@ -454,7 +432,7 @@ class Group:
             self._cursors.append(PartitionCursor(partition, position, self._read_ahead, self.counts, done, self.wake))
 
     def topic_changed(self, topic: Topic) -> None:
-        """The topic grew, or was opened again: go on in its partitions."""
+        """Continue in the partitions of a topic that grew, or was opened again."""
         if topic is not self.topic:
             self.topic = topic
             for cursor in self._cursors:
@@ -465,7 +443,7 @@ class Group:
         self.wake()
 
     def close(self, error: BabelbusError) -> None:
-        """End the group for all its members; they are told. What is stored is the registry's matter."""
+        """End the group for all its members, and tell them. The registry stores that."""
         if self.closed:
             return
         self.closed = True
@@ -511,4 +489,4 @@ class Group:
 
 
 def _nothing() -> None:
-    """Stand for the end of a watch that has not begun."""
+    """End a watch that has not begun."""

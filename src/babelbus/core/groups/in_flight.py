@@ -1,4 +1,4 @@
-"""What a group in explicit mode has handed out and not seen acked: leases, redelivery, order per key.
+"""The records that a group in explicit mode handed out and that are not acked: leases, redelivery, order per key.
 
 A record is *unfinished* from when it is handed out (or held back) until it is acked, dropped or a dead letter. Its
 entry says where it is: a `Lease` of a member, `WAITING` for its time, `READY` to be handed out, `BURYING` until its
@@ -29,7 +29,7 @@ class Delivery(Record, frozen=True, gc=False):
 
 
 class Counts(msgspec.Struct):
-    """What happened in a group since the server started; records."""
+    """The records that a group handled since the server started."""
 
     delivered: int = 0
     """Handed to members, again or not."""
@@ -51,8 +51,6 @@ class Counts(msgspec.Struct):
 
 class Holder:
     """A member, as far as this module knows one."""
-
-    __slots__ = ("in_flight", "pending")
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -78,12 +76,10 @@ class Lease:
 class CursorFlight:
     """The unfinished records of one partition."""
 
-    __slots__ = ("attempts", "burials", "epoch", "key_of", "keys", "number", "unfinished")
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.epoch = 0
-        """How often the cursor was set; what was handed out before is nobody's matter any more."""
+        """How often the cursor was moved; deliveries from before are dropped, and acks of them are stale."""
         self.unfinished: dict[int, Lease] = {}
         self.attempts: dict[int, int] = {}
         """How many attempts records have used up; those that were not handed out yet have no entry."""
@@ -162,7 +158,7 @@ class Flight:
     # -- handing out -------------------------------------------------------------------------------------------------
 
     def reserve(self, cursor: CursorFlight, offsets: list[int]) -> None:
-        """Let fresh records without a key take their places, in the order of offsets; `lease_all` follows."""
+        """Add fresh records without a key, in the order of offsets; `lease_all` follows."""
         cursor.unfinished.update(dict.fromkeys(offsets, READY))
         self.count += len(offsets)
 
@@ -181,7 +177,7 @@ class Flight:
         return lease
 
     def add(self, lease: Lease, offset: int, key: bytes | None) -> None:
-        """Put a fresh record into a lease. One with a key: nobody else holds one of it, and none is held back."""
+        """Add a fresh record to a lease. No other member holds records of its key, and none is held back."""
         cursor = lease.cursor
         cursor.unfinished[offset] = lease
         lease.offsets.append(offset)
@@ -197,7 +193,7 @@ class Flight:
             cursor.key_of[offset] = key
 
     def hold(self, cursor: CursorFlight, offset: int, key: bytes) -> None:
-        """Hold a fresh record back behind the unfinished ones of its key."""
+        """Keep a fresh record back behind the unfinished records of its key."""
         state = cursor.keys[key]
         cursor.unfinished[offset] = READY
         cursor.key_of[offset] = key
@@ -230,14 +226,14 @@ class Flight:
         return key is None or cursor.keys[key].offered == (offset, queue)
 
     def put_off(self, entry: Entry) -> None:
-        """The only member that may have a record does not want it: wait until it holds none of the key any more."""
+        """Wait with a record that its only possible member does not want, until the member holds none of the key."""
         cursor, _, offset = entry
         cursor.keys[cursor.key_of[offset]].offered = None
 
     # -- acks --------------------------------------------------------------------------------------------------------
 
     def ack(self, member: Holder, deliveries: Iterable[Delivery]) -> int:
-        """Finish records; those that are not the member's any more are counted and stay. Returns how many were its."""
+        """Acknowledge records of a member; return how many it held. Others are counted as stale."""
         done = stale = 0
         for delivery in deliveries:
             lease = delivery.lease
@@ -265,27 +261,8 @@ class Flight:
             self._spent = 0
         return done
 
-    def held_by(self, member: Holder, cursor: CursorFlight, offsets: Iterable[int]) -> list[Delivery]:
-        """Return what `ack` and `nack` need for offsets of a cursor: those that are not the member's are stale."""
-        found = []
-        for offset in offsets:
-            lease = cursor.unfinished.get(offset)
-            mine = lease is not None and lease.member is member
-            found.append(Delivery(None, offset=offset, partition=cursor.number, lease=lease if mine else None))
-        return found
-
-    def up_to(self, member: Holder, cursor: CursorFlight, offset: int) -> list[Delivery]:
-        """Return the records of a cursor up to and with an offset that a member holds."""
-        found = []
-        for at, lease in cursor.unfinished.items():
-            if at > offset:
-                break
-            if lease.member is member:
-                found.append(Delivery(None, offset=at, partition=cursor.number, lease=lease))
-        return found
-
     def finish(self, cursor: CursorFlight, offset: int) -> None:
-        """Finish a record that nobody holds."""
+        """Remove a record that no member holds."""
         del cursor.unfinished[offset]
         self.count -= 1
         cursor.attempts.pop(offset, None)
@@ -310,9 +287,10 @@ class Flight:
     def nack(
         self, member: Holder, deliveries: Iterable[Delivery], reason: str, delay_seconds: float | None, *, final: bool
     ) -> int:
-        """Let records be handed out again after `delay_seconds` (`None`: the back-off of their attempt).
+        """Return records of a member to the group, and return how many the member held.
 
-        With `final` they become dead letters at once. Returns how many were the member's.
+        They are handed out again after `delay_seconds` (`None`: the back-off of their attempt), or become dead letters
+        at once if `final`.
         """
         done = 0
         for delivery in deliveries:
@@ -380,7 +358,7 @@ class Flight:
         self._bury(cursor, offset, attempts, reason)
 
     def buried(self, entry: Entry, *, done: bool) -> None:
-        """The dead letter of a record is durable, or could not be made: then it is tried again later."""
+        """Handle the outcome of a dead letter: it is durable, or could not be made and is tried again later."""
         cursor, epoch, offset = entry
         if cursor.epoch != epoch or cursor.unfinished.get(offset) is not BURYING:
             return
@@ -391,7 +369,7 @@ class Flight:
             self._wait(cursor, offset, max(self.settings.retry_seconds, 1.0))
 
     def leave(self, member: Holder, *, lost: bool) -> None:
-        """Hand out again, at once, what a member holds; it counts as an attempt if the member was `lost`."""
+        """Return what a member holds to the group, to be handed out at once; an attempt if the member was `lost`."""
         for lease in list(self._leases):
             if lease.member is member and lease.left:
                 for offset in lease.offsets:
@@ -400,7 +378,7 @@ class Flight:
         member.pending.clear()
 
     def reset(self, cursor: CursorFlight) -> None:
-        """Forget all records of a cursor that is moved."""
+        """Drop all records of a cursor that is moved."""
         for lease in cursor.unfinished.values():
             if lease is not WAITING and lease is not READY and lease is not BURYING:
                 lease.left -= 1
@@ -417,7 +395,7 @@ class Flight:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Take back what was not acked in time, and make ready what has waited long enough."""
+        """End leases that were not acked in time, and make ready what has waited long enough."""
         now = self._clock.monotonic()
         leases, seconds = self._leases, self.settings.ack_seconds
         while leases and (not leases[0].left or leases[0].since + seconds <= now):
@@ -453,7 +431,7 @@ class Flight:
     # -- order per key -----------------------------------------------------------------------------------------------
 
     def _offer(self, cursor: CursorFlight, key: bytes, state: KeyState) -> None:
-        """Put the next record of a key where it may be handed out: to its holder, or to anyone if nobody has one."""
+        """Add the next record of a key to the queue of the member that holds the key, or of all if no member does."""
         if not state.held:
             if not state.in_flight:
                 cursor.keys.pop(key, None)

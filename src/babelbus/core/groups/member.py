@@ -11,31 +11,23 @@ from babelbus.errors import BabelbusError
 UNLIMITED = sys.maxsize
 
 Deliver = Callable[[Sequence[Delivery]], None]
-"""Takes what one turn brings a member, of one partition at a time as a rule, in the order of offsets. Called from the
-event loop, never from inside a call of ours. It must not block; one that raises loses its membership. A member with
-`runs` gets a `group_rows.Run` where that spares an object for each record; others, and it too at times, get a list."""
+"""Takes what one turn brings a member, usually of one partition at a time, in the order of offsets. Called from the
+event loop, never from inside a call of ours. It must not block; a member whose `deliver` raises leaves the group. The
+sequence is a `delivery_rows.Run` if that spares an object for each record, otherwise a list."""
 OnClosed = Callable[[BabelbusError], None]
 """Told once when the membership ends without `leave`: the group or its topic was removed, or `deliver` raised."""
 
 
-class MemberGroup(Protocol):
+class _Group(Protocol):
     """The group of a member, as far as the member uses it; `group.Group` documents the methods."""
 
     name: str
     settings: GroupSettings
 
-    def wake(self) -> None:
-        """Deliver records in the next turn of the event loop."""
-
-    def take(self, count: int, member: "Member | None" = None) -> list[Delivery]:
-        """Return up to `count` records now, in competition with the other members."""
-
-    def leave(self, member: "Member", *, lost: bool = False) -> None:
-        """End a membership."""
-
-    def ack(self, member: "Member", deliveries: Iterable[Delivery]) -> int:
-        """Record deliveries as done; return how many were the member's own."""
-
+    def wake(self) -> None: ...
+    def take(self, count: int, member: "Member | None" = None) -> list[Sequence[Delivery]]: ...
+    def leave(self, member: "Member", *, lost: bool = False) -> None: ...
+    def ack(self, member: "Member", deliveries: Iterable[Delivery]) -> int: ...
     def nack(
         self,
         member: "Member",
@@ -44,14 +36,7 @@ class MemberGroup(Protocol):
         delay_seconds: float | None,
         *,
         final: bool,
-    ) -> int:
-        """Return deliveries to the group; return how many were the member's own."""
-
-    def held_by(self, member: "Member", partition: int, offsets: Iterable[int]) -> list[Delivery]:
-        """Return the deliveries of these offsets."""
-
-    def held_up_to(self, member: "Member", partition: int, offset: int) -> list[Delivery]:
-        """Return the deliveries that the member holds up to and with an offset."""
+    ) -> int: ...
 
 
 class Member(Holder):
@@ -62,27 +47,21 @@ class Member(Holder):
     for the whole sequence already: behind its i-th of n records the member had `credit + n - 1 - i` left.
     """
 
-    __slots__ = (
-        "_group", "closed", "credit", "deliver", "exclusive", "filter", "held", "on_closed", "owner", "runs",
-        "window",
-    )  # fmt: skip
-
     def __init__(
         self,
-        group: MemberGroup,
+        group: _Group,
         deliver: Deliver,
-        on_closed: OnClosed,
+        on_closed: OnClosed = lambda error: None,
         *,
         credit: int | None,
-        window: int | None,
-        wanted: RecordFilter | None,
-        owner: object,
-        exclusive: bool,
-        held: bool,
-        runs: bool,
+        window: int | None = None,
+        wanted: RecordFilter | None = None,
+        owner: object = None,
+        exclusive: bool = False,
+        held: bool = False,
     ) -> None:
         super().__init__()
-        self._group = group
+        self.group = group
         self.deliver = deliver
         self.on_closed = on_closed
         self.credit = credit
@@ -91,13 +70,7 @@ class Member(Holder):
         self.owner = owner
         self.exclusive = exclusive
         self.held = held
-        self.runs = runs
         self.closed = False
-
-    @property
-    def group(self) -> MemberGroup:
-        """The group that it is a member of."""
-        return self._group
 
     @property
     def capacity(self) -> int:
@@ -114,33 +87,28 @@ class Member(Holder):
     def set_credit(self, credit: int | None) -> None:
         """Set the credit: `credit` more records, whatever credit was left."""
         self.credit = credit
-        self._group.wake()
+        self.group.wake()
 
     def add_credit(self, count: int) -> None:
         """Add `count` records to the credit; no change if there is no limit."""
         if self.credit is not None:
             self.credit = max(self.credit, 0) + count
-            self._group.wake()
-
-    def set_window(self, window: int | None) -> None:
-        """Limit the records without an ack to `window`."""
-        self.window = window
-        self._group.wake()
+            self.group.wake()
 
     def set_filter(self, wanted: RecordFilter | None) -> None:
         """Deliver only records that `wanted` accepts, from now on."""
         self.filter = wanted
-        self._group.wake()
+        self.group.wake()
 
     def hold(self) -> None:
-        """Pause deliveries until `resume`: the connection is full, or a reply must go first."""
+        """Stop deliveries until `resume`: the connection is full, or a reply must go first."""
         self.held = True
 
     def resume(self) -> None:
         """Resume deliveries."""
         if self.held:
             self.held = False
-            self._group.wake()
+            self.group.wake()
 
     # -- acks (explicit mode) ----------------------------------------------------------------------------------------
 
@@ -150,23 +118,7 @@ class Member(Holder):
         Raises:
             GroupClosedError: it has left, or the group is gone.
         """
-        return self._group.ack(self, deliveries)
-
-    def ack_offsets(self, partition: int, offsets: Iterable[int]) -> int:
-        """Acknowledge records by offset, which cannot distinguish two deliveries of a record to the same member.
-
-        Raises:
-            GroupClosedError: it has left, or the group is gone.
-        """
-        return self._group.ack(self, self._group.held_by(self, partition, offsets))
-
-    def ack_to(self, partition: int, offset: int) -> int:
-        """Say that everything it holds of a partition is done, up to and with `offset`; gives how many that were.
-
-        Raises:
-            GroupClosedError: it has left, or the group is gone.
-        """
-        return self._group.ack(self, self._group.held_up_to(self, partition, offset))
+        return self.group.ack(self, deliveries)
 
     def nack(self, deliveries: Iterable[Delivery], *, reason: str = "", delay_seconds: float | None = None) -> int:
         """Return records, to be delivered again after a delay; `None` takes the back-off of their attempt.
@@ -176,7 +128,7 @@ class Member(Holder):
         Raises:
             GroupClosedError: it has left, or the group is gone.
         """
-        return self._group.nack(self, deliveries, reason or "nack", delay_seconds, final=False)
+        return self.group.nack(self, deliveries, reason or "nack", delay_seconds, final=False)
 
     def reject(self, deliveries: Iterable[Delivery], *, reason: str = "") -> int:
         """Reject records as dead letters: no other attempt would help. Returns how many were its own.
@@ -184,25 +136,25 @@ class Member(Holder):
         Raises:
             GroupClosedError: it has left, or the group is gone.
         """
-        return self._group.nack(self, deliveries, reason or "rejected", None, final=True)
+        return self.group.nack(self, deliveries, reason or "rejected", None, final=True)
 
-    def take(self, count: int) -> list[Delivery]:
+    def take(self, count: int) -> list[Sequence[Delivery]]:
         """Fetch up to `count` records now, whatever the credit; see `Group.take`."""
-        return self._group.take(count, self)
+        return self.group.take(count, self)
 
     def leave(self, *, lost: bool = False) -> None:
-        """End the membership; what it holds is handed to others at once. A second call does nothing.
+        """End the membership; records that it holds are handed to others at once. A second call does nothing.
 
-        `lost` says that nobody asked for it (a connection that broke): what it held may be why, so that counts as an
-        attempt. Who leaves in order gives its records back as if they had not been handed out.
+        `lost` says that no one asked for the end (a connection broke): the records may be why, so that counts as an
+        attempt. Otherwise they return as if they had not been handed out.
         """
-        self._group.leave(self, lost=lost)
+        self.group.leave(self, lost=lost)
 
 
 def share(count: int, capacities: Sequence[int]) -> tuple[list[list[slice]], int, int]:
-    """Deal `count` records to members in turn, each until its capacity is used up.
+    """Return which of `count` records each member gets, how many are dealt in all, and whose turn is next.
 
-    Returns for each member which records it gets, how many are dealt in all, and whose turn is next.
+    Members get records in turn, each until its capacity is used up.
     """
     shares: list[list[slice]] = [[] for _ in capacities]
     left = list(capacities)

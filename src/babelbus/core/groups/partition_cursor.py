@@ -1,19 +1,22 @@
-"""One partition as a consumer group reads it: its cursor, and the chunk that is being handed out.
+"""A partition as a consumer group reads it: the cursor, and the chunk that is being handed out.
 
 A cursor reads a chunk of `READ_BYTES` at a time and decodes it at once. A chunk that the partition does not keep in
-memory is *loaded*: the cursor has nothing until the chunk is there, and then wakes its group. What all cursors of the
-server hold is bounded by their `ReadAhead`: over it the cursor that read longest ago gives its chunk up, and reads it
-again when asked.
+memory is *loaded*: the cursor has nothing until the chunk is there, and then wakes its group. The chunks of all cursors
+of the server are bounded by their `ReadAhead`: beyond it the cursor that read longest ago drops its chunk, and
+reads it again when asked.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
+from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.delivery_rows import Rows
 from babelbus.core.groups.in_flight import Counts, CursorFlight
+from babelbus.core.groups.settings import Place
 from babelbus.core.partition import Partition
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Record
@@ -27,15 +30,33 @@ from babelbus.storage.errors import OffsetOutOfRangeError
 log = logging.getLogger(__name__)
 
 READ_BYTES = 512 * 2**10
-"""What is read at a time; a larger record is read by itself."""
+"""Size of a read; a larger record is read alone."""
 BAD_MAX = 256
 """How many damaged records are stepped over before others get their turn."""
 FETCH_BYTES = 64 * 2**10
-"""What is read at a time to hand records out again."""
+"""Size of a read for records that are handed out again."""
 KEPT_BYTES_MAX = 2**24
 """Most bytes that a cursor keeps of records that are held back behind others of their key."""
 FETCHED_CHUNKS = 8
 """So many of those chunks are kept: records that come back mostly lie near each other."""
+SPANS_MAX = 4096
+"""Most ranges of out-of-order acks that a restart keeps for each partition; records behind them come again."""
+
+
+class CursorInfo(msgspec.Struct, frozen=True):
+    """The place of a group in one partition."""
+
+    partition: int
+    position: int
+    """The offset that is handed out next."""
+    committed: int
+    """All records below this offset are done."""
+    end: int
+    """The high watermark."""
+    lag: int
+    """Offsets that are not done."""
+    in_flight: int
+    """Records that were handed out, or are held back behind those, and are not done."""
 
 
 class NotLoadedError(BabelbusError):
@@ -59,7 +80,7 @@ class ReadAhead:
             next(iter(self._held)).drop()
 
     def release(self, cursor: "PartitionCursor") -> None:
-        """Forget the chunk of a cursor."""
+        """Release the bytes of a cursor's chunk."""
         self.bytes_held -= self._held.pop(cursor, 0)
 
 
@@ -79,9 +100,9 @@ class PartitionCursor:
         self.number = partition.number
         self.position = position
         self.done = done
-        """What was acked in front of others before the server started again, from `position` on; never handed out."""
+        """Ranges from `position` on that were acked in front of others before the last start; never handed out."""
         self.flight = CursorFlight(partition.number)
-        """What was handed out and not acked; nothing where an ack is not asked for."""
+        """The records that were handed out and not acked; in explicit mode alone."""
         self.watching: Callable[[], None] | None = None
         """Called to stop the wait for the next record."""
         self._reached = 0
@@ -106,8 +127,28 @@ class PartitionCursor:
         """Whether something may be there to be handed out."""
         return self.position < self.partition.high_watermark
 
-    def seek(self, offset: int) -> None:
-        """Move to another offset; an offset below the first stored record becomes that record's."""
+    def info(self) -> CursorInfo:
+        """Return the place of the cursor."""
+        end = self.partition.high_watermark
+        unfinished = len(self.flight.unfinished)
+        ahead = sum(span[1] - max(span[0], self.position) for span in self.done if span[1] > self.position)
+        first = max(self.position, self.partition.log.first_offset)
+        lag = max(end - first - ahead, 0) + unfinished
+        return CursorInfo(self.number, self.position, self.flight.committed(self.position), end, lag, unfinished)
+
+    def stored(self) -> StoredCursor:
+        """Return the stored form of the cursor."""
+        spans = self.flight.done(self.position, SPANS_MAX)
+        spans += [(max(start, self.position), end) for start, end in self.done if end > self.position]
+        return StoredCursor(self.flight.committed(self.position), spans[:SPANS_MAX])
+
+    def seek(self, place: Place) -> None:
+        """Move to another place; an offset below the first stored record becomes that record's."""
+        offset = self.partition.high_watermark
+        if place.at == "beginning":
+            offset = 0
+        elif place.at == "offset":
+            offset = place.offsets.get(self.number, place.value)
         self.position = max(offset, self.partition.log.first_offset)
         self.done = []
         self._reached = 0
@@ -119,7 +160,7 @@ class PartitionCursor:
         self.partition = partition
 
     def leave(self) -> None:
-        """Give up everything that can be read again, and wait for nothing."""
+        """Drop everything that can be read again, and stop waiting."""
         if self.watching is not None:
             self.watching()
             self.watching = None
@@ -230,7 +271,7 @@ class PartitionCursor:
         return chunk if chunk.next_offset <= self.partition.high_watermark else self._next_chunk()
 
     def passed(self, rows: Rows, at: int) -> None:
-        """What stands in front of `at` was handed out or skipped: the cursor moves."""
+        """Move the cursor: the records in front of `at` were handed out or skipped."""
         rows.at = at
         if at < rows.count:
             self.position = rows.offsets[at]
@@ -303,5 +344,5 @@ class PartitionCursor:
 
 
 def _size(record: Record) -> int:
-    """About what a record takes in memory."""
+    """Return about what a record takes in memory."""
     return 300 + len(record.payload or b"") + 150 * len(record.headers)

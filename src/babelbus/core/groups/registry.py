@@ -1,24 +1,27 @@
 """All consumer groups of the server, and when their cursors are saved.
 
-Every group that changed is written at most once in `commit_seconds`, all in one file, by a thread; so a cursor on disk
-lags behind by that and the time of one write (more while the disk refuses), and never runs ahead: it says what was
-handed out (`on_delivery`) or acked (`explicit`) when the file was made. After a crash what lies behind is handed out
+Changes are written half of `commit_seconds` after the first of them at the latest, all groups in one file, by a thread;
+a write that is under way then is waited for. So a cursor on disk is at most `commit_seconds` old while a write takes
+less than half of that (older while the disk is slower or refuses), and never runs ahead: it says what was handed out
+(`on_delivery`) or acked (`explicit`) when the write began. After a crash, records behind the cursors are handed out
 again: in explicit mode, records that were acked in the last `commit_seconds`; in mode `on_delivery`, records that were
-handed out in that time, which is "at most once" no more. After a stop in order nothing comes again. That a group came,
-went or was altered is durable when the call returns.
+handed out in that time, which is "at most once" no more. After a stop in order no record comes again. That a group was
+created, altered or removed is written at once; `saved` is done when it is durable.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
+import msgspec
+
 from babelbus.clock import Clock
-from babelbus.core.groups.cursor_files import EncodedGroup, GroupFile, StoredGroup, encode_file, encode_group
+from babelbus.core.groups.cursor_files import GroupFile, StoredCursor, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, topic_name
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Counts
-from babelbus.core.groups.info import StoredCursor
 from babelbus.core.groups.partition_cursor import ReadAhead
 from babelbus.core.groups.settings import (
     END,
@@ -33,17 +36,18 @@ from babelbus.core.groups.settings import (
     check_group_name,
     header_filter,
 )
+from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError, change_settings
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
-from babelbus.errors import InvalidTopicNameError, StorageError
+from babelbus.errors import InvalidTopicNameError
 from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
 
 COMMIT_SECONDS = 1.0
 READ_AHEAD_BYTES = 64 * 2**20
-"""What all groups together may hold of chunks that they are handing out."""
+"""Most bytes that all groups together hold of chunks that they are handing out."""
 
 
 class Groups:
@@ -66,7 +70,7 @@ class Groups:
         defaults: GroupSettings | None = None,
     ) -> None:
         self.defaults = defaults or GroupSettings()
-        """What a new group is set to where its maker says nothing."""
+        """The settings of a new group, unless its creator names others."""
         self.read_ahead = ReadAhead(read_ahead_bytes)
         self.commit_failures = 0
         self._door = door
@@ -77,58 +81,59 @@ class Groups:
         self._dead_letters = DeadLetters(door, clock)
         self._factories: dict[str, FilterFactory] = {"header": header_filter}
         self._groups: dict[tuple[str, str], Group] = {}
-        self._encoded: dict[Group, EncodedGroup] = {}
-        self._waiting: list[EncodedGroup] = []
+        self._encoded: dict[Group, msgspec.Raw] = {}
+        self._waiting: list[msgspec.Raw] = []
         """Groups of damaged topics, kept as they are."""
         self._unsaved = False
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._commit: asyncio.Future[None] | None = None
+        self._writer = door.writer(self._prepare)
         self._gone = Counts()
         self._closed = False
 
     def register_filter(self, kind: str, factory: FilterFactory) -> None:
-        """Let a protocol read the filters of its kind; before its groups are used."""
+        """Register who reads the filters of a kind; before its groups are used."""
         self._factories[kind] = factory
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def create(self, topic: str, name: str, settings: GroupSettings | None = None, *, start: Place = END) -> Group:
-        """Create a group on a topic, durably. Blocks for a flush of the disk.
+        """Create a group on a topic; `Group.saved` is done when that is durable, or when the disk refused.
+
+        In the second case the group is removed again.
 
         Raises:
             UnknownTopicError: there is no such topic.
             GroupExistsError: there is a group of this name on it.
-            InvalidGroupNameError, InvalidSettingError, UnknownFilterError: the name or a setting is none.
+            InvalidGroupNameError, InvalidSettingError, UnknownFilterError: the name or a setting is invalid.
             UnknownPartitionError: `start` names a partition that there is not.
-            StorageError: the disk refused.
         """
-        found = self._door.topic(topic)
+        owner = self._door.topic(topic)
         check_group_name(name)
         if self._closed:
             raise GroupClosedError("the server stops")
         if (topic, name) in self._groups:
             raise GroupExistsError(f"topic {topic!r} has a group {name!r}")
         if start.partition is not None:
-            found.partition(start.partition)
-        made = settings or self.defaults
-        self._check(found, name, made)
-        group = self._make(found, name, made, self._clock.now_ms(), {}, paused=False)
+            owner.partition(start.partition)
+        settings = settings or self.defaults
+        self._check(owner, name, settings)
+        group = self._make(owner, name, settings, self._clock.now_ms(), {}, paused=False)
         self._groups[topic, name] = group
-        if start.partition is None:
-            group.seek(start)
-        else:
+        if start.partition is not None:
             group.seek(END)
-            group.seek(start)
-        try:
-            self._save()
-        except StorageError:
-            self._drop(group)
-            raise
+        group.seek(start)
+
+        def settle(saved: Promise) -> None:
+            if saved.error is not None:
+                self._drop(group, f"group {name!r} on topic {topic!r} could not be saved: {saved.error}")
+
+        group.saved = self.saved()
+        group.saved.when_done(settle)
         return group
 
     def ensure(self, topic: str, name: str, settings: GroupSettings | None = None, *, start: Place = END) -> Group:
-        """Return a group; make it if there is none. What it is set to stays if there is one.
+        """Return a group, with the settings that it has; create it if the name is free.
 
         Raises: as `create`, but for `GroupExistsError`.
         """
@@ -152,54 +157,62 @@ class Groups:
         return Place("offset", partition=partition, offsets=offsets)
 
     def alter(self, topic: str, name: str, changes: dict[str, Any]) -> Group:
-        """Update settings of a group, durably, while it is used.
+        """Update settings of a group while it is used; `Group.saved` is done when they are durable.
+
+        If the disk refuses, they change back.
 
         Raises:
-            UnknownGroupError: there is none.
+            UnknownGroupError: there is no such group.
             InvalidSettingError, UnknownFilterError: a setting is unknown, wrong, or cannot change.
-            StorageError: the disk refused; nothing was changed.
         """
-        group = self.get(topic, name)
-        made = change_settings(group.settings, changes, of="a group")
-        if made.ack != group.settings.ack:
+        group, before = self.get(topic, name), self.get(topic, name).settings
+        settings = change_settings(before, changes, of="a group")
+        if settings.ack != before.ack:
             raise InvalidSettingError("ack is fixed when a group is made")
-        if made == group.settings:
+        if settings == before:
+            if group.saved.done:
+                group.saved = DONE
             return group
-        self._check(group.topic, name, made)
-        before = group.settings
-        group.alter(made)
-        try:
-            self._note(group)
-            self._save()
-        except StorageError:
-            group.alter(before)
-            self._note(group)
-            raise
+        self._check(group.topic, name, settings)
+        group.alter(settings)
+        self._note(group)
+
+        def settle(saved: Promise) -> None:
+            if saved.error is not None and group.settings is settings:
+                group.alter(before)
+                self._note(group)
+
+        group.saved = self.saved()
+        group.saved.when_done(settle)
         return group
 
-    def remove(self, topic: str, name: str) -> None:
-        """Remove a group, durably; its members are told.
+    def remove(self, topic: str, name: str) -> Promise:
+        """Remove a group and tell its members; return what is done when that is durable.
+
+        If the disk refuses, the group is there again, without members.
 
         Raises:
-            UnknownGroupError: there is none.
-            StorageError: the disk refused; the group is still there.
+            UnknownGroupError: there is no such group.
         """
         group = self.get(topic, name)
-        del self._groups[topic, name]
-        try:
-            self._save()
-        except StorageError:
-            self._groups[topic, name] = group
-            self._unsaved = True
-            raise
-        self._drop(group)
-        group.close(GroupClosedError(f"group {name!r} on topic {topic!r} was removed"))
+        cursors = group.stored()
+        self._drop(group, f"group {name!r} on topic {topic!r} was removed")
+        self._unsaved = True
+
+        def settle(saved: Promise) -> None:
+            if saved.error is not None and self._door.find_topic(topic) is group.topic and not self._closed:
+                again = self._make(group.topic, name, group.settings, group.created_ms, cursors, paused=group.paused)
+                self._groups.setdefault((topic, name), again)
+
+        saved = self.saved()
+        saved.when_done(settle)
+        return saved
 
     def get(self, topic: str, name: str) -> Group:
         """Return a group.
 
         Raises:
-            UnknownGroupError: there is none.
+            UnknownGroupError: there is no such group.
         """
         group = self._groups.get((topic, name))
         if group is None:
@@ -231,17 +244,11 @@ class Groups:
                 gone.append(group)
             elif topic is not group.topic or len(topic.partitions) != group.cursor_count:
                 group.topic_changed(topic)
-        if not gone:
-            return
         for group in gone:
-            self._drop(group)
-        try:
-            self._save()
-        except StorageError as error:  # without their topics they are dropped when the file is read, too
-            log.warning("groups of a removed topic are still on disk: %s", error)
-            self._note_unsaved()
-        for group in gone:
-            group.close(GroupClosedError(f"topic {group.topic.name!r} was removed"))
+            self._drop(group, f"topic {group.topic.name!r} was removed")
+        if gone:  # if that is not saved, reading the file drops groups without a topic, too
+            self._unsaved = True
+            self.saved()
 
     def _check(self, topic: Topic, name: str, settings: GroupSettings) -> None:
         """Refuse settings that this group cannot have."""
@@ -289,13 +296,16 @@ class Groups:
             raise UnknownFilterError(f"no protocol here reads filters of the kind {settings.filter_kind!r}")
         return factory(settings.filter)
 
-    def _drop(self, group: Group) -> None:
-        self._groups.pop((group.topic.name, group.name), None)
+    def _drop(self, group: Group, reason: str) -> None:
+        """Remove a group from memory and tell its members why."""
+        if self._groups.get((group.topic.name, group.name)) is group:
+            del self._groups[group.topic.name, group.name]
         self._encoded.pop(group, None)
         self._gone = _sum([self._gone, group.counts])
+        group.close(GroupClosedError(reason))
 
     def _lost(self, group: Group) -> None:
-        """A group's topic went away under it; nothing is to be done if the server stops."""
+        """Handle a topic that went away under a group, unless the server stops."""
         if self._closed or group.closed:
             return
         topic = self._door.find_topic(group.topic.name)
@@ -313,11 +323,11 @@ class Groups:
             DamagedNoteError: both files are damaged, or of a later version.
             StorageError: the disk refused.
         """
-        self._sequence, found = self._file.load()
-        for stored in found:
+        self._sequence, groups = self._file.load()
+        for stored in groups:
             topic = self._door.find_topic(stored.topic)
             if stored.topic in self._door.damaged_topics:
-                self._waiting.append(encode_group(stored))
+                self._waiting.append(_encode(stored))
                 continue
             if topic is None:
                 log.info("group %r is forgotten: its topic %r is gone", stored.name, stored.topic)
@@ -331,71 +341,51 @@ class Groups:
             self._note_unsaved()
 
     def _note(self, group: Group) -> None:
-        """A group has changed: write it with the next commit."""
+        """Record that a group has changed: the next commit writes it."""
         if self._encoded.pop(group, None) is not None or not self._unsaved:
             self._note_unsaved()
 
     def _note_unsaved(self) -> None:
         self._unsaved = True
-        if self._timer is None and self._commit is None and not self._closed:
-            self._timer = self._loop.call_later(self._commit_seconds, self._begin_commit)
+        if self._timer is None and not self._closed:
+            self._timer = self._loop.call_later(self._commit_seconds / 2, self._begin_commit)
 
-    def _snapshot(self) -> tuple[int, bytes]:
-        """Return what is to be written, and the number of this version."""
+    def _begin_commit(self) -> None:
+        self._timer = None
+        self.saved()
+
+    def saved(self) -> Promise:
+        """Return a promise that is done when all changes up to now are durable; its error is a `StorageError`."""
+        return self._writer.write() if self._unsaved else self._writer.last
+
+    def _prepare(self) -> Callable[[], None]:
+        """Return the write of all groups as they are now."""
         self._sequence += 1
         self._unsaved = False
         for group in self._groups.values():
             if group not in self._encoded:
-                self._encoded[group] = encode_group(
+                self._encoded[group] = _encode(
                     StoredGroup(
                         group.topic.name, group.name, group.settings, group.paused, group.created_ms, group.stored()
                     )
                 )
         groups = [*self._waiting, *(self._encoded[group] for group in self._groups.values())]
-        return self._sequence, encode_file(self._sequence, groups)
+        self._writer.last.when_done(self._written)
+        return partial(self._file.write, self._sequence, groups)
 
-    def _save(self) -> None:
-        """Write everything now.
-
-        Raises:
-            StorageError: the disk refused.
-        """
-        try:
-            self._file.write(*self._snapshot())
-        except StorageError:
-            self._note_unsaved()
-            raise
-
-    def _begin_commit(self) -> None:
-        self._timer = None
-        if self._unsaved and self._commit is None:
-            self._commit = self._loop.run_in_executor(None, self._file.write, *self._snapshot())
-            self._commit.add_done_callback(self._end_commit)
-
-    def _end_commit(self, commit: "asyncio.Future[None]") -> None:
-        self._commit = None
-        error = None if commit.cancelled() else commit.exception()
-        if error is not None:
+    def _written(self, saved: Promise) -> None:
+        if saved.error is not None:
             self.commit_failures += 1
-            log.warning("cursors of groups are not saved, trying again: %s", error)
-            self._unsaved = True
-        if self._unsaved:
+            log.warning("cursors of groups are not saved, trying again: %s", saved.error)
             self._note_unsaved()
 
     async def commit(self) -> None:
-        """Write what has changed, and return when it is durable.
+        """Write all changes up to now, and return when they are durable.
 
         Raises:
             StorageError: the disk refused.
         """
-        while self._commit is not None:
-            await asyncio.wait([self._commit])
-        if self._unsaved:
-            try:
-                await self._loop.run_in_executor(None, self._file.write, *self._snapshot())
-            except StorageError:
-                self._note_unsaved()
-                raise
+        await self.saved().wait()
 
     async def close(self) -> None:
         """End all groups and save their cursors; before the broker is closed.
@@ -410,6 +400,10 @@ class Groups:
         for group in self._groups.values():
             group.close(GroupClosedError("the server stops"))
         await self.commit()
+
+
+def _encode(group: StoredGroup) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(group))
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:

@@ -1,4 +1,4 @@
-"""What a consumer group is told: its settings, where it begins, which records it wants; and its errors."""
+"""The settings of consumer groups, the places where they begin, their filters, and their errors."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -55,7 +55,7 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     attempts_max: int | None = 16
     """After so many deliveries a record becomes a dead letter; `None`: never."""
     retry_seconds: float = 1.0
-    """What a record waits before its second delivery, unless the nack says; doubles with each further one."""
+    """The wait before the second delivery of a record, unless the nack says; doubles with each further delivery."""
     retry_seconds_max: float = 300.0
     """The longest that it waits."""
     order: Literal["key", "none"] = "key"
@@ -65,7 +65,7 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     dead_letter_topic: str | None = None
     """Where dead letters go; `None`: `dead-letters/<group>`. It is made when the first one comes."""
     labels: dict[str, str] = {}
-    """What protocols keep with the group (a zbus mask); the core does not look at it."""
+    """Texts of protocols (a zbus mask); the core does not look at them."""
 
     def __post_init__(self) -> None:
         if not self.ack_seconds > 0:

@@ -1,8 +1,13 @@
 """Staged, atomic appends: many writers stage records, one call commits all of them once."""
 
-from babelbus.core.transactions.model import PartRef, StagedRecordsMissingError, StagingRefusedError
+from babelbus.core.transactions.model import (
+    PartRef,
+    StagedRecordsMissingError,
+    StagingRefusedError,
+    TransactionDamagedError,
+)
+from babelbus.core.transactions.parts import find_damage
 from babelbus.core.transactions.staging import Staging
-from babelbus.core.transactions.transaction_file import TransactionDamagedError
 
 __all__ = [
     "PartRef",
@@ -10,4 +15,5 @@ __all__ = [
     "Staging",
     "StagingRefusedError",
     "TransactionDamagedError",
+    "find_damage",
 ]

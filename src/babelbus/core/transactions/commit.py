@@ -1,30 +1,51 @@
-"""Carrying a commit out: the records of staged parts -> topics, each once, however often it is begun again."""
+"""Commits that have begun, until each is done: the records of staged parts -> topics, each once.
+
+A commit that is `Pending` passes three points, each of them durable before the next: its marker stands in the state of
+its transaction, its records are in the log, the batch is recorded as the last one. Its callers are answered at the
+last point, or with an error that means *unknown*. When the disk refuses, the commit is tried again (see `staging`).
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 
 import msgspec
 import numpy as np
 
+from babelbus.clock import Clock
 from babelbus.core.access import CLIENT
-from babelbus.core.partition import Partition
+from babelbus.core.flusher import Flusher
+from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.publish import Publication, Publish
+from babelbus.core.receipt import settled
 from babelbus.core.topic import Topics
+from babelbus.core.transactions.model import (
+    CommitReceipt,
+    Committed,
+    Pending,
+    TransactionDamagedError,
+    TransactionState,
+    UnknownPartError,
+    note,
+    producer_of,
+)
 from babelbus.core.transactions.part_file import Entry, PartReader, Place, StagedPart
-from babelbus.core.transactions.transaction_file import Pending, producer_of
-from babelbus.errors import StorageError
+from babelbus.core.transactions.parts import Parts
+from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.columns import find_positions
 from babelbus.records.fields import crcs_at, offsets_at
 from babelbus.records.format import PRODUCER_HEADER, read_producer
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import PartitionLog
-from babelbus.storage.files import FileSystem, disk_error
+from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
 
 PROTOCOL = "transactions"
-"""What metrics call the publisher of staged records."""
+"""The name of the publisher of staged records in metrics."""
+RETRY_SECONDS = 1.0
+"""How long a commit that the disk refused waits until it is tried again, unless somebody asks for it before."""
 WINDOW_ENTRIES = 32
 """Batches that a commit appends before it waits for the disk: fewer than the 64 that a log remembers of a producer, so
 that the log can say of each whether a failed flush has lost it."""
@@ -40,99 +61,246 @@ class _Appended(msgspec.Struct, frozen=True):
     count: int
 
 
-class Commit:
-    """One attempt to carry a commit out. `parts` are those of the commit, in its order."""
+class Transaction:
+    """A transaction id: what is kept of it, and the commit that is under way."""
+
+    def __init__(self, state: TransactionState, path: str) -> None:
+        self.state = state
+        self.path = path
+        self.owner = ""
+        """The client that asked for the pending commit."""
+        self.marked = False
+        """Whether the marker of the pending commit is durable."""
+        self.appended = False
+        """Whether some of its records may be in the log."""
+        self.waiting: list[CommitReceipt] = []
+        self.task: asyncio.Task[None] | None = None
+        self.retry: asyncio.TimerHandle | None = None
+        self.touched_ms = 0
+
+
+class Committer:
+    """Has a task for each transaction with a pending commit, or a timer for its next try. Calls come from the loop."""
 
     def __init__(
         self,
         files: FileSystem,
+        *,
         topics: Topics,
         publish: Publish,
-        transaction_id: str,
-        parts: Sequence[StagedPart],
+        parts: Parts,
+        flusher: Flusher,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._files = files
         self._topics = topics
         self._publish = publish
-        self._producer_id = producer_of(transaction_id)
         self._parts = parts
-        self._loop = asyncio.get_running_loop()
-        self._window: list[_Appended] = []
-        self._gone: set[Place] = set()
+        self._flusher = flusher
+        self._clock = clock
+        self._loop = loop
+        self._under_way: dict[str, Transaction] = {}
+        self._closed = False
 
-    def _target(self, place: Place) -> Partition | None:
-        """Return the partition of a place, `None` when the topic was removed since the commit began.
+    # -- beginning ---------------------------------------------------------------------------------------------------
+
+    def resume(self, transactions: Sequence[Transaction]) -> None:
+        """Continue, at a start, with pending commits that a crash cut short."""
+        for one in transactions:
+            assert one.state.pending is not None
+            one.marked = one.appended = True
+            self._cut_torn(one.state.pending)
+        for one in transactions:  # not before: what they append would stand behind the holes
+            self._start(one)
+
+    def _cut_torn(self, pending: Pending) -> None:
+        for name, starts in pending.starts.items():
+            topic = self._topics.get(name)
+            for number, start in starts.items():
+                if topic is None or number >= len(topic.partitions):
+                    continue
+                try:
+                    topic.partitions[number].cut_torn(start)
+                except StorageError as error:
+                    log.error("a commit cannot go on: %s", error)
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        """Run in the flusher's thread what must not block the event loop, behind the flushes asked for before.
 
         Raises:
-            StorageError: the topic is damaged; the commit waits until the topic is there again.
+            StorageError: what `work` raises.
         """
-        name, number = place
-        if name in self._topics.damaged:
-            raise self._topics.damaged[name]
-        topic = self._topics.get(name)
-        if topic is not None and number < len(topic.partitions):
-            return topic.partitions[number]
-        if place not in self._gone:
-            self._gone.add(place)
-            log.warning("topic %r was removed while records were committed to it: they go with it", name)
+
+        def do() -> int:
+            work()
+            return 0
+
+        await self._flusher.call(do, lambda _durable, _error: None)
+
+    async def _wait_durable(self, parts: Sequence[StagedPart]) -> StorageError | None:
+        """Return when all of the parts survive a loss of power, with the error of one that does not."""
+        for part in parts:
+            await settled((part.receipt(-1, 0, 0),))
+            if part.failed is not None:
+                return part.failed
         return None
 
-    def _places(self) -> list[Place]:
-        return sorted({place for part in self._parts for place in part.places})
+    def begin(self, one: Transaction, pending: Pending, owner: str) -> CommitReceipt:
+        """Start a commit for `owner`; its parts are whole."""
+        one.state = msgspec.structs.replace(one.state, pending=pending)
+        one.owner, one.marked, one.appended = owner, False, False
+        return self.wait_for(one, pending)
 
-    async def find_starts(self) -> dict[str, dict[int, int]]:
-        """Return an offset of each partition below which nothing of this commit can come to stand, also after a crash.
+    def wait_for(self, one: Transaction, pending: Pending) -> CommitReceipt:
+        """Return a promise for the pending commit, and try it now if it waits for its next try."""
+        receipt = CommitReceipt(pending.batch_id, pending.records)
+        one.waiting.append(receipt)
+        self._start(one)
+        return receipt
+
+    def _start(self, one: Transaction) -> None:
+        if one.retry is not None:
+            one.retry.cancel()
+            one.retry = None
+        self._under_way[one.state.transaction_id] = one
+        if one.task is None and not self._closed:
+            one.task = self._loop.create_task(self._carry_out(one))
+
+    # -- carrying out ------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, one: Transaction) -> None:
+        """Run the pending commit; if the disk refuses, it stays pending and is tried again."""
+        pending = one.state.pending
+        assert pending is not None
+        by_number = {part.number: part for part in self._parts.of(one.state.transaction_id)}
+        parts = [by_number[number] for number in pending.parts if number in by_number]
+        try:
+            if not one.marked:
+                broken = await self._wait_durable(parts) or await self._check_parts(parts)
+                if broken is not None:
+                    one.state = msgspec.structs.replace(one.state, pending=None)
+                    _answer(one, UnknownPartError(f"a part is lost, nothing was committed: {broken}"))
+                    return
+                if parts:
+                    pending = msgspec.structs.replace(pending, starts=await self._find_starts(parts))
+                    await self._save(one, msgspec.structs.replace(one.state, pending=pending))
+                one.marked = True
+            if len(parts) != len(pending.parts) or sum(part.records for part in parts) != pending.records:
+                raise TransactionDamagedError(f"{one.path}: staged records of batch {pending.batch_id} are gone")
+            await self._append_all(one, pending, parts)
+            await self._finish(one, pending)
+        except BabelbusError as error:
+            log.warning("commit of batch %d is not finished, it is tried again: %s", pending.batch_id, error)
+            _answer(one, error)
+            if not self._closed:
+                one.retry = self._loop.call_later(RETRY_SECONDS, self._start, one)
+        except Exception as error:  # a bug must not leave who waits without an answer for ever
+            log.exception("commit of batch %d failed", pending.batch_id)
+            _answer(one, StorageError(f"internal error in a commit: {error}"))
+        finally:
+            one.task = None
+            if one.state.pending is None:
+                self._under_way.pop(one.state.transaction_id, None)
+
+    async def _check_parts(self, parts: Sequence[StagedPart]) -> StorageError | None:
+        """Read the parts once more before it is too late: a commit that has begun cannot be taken back."""
+        for part in parts:
+            part.failed = part.failed or await self._loop.run_in_executor(None, part.check)
+            if part.failed is not None:
+                return part.failed
+        return None
+
+    async def _save(self, one: Transaction, state: TransactionState) -> None:
+        await self._run(lambda: note(self._files, one.path).write(state))
+        one.state = state
+
+    async def _finish(self, one: Transaction, pending: Pending) -> None:
+        """Record the batch as committed, durably, answer, and drop its parts and those left over of earlier ones."""
+        now_ms = self._clock.now_ms()
+        state = msgspec.structs.replace(
+            one.state,
+            owner=one.owner or one.state.owner,
+            last=Committed(pending.batch_id, pending.records, now_ms),
+            pending=None,
+            next_sequence=pending.first_sequence + pending.records,
+        )
+        await self._save(one, state)
+        one.touched_ms = now_ms
+        _answer(one, None)
+        self.drop_up_to(state.transaction_id, pending.batch_id)
+
+    def drop_up_to(self, transaction_id: str, batch_id: int) -> None:
+        """Drop the parts of a batch that is committed, and those left over of earlier ones."""
+        self._parts.remove(part for part in self._parts.of(transaction_id) if part.head.batch_id <= batch_id)
+
+    # -- the records -------------------------------------------------------------------------------------------------
+
+    def _targets(self, parts: Sequence[StagedPart]) -> dict[Place, Partition]:
+        """Return the partitions that parts have records for, but for those of topics that were removed meanwhile.
+
+        Raises:
+            StorageError: a topic is damaged; the commit waits until the topic is there again.
+        """
+        targets = {}
+        for place in sorted({place for part in parts for place in part.places}):
+            name, number = place
+            if name in self._topics.damaged:
+                raise self._topics.damaged[name]
+            topic = self._topics.get(name)
+            if topic is not None and number < len(topic.partitions):
+                targets[place] = topic.partitions[number]
+            else:
+                log.warning("topic %r was removed while records were committed to it: they go with it", name)
+        return targets
+
+    async def _find_starts(self, parts: Sequence[StagedPart]) -> dict[str, dict[int, int]]:
+        """Return an offset of each partition below which no record of this commit can be, also after a crash.
 
         Raises:
             StorageError: the disk refused.
         """
         starts: dict[str, dict[int, int]] = {}
-        for place in self._places():
-            target = self._target(place)
-            if target is not None:  # what is behind the durable offset may be gone after a loss of power
-                starts.setdefault(place[0], {})[place[1]] = await target.flush()
+        for (name, number), target in self._targets(parts).items():
+            # What is behind the durable offset may be gone after a loss of power.
+            starts.setdefault(name, {})[number] = await target.flush()
         return starts
 
-    async def append_all(self, pending: Pending, *, look: bool, begun: Callable[[], None]) -> None:
+    async def _append_all(self, one: Transaction, pending: Pending, parts: Sequence[StagedPart]) -> None:
         """Append what is not in the log, and return when all of it is there and durable.
-
-        Args:
-            pending: the commit.
-            look: whether some of it may be in the log already.
-            begun: called before the first record is appended.
 
         Raises:
             StorageError: the disk refused; some of it may be in the log.
         """
-        stored = await self._find_stored(pending) if look else {}
-        begun()
+        producer_id = producer_of(one.state.transaction_id)
+        targets = self._targets(parts)
+        stored = await self._find_stored(targets, pending, producer_id) if one.appended else {}
+        one.appended = True
         sequence = pending.first_sequence
-        for part in self._parts:
+        window: list[_Appended] = []
+        for part in parts:
             left = part.records
-            try:
-                reader = PartReader(self._files, part.path)
-            except OSError as error:
-                raise disk_error(error, f"reading {part.path}") from error
-            try:
+            with closing(PartReader(self._files, part.path)) as reader:
                 if reader.next_body() is None:
                     raise StorageError(f"{part.path}: its head is damaged; its batch cannot be committed")
                 while left > 0:
-                    entry = await self._loop.run_in_executor(None, reader.read_entry)
-                    await self._store(entry, sequence, stored.get((entry.topic, entry.partition), {}))
+                    entry = await self._loop.run_in_executor(None, reader.next_entry)
+                    if entry is None:
+                        raise reader.damage()
+                    if entry.place in targets:
+                        known = stored.get(entry.place, {})
+                        window += await self._store(targets[entry.place], entry, sequence, known, producer_id)
+                    if len(window) >= WINDOW_ENTRIES:
+                        await self._settle_window(window, producer_id)
+                        window = []
                     sequence += entry.records.count
                     left -= entry.records.count
-            except OSError as error:
-                raise disk_error(error, f"reading {part.path}") from error
-            finally:
-                reader.close()
-        await self._settle_window()
+        await self._settle_window(window, producer_id)
 
-    async def _store(self, entry: Entry, sequence: int, known: dict[int, int]) -> None:
-        """Append what of a staged batch is not in the log."""
-        target = self._target((entry.topic, entry.partition))
-        if target is None:
-            return
-        partition = target
+    async def _store(
+        self, partition: Partition, entry: Entry, sequence: int, known: Mapping[int, int], producer_id: int
+    ) -> list[_Appended]:
+        """Append what of a staged batch is not in the log; return that, if it is anything."""
         batch = entry.records
         while batch.count and sequence in known:
             base_offset, left = known[sequence], batch
@@ -140,15 +308,16 @@ class Commit:
             sequence += same
             batch = _tail(batch, same)
         if not batch.count:
-            return
+            return []
+        topic, number = entry.place
         receipt = self._publish(
             Publication(
                 CLIENT,
                 PROTOCOL,
                 batch,
-                entry.topic,
-                entry.partition,
-                producer_id=self._producer_id,
+                topic,
+                number,
+                producer_id=producer_id,
                 first_sequence=sequence,
                 at_once=True,
                 fresh=True,
@@ -156,20 +325,14 @@ class Commit:
         )
         if receipt.error is not None:
             raise receipt.error
-        self._window.append(_Appended(partition, sequence, receipt.base_offset, batch.count))
-        if len(self._window) >= WINDOW_ENTRIES:
-            await self._settle_window()
+        return [_Appended(partition, sequence, receipt.base_offset, batch.count)]
 
-    async def _settle_window(self) -> None:
+    async def _settle_window(self, window: Sequence[_Appended], producer_id: int) -> None:
         """Wait until what was appended is durable, and check that a failed flush has not lost any of it."""
-        window, self._window = self._window, []
-        if not window:
-            return
         for partition in {id(one.partition): one.partition for one in window}.values():
             durable = await partition.flush()
             known = {
-                (batch.first_sequence, batch.base_offset)
-                for batch in partition.log.producers.batches(self._producer_id)
+                (batch.first_sequence, batch.base_offset) for batch in partition.log.producers.batches(producer_id)
             }
             for one in window:
                 if one.partition is not partition:
@@ -180,21 +343,50 @@ class Commit:
                         f"partition {partition.number}: records of a commit are not on the disk yet"
                     )
 
-    async def _find_stored(self, pending: Pending) -> dict[Place, dict[int, int]]:
+    async def _find_stored(
+        self, targets: Mapping[Place, Partition], pending: Pending, producer_id: int
+    ) -> dict[Place, dict[int, int]]:
         """Return by place where batches of this commit stand in the log: first sequence -> offset."""
-        found: dict[Place, dict[int, int]] = {}
-        for place in self._places():
-            partition = self._target(place)
-            if partition is None:
-                continue
+        stored: dict[Place, dict[int, int]] = {}
+        for place, partition in targets.items():
             await partition.flush()
             if partition.next_offset != partition.log.next_offset:
                 raise partition.failing or StorageError("accepted records wait to be written")
             start = pending.starts.get(place[0], {}).get(place[1], 0)
-            found[place] = await partition.ask(
-                lambda: find_batches(partition.log, self._producer_id, pending.first_sequence, start)  # noqa: B023
+            stored[place] = await partition.ask(
+                lambda: find_batches(partition.log, producer_id, pending.first_sequence, start)  # noqa: B023
             )
-        return found
+        return stored
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Return when each commit is carried out, or the disk has refused it for now."""
+        tasks = [one.task for one in self._under_way.values() if one.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """Stop: unfinished commits go on at the next start. Afterwards no flush of a part is under way."""
+        self._closed = True
+        tasks = []
+        for one in self._under_way.values():
+            if one.retry is not None:
+                one.retry.cancel()
+            if one.task is not None:
+                one.task.cancel()
+                tasks.append(one.task)
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._run(lambda: None)  # behind every flush of a part that was asked for
+        for one in self._under_way.values():
+            _answer(one, TopicClosedError("the server stops; the commit goes on at the next start"))
+
+
+def _answer(one: Transaction, error: BabelbusError | None) -> None:
+    waiting, one.waiting = one.waiting, []
+    for receipt in waiting:
+        receipt.resolve(error)
 
 
 def _tail(batch: RecordBatch, start: int) -> RecordBatch:

@@ -9,6 +9,7 @@ entry := first_record: i64, partition: i32, count: i32, topic_bytes: u16, topic 
 import struct
 import zlib
 from collections import deque
+from contextlib import closing
 
 import msgspec
 
@@ -42,50 +43,46 @@ class PartHead(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """One batch of a part, and where it is to go. `first_record` is its first record's number in the part."""
 
-    topic: str
-    partition: int
+    place: Place
     first_record: int
     records: RecordBatch
 
 
-def frame_head(body_bytes: int, *body: bytes | bytearray | memoryview) -> bytes:
-    """Return what stands in front of a body that is given in pieces."""
-    length = body_bytes.to_bytes(4, "big")
-    crc = zlib.crc32(length)
-    for piece in body:
-        crc = zlib.crc32(piece, crc)
-    return length + crc.to_bytes(4, "big")
-
-
 class PartReader:
-    """Reads the file of a part from its beginning, a frame at a time."""
+    """Reads the file of a part from its beginning, a frame at a time.
+
+    Raises:
+        DiskError: the disk refused; all calls may raise it.
+    """
 
     def __init__(self, files: FileSystem, path: str) -> None:
         self.path = path
         self.position = 0
         """Where the next frame begins: behind the last good one."""
-        self._file = files.open(path, write=False)
+        try:
+            self._file = files.open(path, write=False)
+        except OSError as error:
+            raise disk_error(error, f"reading {path}") from error
 
     def next_body(self) -> bytes | None:
-        """Return the body of the next frame, `None` where no whole one follows.
-
-        Raises:
-            OSError: the disk refused.
-        """
-        head = self._file.pread(FRAME.size, self.position)
-        if len(head) < FRAME.size:
-            return None
-        size, crc = FRAME.unpack(head)
-        if size > ENTRY_BYTES_MAX + 2**17:  # no more than an entry and its front
-            return None
-        body = self._file.pread(size, self.position + FRAME.size)
+        """Return the body of the next frame, `None` where no whole one follows."""
+        try:
+            head = self._file.pread(FRAME.size, self.position)
+            if len(head) < FRAME.size:
+                return None
+            size, crc = FRAME.unpack(head)
+            if size > ENTRY_BYTES_MAX + 2**17:  # no more than an entry and its front
+                return None
+            body = self._file.pread(size, self.position + FRAME.size)
+        except OSError as error:
+            raise disk_error(error, f"reading {self.path}") from error
         if len(body) < size or zlib.crc32(body, zlib.crc32(head[:4])) != crc:
             return None
         self.position += FRAME.size + size
         return body
 
     def read_head(self) -> PartHead | None:
-        """Return whose part it is, `None` when the file is none of ours or was never finished."""
+        """Return whose part it is, `None` if the file is not a part or was never finished."""
         body = self.next_body()
         try:
             head = None if body is None else msgspec.json.decode(body, type=PartHead)
@@ -93,38 +90,38 @@ class PartReader:
             return None
         return head if head is not None and head.format == FORMAT else None
 
-    def read_front(self) -> tuple[str, int, int, int] | None:
-        """Return topic, partition, first record and number of records of the next entry, `None` behind the last one."""
+    def next_entry(self) -> Entry | None:
+        """Return the next entry, `None` where no whole one follows."""
         body = self.next_body()
         if body is None or len(body) < ENTRY.size:
             return None
-        first_record, partition, count, topic_bytes = ENTRY.unpack_from(body)
-        return body[ENTRY.size : ENTRY.size + topic_bytes].decode(), partition, first_record, count
-
-    def read_entry(self) -> Entry:
-        """Return the next entry.
-
-        Raises:
-            DiskError: it is not there as it was staged.
-        """
-        try:
-            body = self.next_body()
-        except OSError as error:
-            raise disk_error(error, f"reading {self.path}") from error
-        if body is None or len(body) < ENTRY.size:
-            raise DiskError(f"{self.path}: damaged at byte {self.position}; its batch cannot be committed")
         first_record, partition, count, topic_bytes = ENTRY.unpack_from(body)
         start = ENTRY.size + topic_bytes
         data = memoryview(body)[start:]
         positions, end = find_positions(data, 0, len(data))
         if len(positions) != count or end != len(data):
-            raise DiskError(f"{self.path}: {len(positions)} records in front of byte {self.position}, not {count}")
-        timestamps = timestamps_at(data, positions)
-        topic = body[ENTRY.size : start].decode()
-        return Entry(topic, partition, first_record, RecordBatch(data, positions, timestamps, -1))
+            return None
+        records = RecordBatch(data, positions, timestamps_at(data, positions), -1)
+        return Entry((body[ENTRY.size : start].decode(), partition), first_record, records)
+
+    def is_damaged(self) -> bool:
+        """Return whether bytes follow that no crash leaves: a frame that is not as it was written, and more behind."""
+        try:
+            size = self._file.size()
+            head = self._file.pread(FRAME.size, self.position)
+        except OSError as error:
+            raise disk_error(error, f"reading {self.path}") from error
+        if len(head) < FRAME.size or not any(head):  # zeros: the system had not written them yet
+            return False
+        return self.position + FRAME.size + int(FRAME.unpack(head)[0]) < size
+
+    def damage(self) -> DiskError:
+        """Return the error that names where the file is damaged."""
+        advice = "put a copy of the file back, or abort the batch"
+        return DiskError(f"{self.path}: damaged at byte {self.position}; its batch cannot be committed: {advice}")
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._file.close()
 
 
@@ -157,68 +154,59 @@ class StagedPart:
         """Whether the file's name survives a loss of power."""
         self._asked = False
         self._rounds = 0
-        """Flushes that were asked for and not told of yet."""
+        """Flushes that were asked for and whose outcome is not known yet."""
         self._removed = False
         self._waiting: deque[tuple[int, Receipt]] = deque()
 
     def create(self) -> None:
-        """Build the file, with its head.
+        """Create the file, with its head.
 
         Raises:
-            DiskFullError, DiskError: there is none then.
+            DiskFullError, DiskError: the disk refused; there is no file.
         """
-        body = msgspec.json.encode(self.head)
+        try:
+            self._write(msgspec.json.encode(self.head))
+        except StorageError:
+            self.close()
+            try:
+                self._files.unlink(self.path)
+            except OSError as error:
+                raise disk_error(error, f"removal of {self.path}") from error
+            raise
+
+    def recover(self) -> None:
+        """Read the file as a crash left it, up to the last whole entry.
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        with closing(PartReader(self._files, self.path)) as reader:
+            reader.next_body()
+            self.size_bytes = reader.position
+            while (entry := reader.next_entry()) is not None and entry.first_record == self.records:
+                self._count(entry.place, entry.records.count)
+                self.size_bytes = reader.position
         try:
             file = self._open()
-            file.pwrite(frame_head(len(body), body) + body, 0)
+            file.truncate(self.size_bytes)
+            # What a killed process wrote may be in the system's memory alone.
+            file.flush()
         except OSError as error:
-            self.close()
-            self._unlink()
-            raise disk_error(error, f"staging in {self.path}") from error
-        self.size_bytes = FRAME.size + len(body)
-
-    def recover(self) -> bool:
-        """Read the file as a crash left it, up to the last whole entry; `False`: it holds no part.
-
-        Raises:
-            OSError: the disk refused.
-        """
-        reader = PartReader(self._files, self.path)
-        try:
-            if reader.read_head() != self.head:
-                return False
-            self.size_bytes = reader.position
-            while True:
-                front = reader.read_front()
-                if front is None or front[2] != self.records:
-                    break
-                self._count(front[0], front[1], front[3])
-                self.size_bytes = reader.position
-        finally:
-            reader.close()
-        file = self._open()
-        file.truncate(self.size_bytes)
-        # What a killed process wrote may be in the system's memory alone.
-        file.flush()
+            raise disk_error(error, f"opening {self.path}") from error
         self._named = True
         self.durable_bytes = self.size_bytes
         self.close()
-        return True
 
     def check(self) -> StorageError | None:
-        """Read all of it again, in any thread: say what is wrong with it, `None` when it is as it was staged."""
+        """Read all of it again, in any thread; return what is wrong with it, `None` when it is as it was staged."""
         try:
-            reader = PartReader(self._files, self.path)
-            try:
-                while reader.position < self.size_bytes and reader.next_body() is not None:
-                    pass
-            finally:
-                reader.close()
-        except OSError as error:
-            return disk_error(error, f"reading {self.path}")
-        if reader.position == self.size_bytes:
-            return None
-        return DiskError(f"{self.path}: damaged at byte {reader.position}; its batch cannot be committed")
+            with closing(PartReader(self._files, self.path)) as reader:
+                while reader.position < self.size_bytes:
+                    if reader.next_body() is None:
+                        return reader.damage()
+        except StorageError as error:
+            return error
+        return None
 
     def _open(self) -> File:
         if self._file is None:
@@ -240,37 +228,43 @@ class StagedPart:
         """Whether everything in it survives a loss of power."""
         return self.failed is None and self.durable_bytes == self.size_bytes
 
-    def append(self, topic: str, partition: int, batch: RecordBatch, now: float) -> Receipt:
+    def append(self, place: Place, batch: RecordBatch, now: float) -> Receipt:
         """Write a batch; the receipt is done once it is durable, for which the caller asks the flusher.
 
         Raises:
             DiskFullError, DiskError: nothing was staged.
         """
+        topic, partition = place
         name = topic.encode()
-        front = ENTRY.pack(self.records, partition, batch.count, len(name)) + name
-        body_bytes = len(front) + len(batch.data)
-        head = frame_head(body_bytes, front, batch.data)
-        try:
-            self._open().pwrite(b"".join((head, front, batch.data)), self.size_bytes)
-        except OSError as error:
-            self._cut()
-            raise disk_error(error, f"staging in {self.path}") from error
+        self._write(ENTRY.pack(self.records, partition, batch.count, len(name)) + name, batch.data)
         receipt = Receipt(partition, self.records, batch.count)
-        self.size_bytes += FRAME.size + body_bytes
-        self._count(topic, partition, batch.count)
+        self._count(place, batch.count)
         self.touched = now
         self._waiting.append((self.size_bytes, receipt))
         return receipt
 
+    def _write(self, *body: bytes | bytearray | memoryview) -> None:
+        """Write a frame at the end of the file, whose body is given in pieces."""
+        length = sum(map(len, body)).to_bytes(4, "big")
+        crc = zlib.crc32(length)
+        for piece in body:
+            crc = zlib.crc32(piece, crc)
+        frame = b"".join((length, crc.to_bytes(4, "big"), *body))
+        try:
+            self._open().pwrite(frame, self.size_bytes)
+        except OSError as error:
+            self._cut()
+            raise disk_error(error, f"staging in {self.path}") from error
+        self.size_bytes += len(frame)
+
     def _cut(self) -> None:
-        """Take away what a failed write left, so that it cannot be taken for an entry behind a shorter one."""
+        """Remove what a failed write left, so that it cannot be taken for an entry behind a shorter one."""
         try:
             self._open().truncate(self.size_bytes)
         except OSError as error:
             self.failed = disk_error(error, f"staging in {self.path}")
 
-    def _count(self, topic: str, partition: int, count: int) -> None:
-        place = (topic, partition)
+    def _count(self, place: Place, count: int) -> None:
         self.places[place] = self.places.get(place, 0) + count
         self.records += count
 
@@ -286,7 +280,7 @@ class StagedPart:
     # -- durability --------------------------------------------------------------------------------------------------
 
     def wants_flush(self) -> bool:
-        """Return whether the flusher has to be asked, and take it that it is."""
+        """Return whether the flusher has to be asked, and record that it is."""
         if self._asked:
             return False
         self._asked = True
@@ -294,7 +288,7 @@ class StagedPart:
         return True
 
     def flush_log(self) -> int:
-        """Make it durable (in the flusher's thread); return the size that is."""
+        """Flush the file (in the flusher's thread); return the size that is durable."""
         self._asked = False  # what is appended from here on asks again
         size, file = self.size_bytes, self._file
         if self._removed or file is None:
@@ -310,7 +304,7 @@ class StagedPart:
         return size
 
     def flushed(self, durable_offset: int, error: StorageError | None) -> None:
-        """Record a flush: answer those whose records it covers."""
+        """Record the outcome of a flush: answer those whose records it covers."""
         self._rounds -= 1
         waiting = self._waiting
         if error is not None or self._removed:
@@ -329,22 +323,16 @@ class StagedPart:
     # -- removal -----------------------------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Return it up; the caller deletes the file.
+        """Close the part for good; the caller deletes the file.
 
-        That is not made durable: a part that comes back after a loss of power is nobody's, and expires.
+        That is not made durable: a part that comes back after a loss of power belongs to no batch, and expires.
         """
         self._removed = True
         if self.idle:  # else the flusher may hold its descriptor
             self.close()
 
-    def _unlink(self) -> None:
-        try:
-            self._files.unlink(self.path)
-        except OSError as error:
-            raise disk_error(error, f"removal of {self.path}") from error
-
     def close(self) -> None:
-        """Give the descriptor back; the next use opens the file again."""
+        """Close the file; the next use opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -2,19 +2,20 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import closing
 
 from babelbus.clock import Clock
 from babelbus.config import StagingLimits
 from babelbus.core.flusher import Flusher
 from babelbus.core.receipt import Receipt
-from babelbus.core.transactions.model import ID_BYTES_MAX, StagingFullError
-from babelbus.core.transactions.part_file import PartHead, PartReader, StagedPart
-from babelbus.core.transactions.transaction_file import token_of
+from babelbus.core.transactions.model import ID_BYTES_MAX, STATE_SUFFIX, StagingFullError, note, token_of
+from babelbus.core.transactions.part_file import PartHead, PartReader, Place, StagedPart
 from babelbus.errors import StorageError
 from babelbus.records.record import RecordBatch
 from babelbus.storage.files import FileSystem
+from babelbus.storage.notes import DamagedNoteError
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class Parts:
         self._loop = loop
         self._settings = settings
         self._parts: dict[str, dict[tuple[int, str], StagedPart]] = {}
-        self._bytes: dict[str, int] = {}
+        self._bytes: Counter[str] = Counter()
+        """Size of the parts of each transaction."""
         self._count = 0
         self._open: OrderedDict[StagedPart, None] = OrderedDict()
         self._next_number = 0
@@ -71,12 +73,12 @@ class Parts:
 
     def bytes_of(self, transaction_id: str) -> int:
         """Return the size of a transaction's parts."""
-        return self._bytes.get(transaction_id, 0)
+        return self._bytes[transaction_id]
 
     # -- growing -----------------------------------------------------------------------------------------------------
 
-    def append(self, whose: PartId, topic: str, partition: int, batch: RecordBatch) -> Receipt:
-        """Add a batch to a part, which is made if there is none; the receipt is done when it is durable.
+    def append(self, whose: PartId, place: Place, batch: RecordBatch) -> Receipt:
+        """Add a batch to a part, which is made if it is new; the receipt is done when it is durable.
 
         Raises:
             StagingFullError: it would be more than the limits allow.
@@ -88,13 +90,13 @@ class Parts:
             raise StagingFullError(f"a transaction stages {settings.transaction_bytes_max} bytes at the most")
         if self.staged_bytes + size > settings.bytes_max:
             raise StagingFullError(f"all transactions stage {settings.bytes_max} bytes at the most")
-        found = self.find(*whose)
-        part = found or self._make(whose)
+        known = self.find(*whose)
+        part = known or self._make(whose)
         before = part.size_bytes
         try:
-            receipt = part.append(topic, partition, batch, self._clock.monotonic())
+            receipt = part.append(place, batch, self._clock.monotonic())
         except StorageError:
-            if found is None:
+            if known is None:
                 self.remove([part])
             raise
         self._grow(transaction_id, part.size_bytes - before)
@@ -108,11 +110,14 @@ class Parts:
             raise StagingFullError(f"{self._settings.parts_max} parts are staged, no more fit")
         number = self._next_number
         path = f"{self._folder}/{token_of(whose[0])}-{number}{PART_SUFFIX}"
-        part = StagedPart(self._files, self._folder, number, path, PartHead(*whose), self._clock.monotonic())
+        part = self._part(number, path, PartHead(*whose))
         part.create()
         self._next_number += 1
         self._add(part)
         return part
+
+    def _part(self, number: int, path: str, head: PartHead) -> StagedPart:
+        return StagedPart(self._files, self._folder, number, path, head, self._clock.monotonic())
 
     def _add(self, part: StagedPart) -> None:
         head = part.head
@@ -122,18 +127,16 @@ class Parts:
 
     def _grow(self, transaction_id: str, size: int) -> None:
         self.staged_bytes += size
-        self._bytes[transaction_id] = self.bytes_of(transaction_id) + size
+        self._bytes[transaction_id] += size
 
     def _keep_open(self, part: StagedPart) -> None:
         """Keep the files of the parts that grew last open, and no others but those that wait for the disk."""
         self._open[part] = None
         self._open.move_to_end(part)
-        excess = len(self._open) - OPEN_FILES_MAX
-        if excess > 0:
-            idle = [found for found in self._open if found.idle]
-            for oldest in idle[:excess]:
-                del self._open[oldest]
-                oldest.close()
+        excess = max(len(self._open) - OPEN_FILES_MAX, 0)
+        for oldest in [part for part in self._open if part.idle][:excess]:
+            del self._open[oldest]
+            oldest.close()
 
     # -- removal -----------------------------------------------------------------------------------------------------
 
@@ -172,7 +175,7 @@ class Parts:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def recover(self, name: str, *, keep: Keep, named: Keep) -> None:
-        """Take in a file of the folder, if it is a part that is wanted: as a crash left it.
+        """Add the part in a file of the folder, as a crash left it; delete the file if the part is not wanted.
 
         Args:
             name: the file's name.
@@ -180,7 +183,7 @@ class Parts:
             named: whether a commit names it.
 
         Raises:
-            OSError: the disk refused.
+            OSError, DiskError: the disk refused.
         """
         path = f"{self._folder}/{name}"
         _, _, digits = name.removesuffix(PART_SUFFIX).partition("-")
@@ -189,19 +192,16 @@ class Parts:
             return
         number = int(digits)
         self._next_number = max(self._next_number, number + 1)
-        reader = PartReader(self._files, path)
-        try:
+        with closing(PartReader(self._files, path)) as reader:
             head = reader.read_head()
-        finally:
-            reader.close()
-        # Without a head, a crash cut its making short: nobody was told that something is in it.
-        if head is None or not keep(head, number):
+            if head is None and reader.is_damaged():
+                log.error("a staged part is not opened: %s", reader.damage())
+                return
+        if head is None or not keep(head, number):  # without a head, a crash cut its making short
             self._files.unlink(path)
             return
-        part = StagedPart(self._files, self._folder, number, path, head, self._clock.monotonic())
-        if not part.recover():
-            self._files.unlink(path)
-            return
+        part = self._part(number, path, head)
+        part.recover()
         other = self.find(head.transaction_id, head.batch_id, head.part)
         if other is not None:
             # An aborted part came back after a loss of power, and a newer one has its id; but the commit's own stays.
@@ -212,7 +212,26 @@ class Parts:
         self._add(part)
 
     def close(self) -> None:
-        """Give the descriptors back; nothing may be under way in the flusher."""
+        """Close the files; nothing may be under way in the flusher."""
         for parts in self._parts.values():
             for part in parts.values():
                 part.close()
+
+
+def find_damage(files: FileSystem, path: str) -> str:
+    """Return what is damaged in a file of staged records, and what to do; an empty text if there is no damage.
+
+    Raises:
+        DiskError: the disk refused.
+    """
+    if path.endswith(STATE_SUFFIX):
+        try:
+            note(files, path).read()
+        except DamagedNoteError as error:
+            return str(error)
+    elif path.endswith(PART_SUFFIX):
+        with closing(PartReader(files, path)) as reader:
+            while reader.next_body() is not None:
+                pass
+            return str(reader.damage()) if reader.is_damaged() else ""
+    return ""

@@ -1,4 +1,4 @@
-"""Staged, atomic appends: many writers stage records that nobody sees, and one call commits them all, once.
+"""Staged, atomic appends: many writers stage records that no reader sees, and one call commits them all, once.
 
 A batch of a transaction is made of *parts*, one for each attempt of a writer. `stage` adds records to a part, durably;
 `commit` names the parts that belong to the batch and appends their records to the topics; the others of that batch are
@@ -9,7 +9,7 @@ be carried out, whatever happens); then the records are appended, under a produc
 sequence numbers, so that what is in the log already is found there and not appended again; then the batch is noted as
 the last one, and answered.
 
-What readers see: nothing before the marker is durable. While the commit is carried out, the records of each partition
+Readers see nothing before the marker is durable. While the commit is carried out, the records of each partition
 appear in the order of the commit, other publishers' records perhaps between them, and not at the same moment in all
 partitions. Once it is answered, all are there. After a crash all or nothing is there when `settle` has returned.
 """
@@ -29,33 +29,31 @@ from babelbus.core.partition import TopicClosedError
 from babelbus.core.publish import SERVER_CHOOSES, Publish
 from babelbus.core.receipt import Receipt
 from babelbus.core.topic import ReservedTopicError, Topic, Topics
-from babelbus.core.transactions.committer import Committer, Transaction
+from babelbus.core.transactions.commit import Committer, Transaction
 from babelbus.core.transactions.model import (
     ID_BYTES_MAX,
     NOT_REMEMBERED,
+    STATE_SUFFIX,
     CommitPendingError,
     CommitReceipt,
     FailedPartError,
     MissingTopicError,
     NoStateError,
     PartRef,
+    Pending,
     StagedRecordsMissingError,
     StagingFullError,
     StagingRefusedError,
+    TransactionDamagedError,
     TransactionInfo,
     TransactionOwnerError,
-    UnknownPartError,
-)
-from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, PartHead, Place, StagedPart
-from babelbus.core.transactions.parts import PART_SUFFIX, Parts
-from babelbus.core.transactions.transaction_file import (
-    STATE_SUFFIX,
-    Pending,
-    TransactionDamagedError,
     TransactionState,
+    UnknownPartError,
     note,
     token_of,
 )
+from babelbus.core.transactions.part_file import ENTRY_BYTES_MAX, PartHead, Place, StagedPart
+from babelbus.core.transactions.parts import PART_SUFFIX, Parts
 from babelbus.errors import StorageError
 from babelbus.records.columns import decode_columns
 from babelbus.records.format import HEADERS_MAX, InvalidRecordError
@@ -142,12 +140,12 @@ class Staging:
         one.touched_ms = state.last.at_ms if state.last else self._clock.now_ms()
 
     def _is_named(self, head: PartHead, number: int) -> bool:
-        """Whether the commit that goes on names a part."""
+        """Return whether the pending commit names a part."""
         one = self._transactions.get(head.transaction_id)
         return one is not None and one.state.pending is not None and number in one.state.pending.parts
 
     def _is_wanted(self, head: PartHead, number: int) -> bool:
-        """Whether a part is not left over from a batch that was committed."""
+        """Return whether a part is not left over from a batch that was committed."""
         one = self._transactions.get(head.transaction_id) or self._begin(head.transaction_id)
         last = one.state.last
         return last is None or head.batch_id > last.batch_id or self._is_named(head, number)
@@ -158,7 +156,7 @@ class Staging:
         await self._parts.settle()
 
     async def close(self) -> None:
-        """Give the files back. What is staged stays; unfinished commits go on at the next start."""
+        """Close the files. Staged records stay; unfinished commits go on at the next start."""
         if self._closed:
             return
         self._closed = True
@@ -169,7 +167,7 @@ class Staging:
     # -- what there is -----------------------------------------------------------------------------------------------
 
     def transaction(self, transaction_id: str) -> TransactionInfo:
-        """Tell what is known of a transaction id.
+        """Return what is known of a transaction id.
 
         Raises:
             TransactionDamagedError: nobody knows.
@@ -286,7 +284,7 @@ class Staging:
             raise CommitPendingError(f"part {part!r} is being committed, no more may come to it")
         one = one or self._transaction(transaction_id)
         try:
-            receipt = self._parts.append((transaction_id, batch_id, part), topic, partition, batch)
+            receipt = self._parts.append((transaction_id, batch_id, part), (topic, partition), batch)
         except StorageError:
             self._forget_empty(one)
             raise
@@ -379,7 +377,7 @@ class Staging:
         return len(found)
 
     def forget(self, transaction_id: str) -> None:
-        """Forget a transaction: its parts, and which batch was its last. What was committed stays in the log.
+        """Remove a transaction: its parts, and which batch was its last. Committed records stay in the log.
 
         Raises:
             CommitPendingError: a commit is under way.
@@ -404,7 +402,7 @@ class Staging:
         self._damaged.pop(token, None)
 
     def _forget_empty(self, one: Transaction) -> None:
-        """Forget a transaction of which nothing is kept."""
+        """Remove a transaction without records and without a committed batch."""
         state = one.state
         if state.last is None and state.pending is None and not self._parts.of(state.transaction_id):
             self._transactions.pop(state.transaction_id, None)

@@ -175,7 +175,7 @@ _OF_READERS = {"reader": PROTOCOL}
 """A label of groups that a reader moves: those that share records among members are not for others to move."""
 
 
-def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Said:
+async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Said:
     """Set a group to where its reader says that it is; its cursor is saved with the next ones, within a second."""
     if not _may_read(client, broker, request.topic):
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
@@ -184,11 +184,14 @@ def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Said:
         for partition, _ in request.offsets:
             topic.partition(partition)
         settings = GroupSettings(ack="explicit", labels=_OF_READERS)
-        group = broker.groups.ensure(request.topic, request.group, settings)
+        known = broker.groups.find(request.topic, request.group)
+        group = known or broker.groups.create(request.topic, request.group, settings)
         if group.members or group.settings.labels != _OF_READERS:
             raise GroupClosedError(f"group {request.group!r} is one for members to share: choose another name")
         for partition, offset in request.offsets:
             group.seek(at_offset(offset, partition))
+        if known is None:
+            await group.saved.wait()
     except UnknownPartitionError as error:
         return Outcome.PARTITION_MISSING, [str(error).encode()]
     except (InvalidGroupNameError, GroupClosedError) as error:

@@ -300,8 +300,7 @@ class Session(contract.Session):
         assert client is not None  # nobody else's requests are read
         bytes_max = self._content_bytes_max
         if isinstance(request, MoveGroup):
-            outcome, parts = move_group(request, broker, client)
-            self._say(outcome, b"".join(parts))
+            self._answer_read(Work(move_group(request, broker, client)), 0)
         elif isinstance(request, TellPositions):
             self._answer_read(Work(tell_positions(request, broker, client, bytes_max)), bytes_max)
         else:

@@ -17,7 +17,7 @@ from babelbus.config import ZbusSettings
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
-from babelbus.core.receipt import Promise
+from babelbus.core.receipt import DONE, Promise
 from babelbus.core.request import Requests
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
@@ -292,12 +292,11 @@ class Hub:
         mask: int | None,
         wanted: str | None,
         offset: int | None,
-    ) -> None:
-        """Create or alter a channel (4.1).
+    ) -> Promise:
+        """Create or alter a channel (4.1); what it returns is done when that is durable.
 
         Raises:
             InvalidGroupNameError, InvalidSettingError: no channel can be called so, or set so.
-            StorageError: the disk refused.
         """
         group = self.groups.find(topic.name, channel)
         if group is None:
@@ -311,26 +310,26 @@ class Hub:
                 if subscriber.member is None:  # it was there when the channel was removed (4.5)
                     with contextlib.suppress(GroupOwnedError):  # another one was first
                         subscriber.join(group)
-            return
+            return group.saved
+        changed = DONE
         changes: dict[str, Any] = {}
         if wanted is not None:
             changes |= {"filter": wanted or None, "filter_kind": FILTER_KIND}
         if mask is not None:
             changes["labels"] = {**group.settings.labels, MASK_LABEL: str(mask)}
         if changes:
-            self.groups.alter(topic.name, channel, changes)
+            changed = self.groups.alter(topic.name, channel, changes).saved
         if offset is not None:
             group.seek(at_offset(max(offset, 0)))
+        return changed
 
-    def remove_channel(self, mq: str, channel: str) -> None:
-        """Remove a channel; it need not be there.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+    def remove_channel(self, mq: str, channel: str) -> Promise:
+        """Remove a channel, which need not be there; what it returns is done when that is durable."""
+        removed = DONE
         if self.groups.find(mq, channel) is not None:
-            self.groups.remove(mq, channel)
+            removed = self.groups.remove(mq, channel)
         self._subscribed_ms.get(mq, {}).pop(channel, None)
+        return removed
 
     async def id_at(self, topic: Topic, offset: int) -> str | None:
         """Return the id of the message at an offset, `None` if there is no message there."""
@@ -374,7 +373,7 @@ class Hub:
             return
         group = self.groups.find(*key)
         if group is not None and not group.members and self.channel_mask(group) & Mask.DELETE_ON_EXIT:
-            self.remove_channel(*key)
+            self.remove_channel(*key).when_done(_note_not_removed)
         if self.mask_of(subscriber.mq) & Mask.DELETE_ON_EXIT and not any(
             group.members for group in self.groups.on_topic(subscriber.mq)
         ):

@@ -209,7 +209,7 @@ class Session(Generic[Asked]):
             checked = offset is None or checksum is None or await self._hub.id_at(topic, offset) == checksum
             if not checked:
                 raise MalformedMessageError(f"no message with the id of checksum at offset {offset}")
-            self._hub.ensure_channel(topic, channel, mask=mask, wanted=wanted, offset=offset)
+            await self._hub.ensure_channel(topic, channel, mask=mask, wanted=wanted, offset=offset).wait()
         return text_reply(headers["id"], m.OK, m.created(mq, channel))
 
     async def _remove_mq(self, message: Message) -> Message:
@@ -217,7 +217,7 @@ class Session(Generic[Asked]):
         if channel is None:
             await self._hub.remove_mq(mq)
         else:
-            self._hub.remove_channel(mq, channel)
+            await self._hub.remove_channel(mq, channel).wait()
         return text_reply(message.headers["id"], m.OK, m.removed(mq, channel))
 
     def _query(self, message: Message) -> Message:
@@ -264,7 +264,7 @@ class Session(Generic[Asked]):
         try:
             for _ in range(TAKE_TRIES):
                 looked = False
-                for some in group.take_runs(count - len(heads), member):
+                for some in group.take(count - len(heads), member):
                     looked = True
                     if member is not None:
                         member.ack(some)  # made by another protocol; here a message is done when it is handed out

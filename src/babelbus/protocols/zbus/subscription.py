@@ -78,7 +78,6 @@ class Subscription:
             owner=self,
             exclusive=bool((mask | self._hub.mask_of(self.mq)) & Mask.EXCLUSIVE),
             held=self._receiver.held,
-            runs=True,
             on_closed=self._closed,
         )
 
