@@ -98,7 +98,7 @@ class Gathered:
         return receipt
 
     def settle(self, stored: Receipt) -> None:
-        """Pass the outcome of the batch on to the receipts of its publications."""
+        """Set the outcome of the batch in the receipts of its publications."""
         if stored.base_offset >= 0:
             for (index, _), receipt in zip(self.publications, self._receipts, strict=True):
                 receipt.partition, receipt.base_offset = stored.partition, stored.base_offset + index

@@ -25,7 +25,7 @@ class Side:
         self._woken = False
 
     def do(self, work: Callable[[], None]) -> None:
-        """Do something in the loop soon; called from the other thread."""
+        """Run something in the loop soon; called from the other thread."""
         self._work.append(work)
         if not self._woken:
             self._woken = True

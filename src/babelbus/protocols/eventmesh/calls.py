@@ -94,7 +94,7 @@ class Origin:
         """Read a URL.
 
         Raises:
-            TargetRefusedError: it is none of http or https.
+            TargetRefusedError: it is no URL of http or https.
         """
         try:
             parts = urlsplit(url)
@@ -209,7 +209,7 @@ class _Pool:
         self._idle: list[_Connection] = []
 
     def add(self, call: Call) -> None:
-        """Carry out a call when its turn has come."""
+        """Start a call, or let it wait for a connection."""
         if len(self.waiting) >= WAITING_MAX:
             call.resolve(CallError(f"{WAITING_MAX} calls wait for {self._origin.authority} already"))
             return
@@ -217,7 +217,7 @@ class _Pool:
         self.start()
 
     def start(self) -> None:
-        """Give the calls that wait to idle connections, and open further ones."""
+        """Send the calls that wait over idle connections, and open further connections."""
         now = self._owner.clock.monotonic()
         while self.waiting and self._idle:
             self._idle.pop().send(self.waiting.popleft(), now)
@@ -226,7 +226,7 @@ class _Pool:
             self._owner.spawn(self._open())
 
     def free(self, connection: _Connection) -> None:
-        """Take a connection back whose call is answered."""
+        """Handle a connection whose call is answered."""
         now = self._owner.clock.monotonic()
         if self.waiting:
             connection.send(self.waiting.popleft(), now)
@@ -235,7 +235,7 @@ class _Pool:
             self._idle.append(connection)
 
     def lost(self, connection: _Connection, call: Call | None) -> None:
-        """Forget a connection; `call` is to be made again over another one."""
+        """Remove a connection; `call` is to be made again over another connection."""
         self.connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

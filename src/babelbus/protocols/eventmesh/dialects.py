@@ -58,7 +58,7 @@ class RefusedError(BabelbusError):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What a message publishes or asks; `ttl_ms` counts for a request."""
+    """The event that a message publishes or asks with; `ttl_ms` counts for a request."""
 
     group: str
     event: Event
@@ -66,7 +66,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a client subscribes to or ends, or whose heartbeat it is; `client` is who it is, for its own entries."""
+    """A subscription, its end or its heartbeat; `client` identifies the client among those of its group."""
 
     group: str
     items: Sequence[SubscriptionItem]

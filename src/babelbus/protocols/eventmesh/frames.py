@@ -19,7 +19,7 @@ HEAD_BYTES: Final = _HEAD.size
 OLD: Final = 8
 NEW: Final = 13
 _SURPLUSES: Final = (OLD, NEW, 21, 0)
-"""What L may count beside header and body: two framings of SDKs, and two of clients written from the document alone."""
+"""Bytes that L may count beside header and body: framings of SDKs, and of clients written from the document alone."""
 FRAME_BYTES_MAX: Final = 4 * 2**20
 NO_BODY: Final = b"null"
 NEWLINE: Final = 0x0A

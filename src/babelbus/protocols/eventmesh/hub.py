@@ -60,7 +60,7 @@ class Peer(Protocol):
     """When the last frame came (`Clock.monotonic`)."""
 
     def say_goodbye(self, reason: str) -> None:
-        """Tell the client that the server ends the session."""
+        """Send the goodbye of the server."""
 
     def expire(self) -> None:
         """Close the connection: the client has been silent for too long."""
@@ -147,7 +147,7 @@ class Hub:
             peer.expire()
 
     def stop(self) -> None:
-        """Say goodbye to every client: the server stops."""
+        """Send a goodbye to every client: the server stops."""
         self.stopping = True
         for peer in list(self.peers):
             peer.say_goodbye("graceful normal quit from eventmesh")

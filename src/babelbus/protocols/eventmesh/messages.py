@@ -76,7 +76,7 @@ class Frame(msgspec.Struct, gc=False):
 
 
 class UserAgent(msgspec.Struct):
-    """Who a client is: the body of HELLO; `producerGroup` and `consumerGroup` come from Java 1.2 and 1.3."""
+    """The body of HELLO, which describes a client; `producerGroup` and `consumerGroup` come from Java 1.2 and 1.3."""
 
     env: str | None = None
     subsystem: str | None = None

@@ -150,7 +150,7 @@ class RpcServer:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; return the address.
+        """Start to listen; return the address.
 
         Raises:
             OSError: the address is taken.

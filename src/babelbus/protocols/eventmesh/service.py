@@ -40,7 +40,7 @@ class EventmeshService(StreamService):
         self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host)
 
     async def start(self) -> None:
-        """Listen, and push to the webhooks of the last run.
+        """Start to listen, and to push to the webhooks of the last run.
 
         Raises:
             OSError: an address is taken.
@@ -65,7 +65,7 @@ class EventmeshService(StreamService):
         self.webhooks.tick()
 
     async def drain(self) -> None:
-        """Say goodbye to every client, and stop all deliveries."""
+        """Send a goodbye to every client, and stop all deliveries."""
         self.hub.stop()
         self.webhooks.stop()
         await self._rpc.stop()

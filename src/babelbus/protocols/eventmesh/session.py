@@ -1,6 +1,6 @@
-"""What the frames of one EventMesh TCP connection mean (docs/specifications/eventmesh.md, 3.5 to 3.9).
+"""The meaning of the frames of one EventMesh TCP connection (docs/specifications/eventmesh.md, 3.5 to 3.9).
 
-What a chunk publishes is appended together, once for each topic, and acknowledged with one write.
+The publications of a chunk are appended together, once for each topic, and acknowledged with one write.
 """
 
 import logging
@@ -287,7 +287,7 @@ class Session(contract.Session):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _request(self, seq: bytes, frame: Frame) -> None:
-        """Ask a responder; a request that fails is answered by silence: Java takes each answer for the reply (3.8)."""
+        """Send a request to a responder. Silence is the answer of a failure: Java takes any answer for the reply (3.8)."""
         properties = frame.header.properties
         try:
             event, named = read_message(frame.body, str(frame.header.seq or ""), properties, self._source)
@@ -308,7 +308,7 @@ class Session(contract.Session):
         self._send(_encode_message(self._surplus, m.RESPONSE_TO_CLIENT, seq, kind, body))
 
     def _respond(self, frame: Frame) -> None:
-        """Take a reply; one that answers nothing is dropped without a word."""
+        """Handle a reply; a reply to nothing is dropped without a word."""
         try:
             event, properties = read_message(
                 frame.body, str(frame.header.seq or ""), frame.header.properties, self._source
@@ -324,7 +324,7 @@ class Session(contract.Session):
             self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)))
 
     def _ask(self, subscribed: Subscribed, question: Question) -> None:
-        """Push a question to the client."""
+        """Send a question to the client."""
         name = self._hub.remember(question)
         self._questions[name] = None
         if len(self._questions) > ANSWERED_MAX:  # the client answers other questions than it is asked
@@ -396,7 +396,7 @@ class Session(contract.Session):
                     subscribed.member.resume()
 
     def say_goodbye(self, reason: str) -> None:
-        """Tell the client that the server ends the session; no delivery follows."""
+        """Send the goodbye of the server; no delivery follows."""
         if self._agent is None or self._leaving:
             return
         self._leaving = True
@@ -411,7 +411,7 @@ class Session(contract.Session):
         self._close()
 
     def close(self) -> None:
-        """Give up what the session holds: the connection is gone."""
+        """Release what the session holds: the connection is gone."""
         self._hub.peers.pop(self, None)
         for subscribed in self._subscribed.values():
             self._end(subscribed, lost=not self._hub.stopping)

@@ -1,7 +1,7 @@
 """Consumer groups whose members are URLs: subscriptions, and pushes with retries (specification, 4.7 and 5).
 
-Subscriptions are kept in a note, so that a restart loses none. A message is acknowledged when a webhook has taken it;
-one that no webhook of its group takes becomes a dead letter.
+Subscriptions are kept in a note, so that a restart loses no subscription. A message is acknowledged when a webhook has
+taken it; a message that no webhook of its group takes becomes a dead letter.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class _Webhook:
         return PUSH_SYNC if any(entry.type == "SYNC" for entry in self.entries.values()) else PUSH_ASYNC
 
     def update(self) -> None:
-        """Join, or leave, what the entries ask for."""
+        """Begin and end what the entries ask for."""
         hub = self._owner.hub
         modes = {entry.mode for entry in self.entries.values()}
         if "CLUSTERING" in modes and self.member is None:
@@ -192,7 +192,7 @@ def read_answer(call: Call) -> tuple[str, float | None]:
 
 
 def _retcode(response: Response) -> object:
-    """Return the code of an answer, `None` where there is none: Go's examples answer with an empty body (5.2)."""
+    """Return the code of an answer, `None` if it has no code: Go's examples answer with an empty body (5.2)."""
     try:
         return _decode_answer(response.body).get("retCode")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -278,7 +278,7 @@ class Webhooks:
         return self._save()
 
     def beat(self, group: str, topic: str, url: str) -> bool:
-        """Note that the client of a webhook lives; `False` for a webhook that is not known."""
+        """Record a heartbeat of the client of a webhook; return whether the webhook is known."""
         webhook = self._webhooks.get((group, topic))
         if webhook is None or url not in webhook.entries:
             return False
@@ -355,7 +355,7 @@ class Webhooks:
                 member.ack(deliveries)
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
-        """Do something after a time, unless the server stops."""
+        """Run something after a time, unless the server stops."""
 
         def run() -> None:
             self._timers.discard(timer)
@@ -365,7 +365,7 @@ class Webhooks:
         self._timers.add(timer)
 
     def tick(self) -> None:
-        """Forget webhooks whose clients have stopped to send heartbeats; called about once a second."""
+        """Remove webhooks whose clients have stopped to send heartbeats; called about once a second."""
         self._calls.tick()
         oldest = self.hub.clock.monotonic() - EXPIRE_SECONDS
         silent = [key for key, heard in self._heard.items() if heard < oldest]

@@ -195,7 +195,7 @@ class Session(contract.Session):
         self._change.when_done(self._finish)
 
     def _finish(self, _change: Promise) -> None:
-        """Carry out what was put off, up to the next change of the topics; then again behind it."""
+        """Handle what was put off, up to the next change of the topics; then again behind it."""
         requests = [request for request in self._backlog if not isinstance(request, Fetch | FetchPartition)]
         self._backlog.clear()
         try:
