@@ -10,6 +10,7 @@ from babelbus.config import (
     AdminSettings,
     Config,
     DataSettings,
+    EventmeshSettings,
     JebpSettings,
     SbusSettings,
     WorterbuchSettings,
@@ -29,6 +30,7 @@ def configured(folder: Path, **sbus: object) -> Config:
         admin=AdminSettings(enabled=False, port=0),
         worterbuch=WorterbuchSettings(port=0, tcp_port=0),
         zbus=ZbusSettings(port=0),
+        eventmesh=EventmeshSettings(enabled=False),
         sbus=SbusSettings(**sbus),  # type: ignore[arg-type]  # as the test gives them
     )
 

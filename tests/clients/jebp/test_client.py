@@ -63,6 +63,7 @@ def configure(folder: Path, port: int = 0, partitions: int = 1) -> Config:
         admin=replace(config.admin, enabled=False),
         worterbuch=replace(config.worterbuch, enabled=False),
         zbus=replace(config.zbus, enabled=False),  # its port is fixed, and other tests run beside this one
+        eventmesh=replace(config.eventmesh, enabled=False),
         sbus=replace(config.sbus, enabled=False),
         topics=replace(config.topics, partitions=partitions),
     )

@@ -287,7 +287,7 @@ class Session(contract.Session):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _request(self, seq: bytes, frame: Frame) -> None:
-        """Send a request to a responder. Silence is the answer of a failure: Java takes any answer for the reply (3.8)."""
+        """Send a request to a responder. A failure gets silence: Java takes each answer for the reply (3.8)."""
         properties = frame.header.properties
         try:
             event, named = read_message(frame.body, str(frame.header.seq or ""), properties, self._source)
