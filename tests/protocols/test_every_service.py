@@ -386,7 +386,7 @@ async def fill(live: LiveServer) -> None:
     mesh = live.server.services["eventmesh"]
     assert isinstance(mesh, EventmeshService)
     item = SubscriptionItem("small", "BROADCASTING")
-    mesh.webhooks.subscribe("group", [item], f"http://127.0.0.1:1/{LARGE.decode()}")
+    await mesh.webhooks.subscribe("group", [item], f"http://127.0.0.1:1/{LARGE.decode()}")
 
 
 @pytest.fixture(scope="module")

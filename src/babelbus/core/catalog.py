@@ -31,7 +31,6 @@ from babelbus.metrics import Metrics
 from babelbus.storage import notes
 from babelbus.storage.contract import Catalog as CatalogStore
 from babelbus.storage.contract import PartitionLog, Store
-from babelbus.storage.errors import BackendBusyError
 from babelbus.storage.files import disk_error
 
 log = logging.getLogger(__name__)
@@ -292,18 +291,6 @@ class Catalog:
             if self._changes[name] is done:
                 del self._changes[name]
             done.resolve()
-
-    def create_topic_at_once(self, name: str) -> Topic:
-        """Create a topic with the defaults, and block the event loop until it is durable; prefer `create_topic`.
-
-        Raises: the errors of `create_topic`; `BackendBusyError` while a change of the topic is under way.
-        """
-        if name in self._changes:
-            raise BackendBusyError(f"topic {name!r} is being changed")
-        kept = self._check_new(name, None, {})
-        topic = self._add_topic(name, kept, self._store_topic(self._backend(kept.settings.engine), name, kept))
-        self._changed()
-        return topic
 
     async def _create(self, name: str, partitions: int | None, settings: dict[str, Any]) -> Topic:
         kept = self._check_new(name, partitions, settings)

@@ -10,6 +10,7 @@ from babelbus.core.access import Identity
 from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import Reply, Request
+from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
@@ -315,7 +316,7 @@ class WebSession(HttpSession, contract.Session):
         if action in ("subscribe/local", "subscribe/remote"):
             body = _read_uri_body(request)
             try:
-                saved = self._webhooks.subscribe(body.consumerGroup, _items(body.topic), body.url)
+                saved: Promise = self._webhooks.subscribe(body.consumerGroup, _items(body.topic), body.url)
             except BabelbusError as error:
                 raise _RefusedError(BODY_ERROR, str(error)) from None
             return saved, lambda: self._encode_outcome(request, saved, SUBSCRIBE_ERROR)
@@ -353,15 +354,12 @@ class WebSession(HttpSession, contract.Session):
 
     def _change_topics(self, request: http.Request, action: str) -> tuple[Promise, Callable[[], bytes]]:
         names = text_of(_object(request.body.decode("utf-8", "replace")).get("topic", "")).split(";")
-        removals = []
-        for name in names:
-            if not name:
-                raise _RefusedError(BODY_ERROR, "topic is missing")
-            if action == "topic/create":
-                self._hub.ensure_topic(name)
-            else:
-                removals.append(self._hub.broker.remove_topic(name))
-        changed = all_of(removals)
+        if not all(names):
+            raise _RefusedError(BODY_ERROR, "topic is missing")
+        if action == "topic/create":
+            changed = all_of([Work(self._hub.ensure_topic(name)) for name in names])
+        else:
+            changed = all_of([self._hub.broker.remove_topic(name) for name in names])
         return changed, lambda: self._encode_outcome(request, changed, RUNTIME_ERROR)
 
     # -- answers -----------------------------------------------------------------------------------------------------

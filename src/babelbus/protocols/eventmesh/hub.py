@@ -13,12 +13,14 @@ from babelbus.clock import Clock
 from babelbus.config import EventmeshSettings
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
+from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import END, Group, GroupSettings
 from babelbus.core.publish import Publication
 from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import Key, Question, Reply
 from babelbus.core.topic import ReservedTopicError, Topic
+from babelbus.core.work import Work
 from babelbus.metrics import Metrics
 from babelbus.records.record import Headers
 
@@ -83,7 +85,7 @@ class Hub:
         """Return a number that no frame of the server had: the `seq` of a push, or the id of a question."""
         return next(self._numbers)
 
-    def ensure_topic(self, name: str) -> Topic:
+    async def ensure_topic(self, name: str) -> Topic:
         """Return a topic; it is made at the first publish or subscription (specification, 0.6).
 
         Raises:
@@ -93,35 +95,50 @@ class Hub:
         """
         topic = self.broker.find_topic(name)
         if topic is None:
-            return self.broker.create_topic_at_once(name)
+            try:
+                return await self.broker.create_topic(name)
+            except TopicExistsError:  # another client was first
+                topic = self.broker.topic(name)
         if topic.reserved:
             raise ReservedTopicError(f"topic {name!r} is the server's own")
         return topic
 
-    def ensure_group(self, topic: str, name: str) -> Group:
-        """Return the group of clients; a new one begins at the end of the topic, and keeps its place while it is empty.
+    def group(self, topic: str, name: str) -> Group:
+        """Return the group of clients; a new group begins at the end of the topic, and keeps its place while empty.
 
         Raises:
             InvalidGroupNameError: no group can have the name.
-            StorageError: the disk refused.
+            UnknownTopicError: there is no such topic.
         """
         settings = GroupSettings(ack="explicit", ack_seconds=self.settings.ack_seconds)
         return self.broker.groups.ensure(topic, name, settings, start=END)
 
-    def publish(self, principal: Identity, events: Sequence[Event]) -> Promise:
-        """Publish events; topics that do not exist are made.
+    async def ensure_group(self, topic: str, name: str) -> None:
+        """Create topic and group, durably, if they are not there.
 
         Raises:
-            BabelbusError: no topic can have a name.
+            BabelbusError: the topic or the group cannot be.
         """
+        await self.ensure_topic(topic)
+        await self.group(topic, name).saved.wait()
+
+    def publish(self, principal: Identity, events: Sequence[Event]) -> Promise:
+        """Publish events; topics that do not exist are made. Every failure is the error of the promise."""
         by_topic: dict[str, list[Event]] = {}
         for event in events:
             by_topic.setdefault(event.subject, []).append(event)
+        if all(self.broker.has_topic(topic) for topic in by_topic):
+            return self._publish(principal, by_topic)
+        return Work(self._publish_new(principal, by_topic))
+
+    async def _publish_new(self, principal: Identity, by_topic: dict[str, list[Event]]) -> None:
         for topic in by_topic:
-            self.ensure_topic(topic)
-        return all_of(
-            self.broker.publish(Publication(principal, PROTOCOL, batch, topic)) for topic, batch in by_topic.items()
-        )
+            await self.ensure_topic(topic)
+        await self._publish(principal, by_topic).wait()
+
+    def _publish(self, principal: Identity, by_topic: dict[str, list[Event]]) -> Promise:
+        publish = self.broker.publish
+        return all_of([publish(Publication(principal, PROTOCOL, batch, topic)) for topic, batch in by_topic.items()])
 
     # -- questions ---------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from babelbus.core.groups import Delivery, Member
 from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import NoRespondersError, Question, Reply, Request, RequestTimeoutError
+from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.protocols.eventmesh.bridge import Bridge
 from babelbus.protocols.eventmesh.dialects import (
@@ -64,13 +65,10 @@ class Stream:
         self._closed = False
 
     def subscribe(self, wanted: Wanted) -> Promise:
-        """Add topics, in the server's loop.
+        """Add topics, in the server's loop; the error of what it returns says why not."""
+        return Work(self._subscribe(wanted))
 
-        Raises:
-            BabelbusError: a topic or the group cannot be.
-        """
-        if self._closed:
-            return DONE
+    async def _subscribe(self, wanted: Wanted) -> None:
         self.client = wanted.client
         for item in wanted.items:
             key = wanted.group, item.topic
@@ -79,12 +77,13 @@ class Stream:
                 continue
             if len(self.subscribed) >= self._hub.settings.subscriptions_max:
                 raise RefusedError(SUBSCRIBE_ERROR, f"{self._hub.settings.subscriptions_max} topics are the limit")
-            self._hub.ensure_topic(item.topic)
+            await self._hub.ensure_group(item.topic, wanted.group)
+            if self._closed:
+                return
             if before is not None:
                 before.end(self._hub)
             subscribed = self.subscribed[key] = Subscribed(item)
             subscribed.begin(self._hub, wanted.group, self._deliver, self._broadcast, self._ask)
-        return DONE
 
     def unsubscribe(self, group: str, topics: Sequence[str]) -> bool:
         """End subscriptions, in the server's loop; return whether there was one."""

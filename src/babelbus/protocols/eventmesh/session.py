@@ -11,10 +11,10 @@ import msgspec
 
 from babelbus.core.access import Identity
 from babelbus.core.groups import Delivery, Member
-from babelbus.core.publish import Publication
-from babelbus.core.receipt import Receipt
+from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.request import Question, Reply, Request
+from babelbus.core.work import Work
 from babelbus.errors import BabelbusError, PeerLeavesError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
@@ -130,7 +130,7 @@ class Session(contract.Session):
         elif name == m.HEARTBEAT:
             self._answer(name, seq)
         elif name == m.SUBSCRIBE:
-            self._answer(name, seq, self._subscribe(frame.body))
+            self._begin_to_subscribe(seq, frame.body)
         elif name == m.UNSUBSCRIBE:
             self._unsubscribe()
             self._answer(name, seq)
@@ -179,7 +179,20 @@ class Session(contract.Session):
         self._principal = Identity(self._source, agent.group_name, None)
         self._decoder.frame_bytes_max = FRAME_BYTES_MAX
 
-    def _subscribe(self, body: bytes) -> str:
+    def _begin_to_subscribe(self, seq: bytes, body: bytes) -> None:
+        """Answer a subscription when its topics and groups are there; later frames wait for that."""
+        work = Work(self._subscribe(body))
+        if work.done:
+            self._answer(m.SUBSCRIBE, seq, work.value)
+            return
+        surplus, name = self._surplus, m.ANSWERS[m.SUBSCRIBE]
+
+        def encode() -> bytes:
+            return _encode_answer(surplus, name, seq, work.value if work.error is None else str(work.error))
+
+        self._outbox.answer_when([work], encode, self._outbox.bytes_max)
+
+    async def _subscribe(self, body: bytes) -> str:
         """Add the topics of a subscription; return why not, or an empty text."""
         assert self._agent is not None
         if self._agent.purpose != "sub":
@@ -198,9 +211,12 @@ class Session(contract.Session):
             if before is None and len(self._subscribed) >= self._hub.settings.subscriptions_max:
                 return f"{self._hub.settings.subscriptions_max} topics are subscribed to, which is the limit"
             try:
-                self._hub.ensure_topic(wanted.topic)
                 if wanted.mode == "CLUSTERING":
-                    self._hub.ensure_group(wanted.topic, self._agent.group_name)
+                    await self._hub.ensure_group(wanted.topic, self._agent.group_name)
+                else:
+                    await self._hub.ensure_topic(wanted.topic)
+                if self not in self._hub.peers:
+                    return "the client is gone"
                 if before is not None:
                     self._end(before)
                 subscribed = self._subscribed[wanted.topic] = Subscribed(wanted)
@@ -250,10 +266,7 @@ class Session(contract.Session):
         try:
             event, _ = read_message(frame.body, str(header.seq or ""), header.properties, self._source)
             topic = event.subject
-            if topic not in self._events:
-                self._hub.ensure_topic(topic)
-                self._events[topic] = []
-            self._events[topic].append(event)
+            self._events.setdefault(topic, []).append(event)
         except BabelbusError as fault:
             error = str(fault)
         self._acks.append((m.ANSWERS[name], _encode(header.seq), topic, error))
@@ -269,13 +282,14 @@ class Session(contract.Session):
             return
         events, self._events = self._events, {}
         acks, self._acks = self._acks, []
-        publish, principal = self._hub.broker.publish, self._principal
-        receipts = {
-            topic: publish(Publication(principal, PROTOCOL, batch, topic)) for topic, batch in events.items() if batch
-        }
-        self._outbox.answer_when([*receipts.values()], partial(self._encode_acks, acks, receipts), 128 * len(acks))
+        publish, principal = self._hub.publish, self._principal
+        receipts = {topic: publish(principal, batch) for topic, batch in events.items()}
+        weight = 128 * len(acks)
+        if any(isinstance(receipt, Work) and not receipt.done for receipt in receipts.values()):
+            weight = self._outbox.bytes_max  # a topic is being made: what follows must not overtake
+        self._outbox.answer_when([*receipts.values()], partial(self._encode_acks, acks, receipts), weight)
 
-    def _encode_acks(self, acks: list[tuple[str, bytes, str, str]], receipts: dict[str, Receipt]) -> bytes:
+    def _encode_acks(self, acks: list[tuple[str, bytes, str, str]], receipts: dict[str, Promise]) -> bytes:
         surplus = self._surplus
         answers = []
         for name, seq, topic, error in acks:

@@ -50,7 +50,7 @@ class Subscribed:
         if self.item.mode == "BROADCASTING":
             self.live = hub.broker.subscribe(exactly(topic), partial(broadcast, self))
             return
-        joined = hub.ensure_group(topic, group)
+        joined = hub.group(topic, group)
         self.member = joined.join(partial(deliver, self), window=hub.settings.window, owner=self, held=held)
         if self.item.type == "SYNC":
             self.responder = hub.broker.responders.add(exactly(topic), partial(ask, self), group)

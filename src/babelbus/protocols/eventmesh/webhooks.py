@@ -13,12 +13,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from babelbus.core.groups import Delivery, Member
+from babelbus.core.groups import Delivery, Member, check_group_name
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.request import Question
 from babelbus.core.router import Subscription as Live
-from babelbus.core.subject import exactly
+from babelbus.core.subject import check_topic_name, exactly
+from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.protocols.eventmesh.calls import Call, Calls, Origin
 from babelbus.protocols.eventmesh.hub import Hub, correlation
@@ -80,7 +81,7 @@ class _Webhook:
         hub = self._owner.hub
         modes = {entry.mode for entry in self.entries.values()}
         if "CLUSTERING" in modes and self.member is None:
-            group = hub.ensure_group(self.topic, self.group)
+            group = hub.group(self.topic, self.group)
             self.member = group.join(self._deliver, window=hub.settings.window, owner=self)
         elif "CLUSTERING" not in modes and self.member is not None:
             self.member.leave()
@@ -234,39 +235,32 @@ class Webhooks:
 
     def subscribe(
         self, group: str, items: Sequence[SubscriptionItem], url: str, idc: str = "", pid: str = ""
-    ) -> Promise:
-        """Add a webhook to a group for topics; the promise is done when the webhook agrees and the note is written.
+    ) -> Work[None]:
+        """Add a webhook to a group for topics; the work is done when the webhook agrees and the note is written.
 
         Raises:
-            BabelbusError: the URL, the group or a topic cannot be.
+            TargetRefusedError, InvalidTopicNameError, InvalidGroupNameError: the subscription names what cannot be.
         """
         Origin(url)
+        check_group_name(group)
         for item in items:
-            self.hub.ensure_topic(item.topic)
-            self.hub.ensure_group(item.topic, group)
-        entries = [Entry(group, item.topic, url, item.mode, item.type, idc, pid) for item in items]
-        agreed = Promise()
+            check_topic_name(item.topic)
+        return Work(self._subscribe([Entry(group, item.topic, url, item.mode, item.type, idc, pid) for item in items]))
 
-        def write() -> None:
-            for entry in entries:
-                self._add(entry)
-            self._save().when_done(lambda saved: agreed.resolve(saved.error))
-
-        def answered(call: Promise) -> None:
-            assert isinstance(call, Call)
-            response = call.response
-            allowed = "" if response is None else response.headers.get("webhook-allowed-origin", "").strip()
-            if allowed not in ("", "*", self.cluster["webhook-request-origin"]):
-                agreed.resolve(BabelbusError(f"the webhook allows {allowed[:100]!r} alone"))
-            else:
-                write()
-
-        if self.hub.settings.webhook_consent:
+    async def _subscribe(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            await self.hub.ensure_group(entry.topic, entry.group)
+        if self.hub.settings.webhook_consent and entries:
             origin = self.cluster["webhook-request-origin"]
-            self.call("OPTIONS", url, [("webhook-request-origin", origin)]).when_done(answered)
-        else:
-            write()
-        return agreed
+            call = self.call("OPTIONS", entries[0].url, [("webhook-request-origin", origin)])
+            await settled(call)
+            response = call.response  # a webhook that does not answer agrees
+            allowed = "" if response is None else response.headers.get("webhook-allowed-origin", "").strip()
+            if allowed not in ("", "*", origin):
+                raise BabelbusError(f"the webhook allows {allowed[:100]!r} alone")
+        for entry in entries:
+            self._add(entry)
+        await self._save().wait()
 
     def unsubscribe(self, group: str, topics: Sequence[str], url: str, pid: str = "") -> Promise:
         """Remove a webhook of a group from topics; those of other clients stay."""
