@@ -62,3 +62,9 @@ def test_every_dependency_is_explained_and_pinned() -> None:
     assert "aiohttp" in names
     assert {plain(name) for name in names} - {plain(name) for name in pinned} == set()
     assert {name for name in names if f"| {name} |" not in explained} == set()
+
+
+def test_every_file_that_contributing_names_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(named) > 10
+    assert [name for name in named if not any((top / name).exists() for top in (ROOT, ROOT / "src" / "babelbus"))] == []
