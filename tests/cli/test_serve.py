@@ -13,7 +13,8 @@ from tests.cli.shell import Served, Shell
 
 def test_a_server_says_where_it_listens_once_it_is_ready_and_stops_with_code_0(tmp_path: Path) -> None:
     server = Served(tmp_path)
-    assert set(server.ready["addresses"]) == {"jebp", "sbus", "worterbuch", "worterbuch-tcp", "zbus", "admin"}
+    mesh = {"eventmesh-tcp", "eventmesh-http", "eventmesh-grpc"}
+    assert set(server.ready["addresses"]) == {"jebp", "sbus", "worterbuch", "worterbuch-tcp", "zbus", "admin", *mesh}
     assert server.ready["first_start"]
     assert os.path.exists(server.ready["admin_key"])
     host, _, port = server.ready["addresses"]["jebp"].rpartition(":")

@@ -8,12 +8,13 @@ import pytest
 
 from babelbus.core.access import CLIENT, SERVER, AccessRefusedError, Action, Grant, Identity
 from babelbus.core.catalog import UnknownTopicError
-from babelbus.core.publish import GATHER_RECORDS_MAX, Bodies, Content, Payloads, Publication
+from babelbus.core.publish import GATHER_RECORDS_MAX, Bodies, Content, Gathered, Payloads, Publication
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
 from babelbus.core.subject import EVERYTHING, below
 from babelbus.core.topic import ReservedTopicError, SequenceGapError
 from babelbus.records.format import encode_batch
+from babelbus.records.ingest import parse_records
 from babelbus.records.record import Record
 from babelbus.storage.errors import DiskError, DiskFullError
 from tests.storage.faults import FaultyFiles
@@ -151,6 +152,16 @@ async def test_what_a_turn_brings_is_one_write_and_each_receipt_says_where_its_r
     bus = await bus.restart()
     assert (await bus.broker.publish(sent[40]).wait()).base_offset == 41
     await bus.broker.close()
+
+
+def test_times_of_gathered_batches_are_whole_numbers_for_every_engine() -> None:
+    gathered = Gathered()
+    content = parse_records(encode_batch([Record(b"x", timestamp=NOW)] * 40).data)
+    publication = Publication(SERVER, "test", content, "work")
+    for _ in range(2):
+        gathered.add(publication, [b"x"] * 40, content.timestamps)
+    assert {type(time) for time in gathered.timestamps} == {int}
+
 
 
 @in_loop

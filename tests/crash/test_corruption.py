@@ -68,7 +68,7 @@ async def fill(server: Server) -> None:
     """Make every kind of file that a data folder has."""
     broker = server.broker
     for topic, settings_of in TOPICS.items():
-        broker.create_topic(topic, 1, dict(settings_of))
+        await broker.create_topic(topic, 1, dict(settings_of))
         for number in range(COUNT):
             (receipt,) = await done(publish(broker, [event(topic, number)]))
             assert (receipt.error, receipt.base_offset) == (None, number)

@@ -114,7 +114,7 @@ def test_the_others_hear_what_zbus_publishes(bus: Bus) -> None:
     sent = [
         ("text/plain; charset=utf-8", "schön".encode(), "schön"),
         ("application/json", b'{"a":[1,null,"\xc3\xbc"]}', {"a": [1, None, "ü"]}),
-        ("application/octet-stream", ARBITRARY, base64.b64encode(ARBITRARY).decode()),
+        ("application/octet-stream", ARBITRARY, {"base64": base64.b64encode(ARBITRARY).decode()}),
         ("text/plain", LARGE, LARGE.decode()),
     ]
     for kind, payload, value in sent:

@@ -82,8 +82,8 @@ class Session(Peer):
             m.Transform: _refuse,
             m.Export: _refuse_file,
             m.Import: _refuse_file,
-            **tree.handlers,
-            **subscriptions.handlers,
+            **m.handlers_of(tree),
+            **m.handlers_of(subscriptions),
         }
         hub.join(self)
 

@@ -32,7 +32,6 @@ class SubscriptionRequests:
         self._translator = translator
         self._access = access
         self._answers = answers
-        self.handlers = m.handlers_of(self)
 
     def subscribe(self, message: m.Subscribe) -> bytes:
         """Subscribe to a key; the `ack` is sent at once."""

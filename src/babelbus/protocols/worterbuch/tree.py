@@ -42,7 +42,6 @@ class TreeRequests:
         self._access = access
         self._answers = answers
         self._streams: dict[int, str] = {}
-        self.handlers = m.handlers_of(self)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
