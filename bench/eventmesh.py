@@ -86,8 +86,12 @@ def frame(cmd: str, seq: str, body: object = None) -> bytes:
 
 
 def publishes(count: int, cmd: str = "ASYNC_MESSAGE_TO_SERVER") -> bytes:
-    body = {"topic": TOPIC, "properties": {"ttl": "30000", "keys": "k"}, "body": TEXT}
-    return b"".join([frame(cmd, f"{number:010}", body) for number in range(count)])
+    """Return requests with a key each, as the examples of the SDKs make them; records of one key go one by one."""
+    bodies = [
+        {"topic": TOPIC, "properties": {"ttl": "30000", "keys": f"{number:016}"}, "body": TEXT}
+        for number in range(count)
+    ]
+    return b"".join([frame(cmd, f"{number:010}", body) for number, body in enumerate(bodies)])
 
 
 @contextmanager

@@ -37,6 +37,8 @@ LEFT_OUT: Final = frozenset(
 """Properties that neither the log nor a subscriber gets: secrets and the place of the publisher, and the flavour."""
 CE_OWN: Final = frozenset(("specversion", "id", "source", "subject", "datacontenttype", "data", "data_base64"))
 """Members of a CloudEvent that have a place of their own in a record."""
+UNTOLD: Final = frozenset((FLAVOUR, SUBJECT_HEADER))
+"""Record headers that are no properties."""
 BASE64: Final = "base64"
 ENCODING: Final = "content-encoding"
 SPEC_VERSIONS: Final = ("1.0", "0.3")
@@ -122,7 +124,11 @@ def make_event(
             headers.append((CONTENT_TYPE, text_of(content_type).encode()))
         if rest:
             headers.append((MESSAGE_HEADERS, _encode(rest)))
-    kept = {name: text_of(value) for name, value in properties.items() if name not in LEFT_OUT and value is not None}
+    kept = {
+        name: value if type(value) is str else text_of(value)
+        for name, value in properties.items()
+        if name not in LEFT_OUT and value is not None
+    }
     payload = b"" if text is None else text.encode()
     if kept.get(ENCODING) == BASE64 and text is not None:
         del kept[ENCODING]
@@ -217,7 +223,9 @@ def encode_body(
         return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more)
     properties, message_headers = describe(known)
     text, encoding = text_body(payload)
-    message: dict[str, Any] = {"topic": topic, "properties": properties | encoding | more, "body": text}
+    properties |= encoding
+    properties |= more
+    message: dict[str, Any] = {"topic": topic, "properties": properties, "body": text}
     if message_headers and not strict:
         message["headers"] = message_headers
     return MESSAGE, _encode(message)
@@ -242,14 +250,15 @@ def describe(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], dict[s
     properties: dict[str, str] = {}
     message_headers: dict[str, Any] = {}
     for name, value in headers.items():
-        if value is None or name in (FLAVOUR, SUBJECT_HEADER):
+        if value is None or name in UNTOLD:
             continue
         if name == CONTENT_TYPE:
             message_headers["datacontenttype"] = _text(value)
         elif name == MESSAGE_HEADERS:
             message_headers |= _object(value)
         else:
-            properties[_text(name).removeprefix(f"{PREFIX}_")] = _text(value)
+            text = name.decode("utf-8", "backslashreplace")
+            properties[text.removeprefix("eventmesh_")] = value.decode("utf-8", "backslashreplace")
     return properties, message_headers
 
 
