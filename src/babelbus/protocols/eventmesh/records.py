@@ -26,6 +26,7 @@ from babelbus.core.record import Event
 from babelbus.errors import BabelbusError
 from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, HTTP, MESSAGE, EventMeshMessage, Flavour
 from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER, SUBJECT_HEADER
+from babelbus.records.format import HEADERS_MAX
 from babelbus.records.record import Headers
 
 PREFIX: Final = "eventmesh"
@@ -138,7 +139,14 @@ def make_event(
             raise InvalidMessageError("content-encoding is base64, and the body is not") from None
     headers += [(_record_name(name), value.encode()) for name, value in kept.items()]
     key = kept.get("keys") or kept.get("tag")
-    return Event(topic, payload, key.encode() if key else None, tuple(headers)), kept
+    return _event(topic, payload, key, headers), kept
+
+
+def _event(topic: str, payload: bytes | None, key: str | None, headers: list[tuple[bytes, bytes | None]]) -> Event:
+    """Return an event that can be stored: a batch with another one would fail as a whole."""
+    if len(headers) > HEADERS_MAX:
+        raise InvalidMessageError(f"the message has {len(headers)} properties, the most are {HEADERS_MAX}")
+    return Event(topic, payload, key.encode() if key else None, tuple(headers))
 
 
 def _record_name(name: str) -> bytes:
@@ -181,7 +189,7 @@ def make_cloud_event(attributes: dict[str, Any], payload: bytes | None, source: 
             properties[name] = text_of(value)
             headers.append((f"ce_{name}".encode(), properties[name].encode()))
     key = properties.get("keys") or properties.get("tag")
-    return Event(topic, payload, key.encode() if key else None, tuple(headers)), properties
+    return _event(topic, payload, key, headers), properties
 
 
 def _data(members: dict[str, msgspec.Raw], content_type: object) -> bytes | None:

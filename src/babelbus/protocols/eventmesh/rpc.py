@@ -241,13 +241,7 @@ class RpcServer:
         return Empty()
 
     async def _store(self, published: Sequence[Published]) -> None:
-        by_group: dict[str, list[Event]] = {}
-        for one in published:
-            by_group.setdefault(one.group, []).append(one.event)
-        publish = self._hub.publish
-        await self.bridge.call(
-            lambda: all_of([publish(_identity(group), events) for group, events in by_group.items()])
-        )
+        await self.bridge.call(partial(self._hub.publish, [one.event for one in published]))
 
     async def _request(self, dialect: Dialect, message: Any, context: Any) -> Any:
         hub = self._hub
