@@ -42,8 +42,9 @@ class Bridge:
     """The thread of gRPC; `server` is the side of the server's loop, `rpc` that of gRPC's."""
 
     def __init__(self) -> None:
-        self.server = Side(asyncio.get_running_loop())
-        self.rpc_loop = asyncio.new_event_loop()
+        loop = asyncio.get_running_loop()
+        self.server = Side(loop)
+        self.rpc_loop = type(loop)()  # the setting `server.uvloop` holds here too
         self.rpc = Side(self.rpc_loop)
         self._thread = threading.Thread(target=self._run, name="grpc", daemon=True)
         self._thread.start()
