@@ -18,7 +18,8 @@ Left out are the topic and the publisher's credentials and place (specification,
 
 import base64
 import binascii
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -43,6 +44,12 @@ UNTOLD: Final = frozenset((FLAVOUR, SUBJECT_HEADER))
 BASE64: Final = "base64"
 ENCODING: Final = "content-encoding"
 SPEC_VERSIONS: Final = ("1.0", "0.3")
+
+NAMES_MAX: Final = 1024
+NAME_SIZE_MAX: Final = 64
+
+Given = TypeVar("Given", bound=str | bytes)
+Made = TypeVar("Made")
 
 _decode_message = msgspec.json.Decoder(EventMeshMessage).decode
 _decode_event = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -137,7 +144,7 @@ def make_event(
             payload = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             raise InvalidMessageError("content-encoding is base64, and the body is not") from None
-    headers += [(_record_name(name), value.encode()) for name, value in kept.items()]
+    headers += [(_record_names[name], value.encode()) for name, value in kept.items()]
     key = kept.get("keys") or kept.get("tag")
     return _event(topic, payload, key, headers), kept
 
@@ -149,9 +156,31 @@ def _event(topic: str, payload: bytes | None, key: str | None, headers: list[tup
     return Event(topic, payload, key.encode() if key else None, tuple(headers))
 
 
+class _Names(dict[Given, Made]):
+    """Names as they are written elsewhere; a short name that came before costs a look-up."""
+
+    def __init__(self, make: Callable[[Given], Made]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: Given) -> Made:
+        made = self._make(name)
+        if len(self) < NAMES_MAX and len(name) <= NAME_SIZE_MAX:
+            self[name] = made
+        return made
+
+
 def _record_name(name: str) -> bytes:
     taken = name.startswith(("ce_", PREFIX)) or name == "content-type"
     return (f"{PREFIX}_{name}" if taken else name).encode()
+
+
+def _property_name(name: bytes) -> str:
+    return _text(name).removeprefix(f"{PREFIX}_")
+
+
+_record_names: _Names[str, bytes] = _Names(_record_name)
+_property_names: _Names[bytes, str] = _Names(_property_name)
 
 
 def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
@@ -265,8 +294,7 @@ def describe(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], dict[s
         elif name == MESSAGE_HEADERS:
             message_headers |= _object(value)
         else:
-            text = name.decode("utf-8", "backslashreplace")
-            properties[text.removeprefix("eventmesh_")] = value.decode("utf-8", "backslashreplace")
+            properties[_property_names[name]] = value.decode("utf-8", "backslashreplace")
     return properties, message_headers
 
 
