@@ -44,9 +44,6 @@ UNANSWERED: Final = frozenset(
 )
 """Commands that the server accepts and drops."""
 
-SUCCESS = 0
-FAILURE = 1
-
 Flavour = Literal["eventmeshmessage", "cloudevents", "http"]
 """The payload flavours (2.1); TCP carries the first two."""
 MESSAGE: Final[Flavour] = "eventmeshmessage"

@@ -5,7 +5,7 @@ The publications of a chunk are appended together, once for each topic, and ackn
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 
@@ -436,15 +436,21 @@ class Session(contract.Session):
         self._held.clear()
 
 
-def _encode_answer(surplus: int, command: str, seq: bytes, error: str) -> bytes:
+@cache
+def _begin_header(command: str) -> bytes:
     name = command.encode()
-    code, text = (m.FAILURE, _encode(error)) if error else (m.SUCCESS, b'"success"')
-    return encode_frame(
-        surplus, b'{"cmd":"%b","command":"%b","code":%d,"desc":%b,"seq":%b}' % (name, name, code, text, seq)
-    )
+    return b'{"cmd":"%b","command":"%b","code":' % (name, name)
+
+
+def _encode_answer(surplus: int, command: str, seq: bytes, error: str) -> bytes:
+    outcome = b'1,"desc":' + _encode(error) if error else b'0,"desc":"success"'
+    return encode_frame(surplus, _begin_header(command) + outcome + b',"seq":' + seq + b"}")
+
+
+_PROPERTIES = {
+    flavour: b',"properties":{"protocoltype":"%b"}}' % flavour.encode() for flavour in (m.MESSAGE, m.CLOUD_EVENT)
+}
 
 
 def _encode_message(surplus: int, command: str, seq: bytes, flavour: m.Flavour, body: bytes) -> bytes:
-    name = command.encode()
-    header = b'{"cmd":"%b","command":"%b","code":0,"seq":%b,"properties":{"protocoltype":"%b"}}'
-    return encode_frame(surplus, header % (name, name, seq, flavour.encode()), body)
+    return encode_frame(surplus, _begin_header(command) + b'0,"seq":' + seq + _PROPERTIES[flavour], body)
