@@ -134,23 +134,21 @@ class Hub:
         await self.group(topic, name).saved.wait()
 
     def publish(self, events: Sequence[Event]) -> Promise:
-        """Publish events; topics that do not exist are made. Every failure is the error of the promise.
-
-        Few events wait for the end of this turn of the event loop, and are appended with those of other connections.
-        """
+        """Publish events as `publish_to` does; if a topic cannot be, no event is published."""
         by_topic: dict[str, list[Event]] = {}
         for event in events:
             by_topic.setdefault(event.subject, []).append(event)
         if all(self.broker.has_topic(topic) for topic in by_topic):
-            return all_of([self._publish(topic, batch) for topic, batch in by_topic.items()])
+            return all_of([self.publish_to(topic, batch) for topic, batch in by_topic.items()])
         return Work(self._publish_new(by_topic))
 
-    async def _publish_new(self, by_topic: dict[str, list[Event]]) -> None:
-        for topic in by_topic:
-            await self.ensure_topic(topic)
-        await all_of([self._publish(topic, batch) for topic, batch in by_topic.items()]).wait()
+    def publish_to(self, topic: str, events: list[Event]) -> Promise:
+        """Publish events to a topic, which is made if it does not exist. Every failure is the error of the promise.
 
-    def _publish(self, topic: str, events: list[Event]) -> Promise:
+        Few events wait for the end of this turn of the event loop, and are appended with those of other connections.
+        """
+        if not self.broker.has_topic(topic):
+            return Work(self._publish_new({topic: events}))
         if len(events) >= GATHER_RECORDS_MAX:
             self._flush()
             return self.broker.publish(Publication(self._principal, PROTOCOL, events, topic))
@@ -162,6 +160,11 @@ class Hub:
         else:
             found[0].extend(events)
         return found[1]
+
+    async def _publish_new(self, by_topic: dict[str, list[Event]]) -> None:
+        for topic in by_topic:
+            await self.ensure_topic(topic)
+        await all_of([self.publish_to(topic, batch) for topic, batch in by_topic.items()]).wait()
 
     def _flush(self) -> None:
         """Append what is gathered."""

@@ -285,7 +285,7 @@ class Session(contract.Session):
             return
         events, self._events = self._events, {}
         acks, self._acks = self._acks, []
-        receipts = {topic: self._hub.publish(batch) for topic, batch in events.items()}
+        receipts = {topic: self._hub.publish_to(topic, batch) for topic, batch in events.items()}
         weight = 128 * len(acks)
         if any(isinstance(receipt, Work) and not receipt.done for receipt in receipts.values()):
             weight = self._outbox.bytes_max  # a topic is being made: what follows must not overtake
