@@ -39,7 +39,7 @@ LEFT_OUT: Final = frozenset(
 """Properties that neither the log nor a subscriber gets: secrets and the place of the publisher, and the flavour."""
 CE_OWN: Final = frozenset(("specversion", "id", "source", "subject", "datacontenttype", "data", "data_base64"))
 """Members of a CloudEvent that have a place of their own in a record."""
-UNTOLD: Final = frozenset((FLAVOUR, SUBJECT_HEADER))
+NO_PROPERTIES: Final = frozenset((FLAVOUR, SUBJECT_HEADER, CONTENT_TYPE, MESSAGE_HEADERS))
 """Record headers that are no properties."""
 BASE64: Final = "base64"
 ENCODING: Final = "content-encoding"
@@ -287,24 +287,25 @@ def describe(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], dict[s
     properties: dict[str, str] = {}
     message_headers: dict[str, Any] = {}
     for name, value in headers.items():
-        if value is None or name in UNTOLD:
+        if value is None:
             continue
-        if name == CONTENT_TYPE:
+        if name not in NO_PROPERTIES:
+            properties[_property_names[name]] = value.decode("utf-8", "backslashreplace")
+        elif name == CONTENT_TYPE:
             message_headers["datacontenttype"] = _text(value)
         elif name == MESSAGE_HEADERS:
             message_headers |= _object(value)
-        else:
-            properties[_property_names[name]] = value.decode("utf-8", "backslashreplace")
     return properties, message_headers
 
 
 def text_body(payload: bytes | None) -> tuple[str, dict[str, str]]:
     """Return a payload as text, and the property that marks one that is no UTF-8 and so is base64."""
-    text = _text_body(payload)
-    if text is not None:
-        return text, {}
-    assert payload is not None
-    return base64.b64encode(payload).decode(), {ENCODING: BASE64}
+    if payload is None:
+        return "", {}
+    try:
+        return payload.decode(), {}
+    except UnicodeDecodeError:
+        return base64.b64encode(payload).decode(), {ENCODING: BASE64}
 
 
 def _encode_cloud_event(
@@ -326,24 +327,16 @@ def _encode_cloud_event(
             event.setdefault(_text(name[3:]), _text(value))
     event |= {"protocoltype": CLOUD_EVENT, "protocolversion": "1.0", "protocoldesc": "tcp"}
     event |= more
-    text = _text_body(payload)
+    text, encoding = text_body(payload)
     if payload and _is_json(event.get("datacontenttype")) and _is_valid_json(payload):
         event["data"] = msgspec.Raw(payload)
-    elif text is not None and "datacontenttype" in event:
+    elif not encoding and "datacontenttype" in event:
         event["data"] = text
     elif payload:
         event["data_base64"] = base64.b64encode(payload).decode()
     encoded = _encode(event)
     # JSON that a publisher wrote over several lines stays so in `Raw`: a newline would end Go's client (3.1).
     return encoded if b"\n" not in encoded else _encode(_decode_value(encoded))
-
-
-def _text_body(payload: bytes | None) -> str | None:
-    """Return a payload as text, `None` if it is no UTF-8."""
-    try:
-        return "" if payload is None else payload.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _text(data: bytes) -> str:
