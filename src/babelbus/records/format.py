@@ -510,7 +510,7 @@ def headers_position(data: Buffer, position: int) -> int:
 
 def public_headers(headers: Iterable[tuple[bytes, bytes | None]]) -> Headers:
     """Return the headers without the bus's own."""
-    return tuple(pair for pair in headers if not pair[0].startswith(RESERVED_HEADER_PREFIX))
+    return tuple([pair for pair in headers if not pair[0].startswith(RESERVED_HEADER_PREFIX)])
 
 
 def read_producer(data: bytes, position: int) -> tuple[int, int, int] | None:

@@ -303,6 +303,19 @@ def test_a_message_to_a_sync_subscriber_comes_as_a_request(live: LiveServer) -> 
 # -- one bus -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_message_with_too_many_properties_spoils_no_other_of_its_chunk(live: LiveServer) -> None:
+    with dial(live).hello() as client:
+        properties = {f"p{number}": "x" for number in range(125)}
+        chunk = [
+            client.frame("ASYNC_MESSAGE_TO_SERVER", {"topic": "many", "properties": found, "body": "x"}, seq)
+            for seq, found in (("few", {}), ("many", properties))
+        ]
+        client.socket.sendall(b"".join(chunk))
+        answers = [client.next()[0] for _ in chunk]
+        assert [(answer["seq"], answer["code"]) for answer in answers] == [("few", 0), ("many", 1)]
+        assert "128 properties" in answers[1]["desc"]
+
+
 def test_what_other_protocols_publish_is_heard_and_the_other_way_round(live: LiveServer) -> None:
     with live.caller() as jebp, dial(live).hello(group="bus") as mesh:
         assert said(jebp.ask(create_topic("one"))[0]) == "a130"

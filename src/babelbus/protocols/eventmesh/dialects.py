@@ -5,7 +5,7 @@ topics and groups.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from babelbus.core.record import Event
 from babelbus.errors import BabelbusError
 from babelbus.protocols.eventmesh.hub import PROTOCOL
-from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, SubscriptionItem
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE, SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
     CE_OWN,
     FLAVOUR,
@@ -150,25 +150,26 @@ class LegacyDialect(Dialect):
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
 
-    def _publication(self, header: Any, group: str, topic: str, message: Any) -> Published:
-        source = f"{PROTOCOL}:{group}"
-        if not message.content:
-            raise RefusedError(BODY_ERROR, "content is missing")
-        named = dict(message.properties) | {
-            name: value
-            for name, value in zip(
-                SEQUENCE, (message.seqNum, message.uniqueId, group, message.ttl, message.tag), strict=True
-            )
-            if value
-        }
-        try:
-            if header.protocolType == CLOUD_EVENT:
-                event, _ = read_cloud_event(message.content.encode(), source)
-            else:
-                event, _ = make_event(topic, message.content, message.uniqueId, named, source)
-        except InvalidMessageError as error:
-            raise RefusedError(BODY_ERROR, str(error)) from None
-        return Published(group, event, _read_ttl(message.ttl, in_seconds=header.language.upper() == "GO"))
+    def _publications(self, header: Any, group: str, topic: str, messages: Iterable[Any]) -> list[Published]:
+        source, is_cloud_event = f"{PROTOCOL}:{group}", header.protocolType == CLOUD_EVENT
+        in_seconds = header.language.upper() == "GO"
+        found = []
+        for message in messages:
+            content, identifier, ttl = message.content, message.uniqueId, message.ttl
+            if not content:
+                raise RefusedError(BODY_ERROR, "content is missing")
+            try:
+                if is_cloud_event:
+                    event, _ = read_cloud_event(content.encode(), source)
+                else:
+                    named = dict(message.properties)
+                    sequence = (message.seqNum, identifier, group, ttl, message.tag)
+                    named.update([pair for pair in zip(SEQUENCE, sequence, strict=True) if pair[1]])
+                    event, _ = make_event(topic, content, identifier, named, source)
+            except InvalidMessageError as error:
+                raise RefusedError(BODY_ERROR, str(error)) from None
+            found.append(Published(group, event, _read_ttl(ttl, in_seconds=in_seconds)))
+        return found
 
     def _check(self, header: Any) -> None:
         _check_identity({name: getattr(header, name) for name in IDENTITY})
@@ -178,16 +179,13 @@ class LegacyDialect(Dialect):
         self._check(message.header)
         fields = {name: getattr(message, name) for name in ("uniqueId", "producerGroup", "topic", "content", "ttl")}
         _need(fields, *fields)
-        return self._publication(message.header, message.producerGroup, message.topic, message)
+        return self._publications(message.header, message.producerGroup, message.topic, [message])[0]
 
     def read_batch(self, message: Any) -> list[Published]:
         """Read a BatchMessage."""
         self._check(message.header)
         _need({"topic": message.topic, "producerGroup": message.producerGroup}, "topic", "producerGroup")
-        return [
-            self._publication(message.header, message.producerGroup, message.topic, item)
-            for item in message.messageItem
-        ]
+        return self._publications(message.header, message.producerGroup, message.topic, message.messageItem)
 
     def read_subscription(self, message: Any) -> Wanted | Answered:
         """Read a Subscription, which may be a reply."""
@@ -227,13 +225,13 @@ class LegacyDialect(Dialect):
     def acknowledgement(self, message: Any, code: str, text: str) -> Any:
         """Return a SimpleMessage without topic, seqNum and uniqueId (7.4)."""
         content = _encode({"respMsg": text, "respCode": code}).decode()
-        return legacy_pb2.SimpleMessage(header=_header("eventmeshmessage"), content=content)
+        return legacy_pb2.SimpleMessage(header=_HEADER, content=content)
 
     def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> Any:
         """Return a SimpleMessage."""
         flavour, content, properties = encode_content(topic, payload, headers, more)
         return legacy_pb2.SimpleMessage(
-            header=_header(CLOUD_EVENT if flavour == CLOUD_EVENT else "eventmeshmessage"),
+            header=_CLOUD_HEADER if flavour == CLOUD_EVENT else _HEADER,
             producerGroup=properties.get("producergroup", ""),
             topic=topic,
             content=content,
@@ -258,6 +256,10 @@ def _header(flavour: str) -> Any:
         env="", idc="", ip="127.0.0.1", pid="1", sys=PROTOCOL, language="PYTHON", username="", password="",
         protocolType=flavour, protocolVersion="1.0", protocolDesc="grpc",
     )  # fmt: skip
+
+
+_HEADER: Final = _header(MESSAGE)
+_CLOUD_HEADER: Final = _header(CLOUD_EVENT)
 
 
 class EventsDialect(Dialect):

@@ -73,10 +73,10 @@ class FrameDecoder:
         start, size = 0, len(data)
         try:
             while size - start >= HEAD_BYTES:
-                end = self._find_end(data, start, size)
-                if not end:
+                header_end, end = self._find_end(data, start, size)
+                if end > size:
+                    self._wanted = end - start
                     break
-                header_end = start + HEAD_BYTES + self._header_bytes
                 body = data[header_end:end]
                 found.append(
                     Frame(_read_header(data[start + HEAD_BYTES : header_end]), b"" if body == NO_BODY else body)
@@ -94,8 +94,8 @@ class FrameDecoder:
         self._data = data[start:]
         return found
 
-    def _find_end(self, data: bytes, start: int, size: int) -> int:
-        """Return where the frame at `start` ends, 0 if it is not complete; sets `_header_bytes` and `_wanted`."""
+    def _find_end(self, data: bytes, start: int, size: int) -> tuple[int, int]:
+        """Return where header and body of the frame at `start` end, or how much must be there to tell."""
         magic, length, header_bytes = _HEAD.unpack_from(data, start)
         if magic != MAGIC:
             raise MalformedFrameError("the magic or the version of a frame is wrong")
@@ -104,23 +104,17 @@ class FrameDecoder:
             raise MalformedFrameError(
                 f"a frame of {length} bytes with a header of {header_bytes}, the limit is {limit}"
             )
-        self._header_bytes = header_bytes
         header_end = start + HEAD_BYTES + header_bytes
         if self.surplus is None:
-            self._wanted = HEAD_BYTES + header_bytes
             if header_end > size:
-                return 0
+                return header_end, header_end
             self._detect(data, start, header_end, length - header_bytes)
             if self.surplus is None:
-                self._wanted = size - start + 1
-                return 0
-        assert self.surplus is not None
+                return header_end, size + 1
         body_bytes = length - header_bytes - self.surplus
         if body_bytes < 0:
             raise MalformedFrameError(f"a frame of {length} bytes has no room for its header of {header_bytes}")
-        end = header_end + body_bytes
-        self._wanted = end - start
-        return end if end <= size else 0
+        return header_end, header_end + body_bytes
 
     def _detect(self, data: bytes, start: int, header_end: int, rest: int) -> None:
         """Set the framing of the connection by its first frame, unless more of it must come."""

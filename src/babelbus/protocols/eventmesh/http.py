@@ -197,7 +197,7 @@ class WebSession(HttpSession, contract.Session):
     def _send_async(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         failure = ASYNC_ERROR if asked.code == SEND_ASYNC else BATCH_ERROR
         event, _ = self._event(asked)
-        receipt = self._publish(asked.need("producergroup"), [event])
+        receipt = self._hub.publish([event])
         return receipt, lambda: self._encode_outcome(asked.request, receipt, failure)
 
     def _send_batch(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
@@ -214,7 +214,7 @@ class WebSession(HttpSession, contract.Session):
             properties = {"bizseqno": item.bizSeqNo, "tag": item.tag, "ttl": item.ttl, "producergroup": group}
             named = {name: value for name, value in properties.items() if value != ""}
             events.append(make_event(item.topic, item.msg, item.bizSeqNo, named, f"{PROTOCOL}:{group}")[0])
-        receipt = self._publish(group, events)
+        receipt = self._hub.publish(events)
         return receipt, lambda: self._encode_outcome(asked.request, receipt, BATCH_ERROR)
 
     def _send_sync(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
@@ -304,9 +304,6 @@ class WebSession(HttpSession, contract.Session):
         if len(content) > limit or len(content.encode()) > limit:
             raise _RefusedError(BODY_SIZE_ERROR, f"event size exceeds the limit: {limit}")
 
-    def _publish(self, group: str, events: Sequence[Event]) -> Promise:
-        return self._hub.publish(Identity(f"{PROTOCOL}:{group}", group, None), events)
-
     # -- the URI API -------------------------------------------------------------------------------------------------
 
     def _uri(self, request: http.Request, path: str) -> tuple[Promise, Callable[[], bytes]]:
@@ -349,7 +346,7 @@ class WebSession(HttpSession, contract.Session):
         more = {"type": "http_request", "path": path, "method": request.method, "producergroup": group}
         content_type = {"datacontenttype": given.get("content-type", JSON)}
         event, _ = make_event(topic, text, number, more | named, f"{PROTOCOL}:{group}", content_type, m.HTTP)
-        receipt = self._publish(group, [event])
+        receipt = self._hub.publish([event])
         return receipt, lambda: self._encode_outcome(request, receipt, ASYNC_ERROR)
 
     def _change_topics(self, request: http.Request, action: str) -> tuple[Promise, Callable[[], bytes]]:

@@ -4,9 +4,11 @@ A topic of EventMesh is a topic of the bus; a consumer group is the group of tha
 other members speak (docs/design/design.md, section 1).
 """
 
+import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from babelbus.clock import Clock
@@ -15,7 +17,7 @@ from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import END, Group, GroupSettings
-from babelbus.core.publish import Publication
+from babelbus.core.publish import GATHER_RECORDS_MAX, Publication
 from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import Key, Question, Reply
@@ -55,6 +57,10 @@ def read_ttl(text: str | None, default_ms: float) -> float:
     return min(ttl, TTL_MS_MAX) if ttl > 0 else default_ms
 
 
+def _tell(promise: Promise, receipt: Promise) -> None:
+    promise.resolve(receipt.error)
+
+
 class Peer(Protocol):
     """A session, as the hub knows it."""
 
@@ -78,6 +84,10 @@ class Hub:
         self.settings = settings
         self.peers: dict[Peer, None] = {}
         self.stopping = False
+        self._loop = asyncio.get_running_loop()
+        self._principal = Identity(PROTOCOL, PROTOCOL, None)
+        self._gathered: dict[str, tuple[list[Event], Promise]] = {}
+        """Events that this turn of the event loop brought, by topic, and the promise of their publishers."""
         self._numbers = itertools.count(1)
         self._questions: OrderedDict[str, Key] = OrderedDict()
 
@@ -110,6 +120,7 @@ class Hub:
             InvalidGroupNameError: no group can have the name.
             UnknownTopicError: there is no such topic.
         """
+        self._flush()  # a new group begins behind what was published before
         settings = GroupSettings(ack="explicit", ack_seconds=self.settings.ack_seconds)
         return self.broker.groups.ensure(topic, name, settings, start=END)
 
@@ -122,23 +133,45 @@ class Hub:
         await self.ensure_topic(topic)
         await self.group(topic, name).saved.wait()
 
-    def publish(self, principal: Identity, events: Sequence[Event]) -> Promise:
-        """Publish events; topics that do not exist are made. Every failure is the error of the promise."""
+    def publish(self, events: Sequence[Event]) -> Promise:
+        """Publish events as `publish_to` does; if a topic cannot be, no event is published."""
         by_topic: dict[str, list[Event]] = {}
         for event in events:
             by_topic.setdefault(event.subject, []).append(event)
         if all(self.broker.has_topic(topic) for topic in by_topic):
-            return self._publish(principal, by_topic)
-        return Work(self._publish_new(principal, by_topic))
+            return all_of([self.publish_to(topic, batch) for topic, batch in by_topic.items()])
+        return Work(self._publish_new(by_topic))
 
-    async def _publish_new(self, principal: Identity, by_topic: dict[str, list[Event]]) -> None:
+    def publish_to(self, topic: str, events: list[Event]) -> Promise:
+        """Publish events to a topic, which is made if it does not exist. Every failure is the error of the promise.
+
+        Few events wait for the end of this turn of the event loop, and are appended with those of other connections.
+        """
+        if not self.broker.has_topic(topic):
+            return Work(self._publish_new({topic: events}))
+        if len(events) >= GATHER_RECORDS_MAX:
+            self._flush()
+            return self.broker.publish(Publication(self._principal, PROTOCOL, events, topic))
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        found = self._gathered.get(topic)
+        if found is None:
+            found = self._gathered[topic] = (events, Promise())
+        else:
+            found[0].extend(events)
+        return found[1]
+
+    async def _publish_new(self, by_topic: dict[str, list[Event]]) -> None:
         for topic in by_topic:
             await self.ensure_topic(topic)
-        await self._publish(principal, by_topic).wait()
+        await all_of([self.publish_to(topic, batch) for topic, batch in by_topic.items()]).wait()
 
-    def _publish(self, principal: Identity, by_topic: dict[str, list[Event]]) -> Promise:
-        publish = self.broker.publish
-        return all_of([publish(Publication(principal, PROTOCOL, batch, topic)) for topic, batch in by_topic.items()])
+    def _flush(self) -> None:
+        """Append what is gathered."""
+        gathered, self._gathered = self._gathered, {}
+        for topic, (events, promise) in gathered.items():
+            receipt = self.broker.publish(Publication(self._principal, PROTOCOL, events, topic))
+            receipt.when_done(partial(_tell, promise))
 
     # -- questions ---------------------------------------------------------------------------------------------------
 

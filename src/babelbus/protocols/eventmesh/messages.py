@@ -37,14 +37,12 @@ ANSWERS: Final = {
     RECOMMEND: "RECOMMEND_RESPONSE",
 }
 """The command of the answer to each request that has an answer."""
+PUBLICATIONS: Final = frozenset((ASYNC_MESSAGE, BROADCAST_MESSAGE))
 PUSH_ACKS: Final = frozenset((f"{PUSH_ASYNC}_ACK", f"{PUSH_BROADCAST}_ACK", f"{PUSH_REQUEST}_ACK"))
 UNANSWERED: Final = frozenset(
     (SERVER_GOODBYE_RESPONSE, RESPONSE_TO_CLIENT_ACK, "SYS_LOG_TO_LOGSERVER", "TRACE_LOG_TO_LOGSERVER")
 )
 """Commands that the server accepts and drops."""
-
-SUCCESS = 0
-FAILURE = 1
 
 Flavour = Literal["eventmeshmessage", "cloudevents", "http"]
 """The payload flavours (2.1); TCP carries the first two."""

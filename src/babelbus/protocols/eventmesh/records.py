@@ -18,7 +18,8 @@ Left out are the topic and the publisher's credentials and place (specification,
 
 import base64
 import binascii
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -26,6 +27,7 @@ from babelbus.core.record import Event
 from babelbus.errors import BabelbusError
 from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, HTTP, MESSAGE, EventMeshMessage, Flavour
 from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER, SUBJECT_HEADER
+from babelbus.records.format import HEADERS_MAX
 from babelbus.records.record import Headers
 
 PREFIX: Final = "eventmesh"
@@ -37,9 +39,17 @@ LEFT_OUT: Final = frozenset(
 """Properties that neither the log nor a subscriber gets: secrets and the place of the publisher, and the flavour."""
 CE_OWN: Final = frozenset(("specversion", "id", "source", "subject", "datacontenttype", "data", "data_base64"))
 """Members of a CloudEvent that have a place of their own in a record."""
+NO_PROPERTIES: Final = frozenset((FLAVOUR, SUBJECT_HEADER, CONTENT_TYPE, MESSAGE_HEADERS))
+"""Record headers that are no properties."""
 BASE64: Final = "base64"
 ENCODING: Final = "content-encoding"
 SPEC_VERSIONS: Final = ("1.0", "0.3")
+
+NAMES_MAX: Final = 1024
+NAME_SIZE_MAX: Final = 64
+
+Given = TypeVar("Given", bound=str | bytes)
+Made = TypeVar("Made")
 
 _decode_message = msgspec.json.Decoder(EventMeshMessage).decode
 _decode_event = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -122,7 +132,11 @@ def make_event(
             headers.append((CONTENT_TYPE, text_of(content_type).encode()))
         if rest:
             headers.append((MESSAGE_HEADERS, _encode(rest)))
-    kept = {name: text_of(value) for name, value in properties.items() if name not in LEFT_OUT and value is not None}
+    kept = {
+        name: value if type(value) is str else text_of(value)
+        for name, value in properties.items()
+        if name not in LEFT_OUT and value is not None
+    }
     payload = b"" if text is None else text.encode()
     if kept.get(ENCODING) == BASE64 and text is not None:
         del kept[ENCODING]
@@ -130,14 +144,43 @@ def make_event(
             payload = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             raise InvalidMessageError("content-encoding is base64, and the body is not") from None
-    headers += [(_record_name(name), value.encode()) for name, value in kept.items()]
+    headers += [(_record_names[name], value.encode()) for name, value in kept.items()]
     key = kept.get("keys") or kept.get("tag")
-    return Event(topic, payload, key.encode() if key else None, tuple(headers)), kept
+    return _event(topic, payload, key, headers), kept
+
+
+def _event(topic: str, payload: bytes | None, key: str | None, headers: list[tuple[bytes, bytes | None]]) -> Event:
+    """Return an event that can be stored: a batch with another one would fail as a whole."""
+    if len(headers) > HEADERS_MAX:
+        raise InvalidMessageError(f"the message has {len(headers)} properties, the most are {HEADERS_MAX}")
+    return Event(topic, payload, key.encode() if key else None, tuple(headers))
+
+
+class _Names(dict[Given, Made]):
+    """Names as they are written elsewhere; a short name that came before costs a look-up."""
+
+    def __init__(self, make: Callable[[Given], Made]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: Given) -> Made:
+        made = self._make(name)
+        if len(self) < NAMES_MAX and len(name) <= NAME_SIZE_MAX:
+            self[name] = made
+        return made
 
 
 def _record_name(name: str) -> bytes:
     taken = name.startswith(("ce_", PREFIX)) or name == "content-type"
     return (f"{PREFIX}_{name}" if taken else name).encode()
+
+
+def _property_name(name: bytes) -> str:
+    return _text(name).removeprefix(f"{PREFIX}_")
+
+
+_record_names: _Names[str, bytes] = _Names(_record_name)
+_property_names: _Names[bytes, str] = _Names(_property_name)
 
 
 def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
@@ -175,7 +218,7 @@ def make_cloud_event(attributes: dict[str, Any], payload: bytes | None, source: 
             properties[name] = text_of(value)
             headers.append((f"ce_{name}".encode(), properties[name].encode()))
     key = properties.get("keys") or properties.get("tag")
-    return Event(topic, payload, key.encode() if key else None, tuple(headers)), properties
+    return _event(topic, payload, key, headers), properties
 
 
 def _data(members: dict[str, msgspec.Raw], content_type: object) -> bytes | None:
@@ -217,7 +260,9 @@ def encode_body(
         return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more)
     properties, message_headers = describe(known)
     text, encoding = text_body(payload)
-    message: dict[str, Any] = {"topic": topic, "properties": properties | encoding | more, "body": text}
+    properties |= encoding
+    properties |= more
+    message: dict[str, Any] = {"topic": topic, "properties": properties, "body": text}
     if message_headers and not strict:
         message["headers"] = message_headers
     return MESSAGE, _encode(message)
@@ -242,24 +287,25 @@ def describe(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], dict[s
     properties: dict[str, str] = {}
     message_headers: dict[str, Any] = {}
     for name, value in headers.items():
-        if value is None or name in (FLAVOUR, SUBJECT_HEADER):
+        if value is None:
             continue
-        if name == CONTENT_TYPE:
+        if name not in NO_PROPERTIES:
+            properties[_property_names[name]] = value.decode("utf-8", "backslashreplace")
+        elif name == CONTENT_TYPE:
             message_headers["datacontenttype"] = _text(value)
         elif name == MESSAGE_HEADERS:
             message_headers |= _object(value)
-        else:
-            properties[_text(name).removeprefix(f"{PREFIX}_")] = _text(value)
     return properties, message_headers
 
 
 def text_body(payload: bytes | None) -> tuple[str, dict[str, str]]:
     """Return a payload as text, and the property that marks one that is no UTF-8 and so is base64."""
-    text = _text_body(payload)
-    if text is not None:
-        return text, {}
-    assert payload is not None
-    return base64.b64encode(payload).decode(), {ENCODING: BASE64}
+    if payload is None:
+        return "", {}
+    try:
+        return payload.decode(), {}
+    except UnicodeDecodeError:
+        return base64.b64encode(payload).decode(), {ENCODING: BASE64}
 
 
 def _encode_cloud_event(
@@ -281,24 +327,16 @@ def _encode_cloud_event(
             event.setdefault(_text(name[3:]), _text(value))
     event |= {"protocoltype": CLOUD_EVENT, "protocolversion": "1.0", "protocoldesc": "tcp"}
     event |= more
-    text = _text_body(payload)
+    text, encoding = text_body(payload)
     if payload and _is_json(event.get("datacontenttype")) and _is_valid_json(payload):
         event["data"] = msgspec.Raw(payload)
-    elif text is not None and "datacontenttype" in event:
+    elif not encoding and "datacontenttype" in event:
         event["data"] = text
     elif payload:
         event["data_base64"] = base64.b64encode(payload).decode()
     encoded = _encode(event)
     # JSON that a publisher wrote over several lines stays so in `Raw`: a newline would end Go's client (3.1).
     return encoded if b"\n" not in encoded else _encode(_decode_value(encoded))
-
-
-def _text_body(payload: bytes | None) -> str | None:
-    """Return a payload as text, `None` if it is no UTF-8."""
-    try:
-        return "" if payload is None else payload.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _text(data: bytes) -> str:

@@ -5,7 +5,7 @@ The publications of a chunk are appended together, once for each topic, and ackn
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 
@@ -64,8 +64,8 @@ class Session(contract.Session):
         self._listening = False
         self._leaving = False
         self._subscribed: dict[str, Subscribed] = {}
-        self._held: dict[str, tuple[Member, Delivery]] = {}
-        """Pushes that the client has not acknowledged, by their `seq`."""
+        self._held: dict[str | int | None, Delivery] = {}
+        """Pushes that the client has not acknowledged, by their `seq`; without payloads."""
         self._questions: dict[str, None] = {}
         """Ids of questions that were pushed and not answered, in order."""
         self._events: dict[str, list[Event]] = {}
@@ -93,24 +93,27 @@ class Session(contract.Session):
             while self._frames or (found := self._decoder.frames()):
                 frames = self._frames or found
                 self._frames = []
+                is_full = self._outbox.full
                 for number, frame in enumerate(frames):
-                    if self._outbox.full:
+                    name = frame.header.name
+                    if name in m.PUSH_ACKS:  # an ack takes no room
+                        self._acknowledged(frame.header.seq)
+                        continue
+                    if is_full:
                         self._frames = frames[number:]
                         return
-                    self._handle(frame)
+                    if name in m.PUBLICATIONS and self._agent is not None:
+                        self._publish(name, frame)  # is answered by `_settle`, behind all frames
+                    else:
+                        self._handle(name, frame)
+                        is_full = self._outbox.full
         finally:
             self._settle()
 
-    def _handle(self, frame: Frame) -> None:
-        header = frame.header
-        name = header.name
-        if name in (m.ASYNC_MESSAGE, m.BROADCAST_MESSAGE) and self._agent is not None:
-            self._publish(name, frame)
-        elif name in m.PUSH_ACKS:
-            self._acknowledged(str(header.seq))
-        elif name in m.UNANSWERED:
+    def _handle(self, name: str | None, frame: Frame) -> None:
+        if name in m.UNANSWERED:
             return
-        elif name == m.RESPONSE:
+        if name == m.RESPONSE:
             if self._agent is not None:
                 self._respond(frame)
         elif name in m.ANSWERS:
@@ -255,7 +258,7 @@ class Session(contract.Session):
 
     def _end(self, subscribed: Subscribed, *, lost: bool = False) -> None:
         member = subscribed.end(self._hub, lost=lost)
-        for seq in [seq for seq, (holder, _) in self._held.items() if holder is member]:
+        for seq in [seq for seq, one in self._held.items() if one.lease is not None and one.lease.member is member]:
             del self._held[seq]
 
     # -- publications ------------------------------------------------------------------------------------------------
@@ -282,8 +285,7 @@ class Session(contract.Session):
             return
         events, self._events = self._events, {}
         acks, self._acks = self._acks, []
-        publish, principal = self._hub.publish, self._principal
-        receipts = {topic: publish(principal, batch) for topic, batch in events.items()}
+        receipts = {topic: self._hub.publish_to(topic, batch) for topic, batch in events.items()}
         weight = 128 * len(acks)
         if any(isinstance(receipt, Work) and not receipt.done for receipt in receipts.values()):
             weight = self._outbox.bytes_max  # a topic is being made: what follows must not overtake
@@ -343,23 +345,21 @@ class Session(contract.Session):
         self._questions[name] = None
         if len(self._questions) > ANSWERED_MAX:  # the client answers other questions than it is asked
             del self._questions[next(iter(self._questions))]
-        self._push(m.PUSH_REQUEST, subscribed.item.topic, question.payload, question.headers, correlation(name))
+        topic, more = subscribed.item.topic, correlation(name)
+        self._send(self._encode_push(m.PUSH_REQUEST, topic, question.payload, question.headers, more)[1])
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
     def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
         member = subscribed.member
         assert member is not None
-        held, topic, name = self._held, subscribed.item.topic, subscribed.push
-        for delivery in deliveries:
-            seq = self._push(name, topic, delivery.payload, delivery.headers, {})
-            held[seq] = (member, Delivery(
-                None,
-                offset=delivery.offset,
-                partition=delivery.partition,
-                attempt=delivery.attempt,
-                lease=delivery.lease,
-            ))  # fmt: skip
+        held, name, topic, encode = self._held, subscribed.push, subscribed.item.topic, self._encode_push
+        pushes = []
+        for one in deliveries:
+            seq, push = encode(name, topic, one.payload, one.headers, {})
+            pushes.append(push)
+            held[seq] = Delivery(None, None, (), 0, 0, one.offset, one.partition, one.attempt, one.lease)
+        self._send(b"".join(pushes))
         if self._outbox.full:
             member.hold()
 
@@ -368,22 +368,25 @@ class Session(contract.Session):
             if self._outbox.full:
                 self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
                 continue
-            self._push(m.PUSH_BROADCAST, subscribed.item.topic, event.payload, event.headers, {})
+            self._send(self._encode_push(m.PUSH_BROADCAST, subscribed.item.topic, event.payload, event.headers, {})[1])
 
-    def _push(self, name: str, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]) -> str:
-        """Send a message; return the `seq` that the client acknowledges."""
-        seq = str(self._hub.next_number())
-        flavour, body = encode_body(topic, payload, headers, more, strict=self._surplus == OLD)
-        self._send(_encode_message(self._surplus, name, _encode(seq), flavour, body))
-        return seq
+    def _encode_push(
+        self, name: str, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]
+    ) -> tuple[str, bytes]:
+        """Return the frame of a push, and before it the `seq` that the client acknowledges."""
+        surplus, seq = self._surplus, str(self._hub.next_number())
+        flavour, body = encode_body(topic, payload, headers, more, strict=surplus == OLD)
+        return seq, _encode_message(surplus, name, b'"%b"' % seq.encode(), flavour, body)
 
     def _send(self, data: bytes) -> None:
         self._outbox.answer(lambda: data, len(data))
 
-    def _acknowledged(self, seq: str) -> None:
-        found = self._held.pop(seq, None)
-        if found is not None:
-            self._done.setdefault(found[0], []).append(found[1])
+    def _acknowledged(self, seq: str | int | None) -> None:
+        found = self._held.pop(str(seq), None)
+        if found is not None and found.lease is not None:
+            member = found.lease.member
+            assert isinstance(member, Member)
+            self._done.setdefault(member, []).append(found)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -433,15 +436,21 @@ class Session(contract.Session):
         self._held.clear()
 
 
-def _encode_answer(surplus: int, command: str, seq: bytes, error: str) -> bytes:
+@cache
+def _begin_header(command: str) -> bytes:
     name = command.encode()
-    code, text = (m.FAILURE, _encode(error)) if error else (m.SUCCESS, b'"success"')
-    return encode_frame(
-        surplus, b'{"cmd":"%b","command":"%b","code":%d,"desc":%b,"seq":%b}' % (name, name, code, text, seq)
-    )
+    return b'{"cmd":"%b","command":"%b","code":' % (name, name)
+
+
+def _encode_answer(surplus: int, command: str, seq: bytes, error: str) -> bytes:
+    outcome = b'1,"desc":' + _encode(error) if error else b'0,"desc":"success"'
+    return encode_frame(surplus, _begin_header(command) + outcome + b',"seq":' + seq + b"}")
+
+
+_PROPERTIES = {
+    flavour: b',"properties":{"protocoltype":"%b"}}' % flavour.encode() for flavour in (m.MESSAGE, m.CLOUD_EVENT)
+}
 
 
 def _encode_message(surplus: int, command: str, seq: bytes, flavour: m.Flavour, body: bytes) -> bytes:
-    name = command.encode()
-    header = b'{"cmd":"%b","command":"%b","code":0,"seq":%b,"properties":{"protocoltype":"%b"}}'
-    return encode_frame(surplus, header % (name, name, seq, flavour.encode()), body)
+    return encode_frame(surplus, _begin_header(command) + b'0,"seq":' + seq + _PROPERTIES[flavour], body)
