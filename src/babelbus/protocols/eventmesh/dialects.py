@@ -161,6 +161,9 @@ class LegacyDialect(Dialect):
             )
             if value
         }
+        ttl_ms = _read_ttl(message.ttl, in_seconds=header.language.upper() == "GO")
+        if "ttl" in named:
+            named["ttl"] = str(round(ttl_ms))
         try:
             if header.protocolType == CLOUD_EVENT:
                 event, _ = read_cloud_event(message.content.encode(), source)
@@ -168,7 +171,7 @@ class LegacyDialect(Dialect):
                 event, _ = make_event(topic, message.content, message.uniqueId, named, source)
         except InvalidMessageError as error:
             raise RefusedError(BODY_ERROR, str(error)) from None
-        return Published(group, event, _read_ttl(message.ttl, in_seconds=header.language.upper() == "GO"))
+        return Published(group, event, ttl_ms)
 
     def _check(self, header: Any) -> None:
         _check_identity({name: getattr(header, name) for name in IDENTITY})

@@ -37,7 +37,7 @@ from babelbus.protocols.eventmesh.dialects import (
     Wanted,
 )
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, without_correlation
-from babelbus.protocols.eventmesh.records import FLAVOUR
+from babelbus.protocols.eventmesh.records import FLAVOUR, InvalidMessageError
 from babelbus.protocols.eventmesh.subscriptions import Subscribed
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.records.record import Headers
@@ -46,6 +46,10 @@ log = logging.getLogger(__name__)
 
 ACKS_MAX = 64
 """Deliveries that were written are acknowledged after so many, or when no more wait."""
+ANSWERS_MAX = 16
+"""Answers to subscriptions that wait for a stream; no further subscription of the stream is read meanwhile."""
+WAITING_BYTES_MAX = 4 * 2**20
+"""Payloads that wait for a stream; its groups are held from then on."""
 
 Waiting = tuple[str, bytes | None, Headers, dict[str, str], Member | None, Delivery | None]
 """A delivery that waits for its stream: topic, payload, headers, further properties, and whom to tell it is written."""
@@ -63,6 +67,10 @@ class Stream:
         self._hub = hub
         self._bridge = bridge
         self._closed = False
+        self._group_bytes = 0
+        """Payloads of groups that wait or are written and not acknowledged."""
+        self.ending = False
+        """Whether the server stops; for gRPC's loop."""
 
     def subscribe(self, wanted: Wanted) -> Promise:
         """Add topics, in the server's loop; the error of what it returns says why not."""
@@ -96,8 +104,14 @@ class Stream:
     def written(self, done: Sequence[tuple[Member, Delivery]]) -> None:
         """Acknowledge deliveries, in the server's loop: gRPC's clients send no acknowledgement (7.4)."""
         by_member: dict[Member, list[Delivery]] = {}
+        was_full = self._group_bytes > WAITING_BYTES_MAX
         for member, delivery in done:
             by_member.setdefault(member, []).append(delivery)
+            self._group_bytes -= len(delivery.payload or b"")
+        if was_full and self._group_bytes <= WAITING_BYTES_MAX:
+            for subscribed in self.subscribed.values():
+                if subscribed.member is not None:
+                    subscribed.member.resume()
         for member, deliveries in by_member.items():
             if not member.closed:
                 member.ack(deliveries)
@@ -111,6 +125,9 @@ class Stream:
 
     def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
         member, topic = subscribed.member, subscribed.item.topic
+        self._group_bytes += sum(len(one.payload or b"") for one in deliveries)
+        if self._group_bytes > WAITING_BYTES_MAX and member is not None:
+            member.hold()
         self._add([(topic, one.payload, one.headers, {}, member, one) for one in deliveries])
 
     def _broadcast(self, subscribed: Subscribed, events: Sequence[Event]) -> None:
@@ -120,6 +137,9 @@ class Stream:
         self._add([(subscribed.item.topic, one.payload, one.headers, {}, None, None) for one in events[:room]])
 
     def _ask(self, subscribed: Subscribed, question: Question) -> None:
+        if len(self.waiting) >= self._hub.settings.window:
+            self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
+            return
         more = correlation(self._hub.remember(question))
         self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
 
@@ -159,14 +179,15 @@ class RpcServer:
 
     async def _start(self, host: str, port: int) -> str:
         settings = self._hub.settings
-        limit = settings.body_bytes_max
         server = self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", limit),
+                ("grpc.max_receive_message_length", settings.grpc_bytes_max),
+                ("grpc.max_send_message_length", settings.body_bytes_max),
                 ("grpc.max_concurrent_streams", settings.streams_max),
+                ("grpc.keepalive_time_ms", int(settings.idle_seconds * 1000) + 1),  # finds clients that vanished (7.6)
                 ("grpc.so_reuseport", 0),
-            ]
+            ],
+            maximum_concurrent_rpcs=settings.calls_max,
         )
         for dialect in (LegacyDialect(self._hub.clock.now_ms), EventsDialect()):
             server.add_generic_rpc_handlers(tuple(self._handlers(dialect)))
@@ -177,12 +198,14 @@ class RpcServer:
         await server.start()
         return f"{host}:{bound}"
 
-    async def stop(self) -> None:
-        """End all streams and calls."""
-        bridge, self._bridge = self._bridge, None
+    async def stop(self, seconds: float) -> None:
+        """End all streams, and the calls that are not answered after some seconds."""
+        bridge = self._bridge
         if bridge is not None:
             if self._server is not None:
-                await bridge.run(self._server.stop(0))
+                bridge.rpc.do(partial(_end, list(self._streams)))
+                await bridge.run(self._server.stop(seconds))
+            self._bridge = None
             await bridge.stop()
 
     def _handlers(self, dialect: Dialect) -> list[Any]:
@@ -333,18 +356,21 @@ class RpcServer:
         stream = Stream(self._hub, self.bridge)
         self.bridge.server.do(partial(self._streams.add, stream))
         answers: deque[Any] = deque()
-        reading = asyncio.get_running_loop().create_task(self._read(dialect, stream, requests, answers))
+        room = asyncio.Semaphore(ANSWERS_MAX)
+        reading = asyncio.get_running_loop().create_task(self._read(dialect, stream, requests, answers, room))
         reading.add_done_callback(lambda _: stream.woken.set())
         try:
-            while not reading.done():
+            while not reading.done() and not stream.ending:
                 await stream.woken.wait()
                 stream.woken.clear()
                 while answers:
                     await context.write(answers.popleft())
+                    room.release()
                 await self._write(dialect, stream, context)
             while answers:
                 await context.write(answers.popleft())
-            reading.result()
+            if reading.done():
+                reading.result()
         finally:
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -374,7 +400,14 @@ class RpcServer:
             if done and self._bridge is not None:
                 self._bridge.server.do(partial(stream.written, done))
 
-    async def _read(self, dialect: Dialect, stream: Stream, requests: AsyncIterator[Any], answers: deque[Any]) -> None:
+    async def _read(
+        self,
+        dialect: Dialect,
+        stream: Stream,
+        requests: AsyncIterator[Any],
+        answers: deque[Any],
+        room: asyncio.Semaphore,
+    ) -> None:
         """Handle the subscriptions and replies of a stream until the client ends it."""
         async for message in requests:
             code, text = SUCCESS, "subscribe success"
@@ -384,10 +417,14 @@ class RpcServer:
                     self.bridge.server.do(partial(self._respond, found))
                     continue
                 await self.bridge.call(partial(stream.subscribe, found))
+            except InvalidMessageError as error:
+                log.info("%s: a reply cannot be read: %s", PROTOCOL, error)
+                continue
             except RefusedError as error:
                 code, text = error.code, str(error)
             except BabelbusError as error:
                 code, text = SUBSCRIBE_ERROR, str(error)
+            await room.acquire()
             answers.append(dialect.acknowledgement(message, code, text))
             stream.woken.set()
             if code != SUCCESS:
@@ -396,6 +433,12 @@ class RpcServer:
     def _respond(self, answered: Answered) -> None:
         name = answered.properties.get(CORRELATION, "")
         self._hub.respond(name, Reply(answered.event.payload, without_correlation(answered.event.headers)))
+
+
+def _end(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        stream.ending = True
+        stream.woken.set()
 
 
 def _identity(group: str) -> Identity:

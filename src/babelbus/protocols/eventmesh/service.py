@@ -24,6 +24,7 @@ class EventmeshService(StreamService):
 
     def __init__(self, context: ServiceContext) -> None:
         settings = self._settings = context.config.eventmesh
+        self._drain_seconds = context.config.server.drain_seconds
         super().__init__(PROTOCOL, context, settings)
         self.hub = Hub(context.broker, context.clock, context.metrics, settings)
         calls = Calls(context.clock, read_networks(settings.webhook_networks))
@@ -68,5 +69,5 @@ class EventmeshService(StreamService):
         """Send a goodbye to every client, and stop all deliveries."""
         self.hub.stop()
         self.webhooks.stop()
-        await self._rpc.stop()
+        await self._rpc.stop(self._drain_seconds)
         await super().drain()
