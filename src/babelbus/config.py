@@ -467,6 +467,14 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
     tcp_port: Annotated[int, of("port of the TCP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10000
     http_port: Annotated[int, of("port of the HTTP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10105
     grpc_port: Annotated[int, of("port of the gRPC protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10205
+    admin_port: (
+        Annotated[
+            int,
+            of("port of the paths of EventMesh's admin server, which is 10106 there; 0 lets the system choose, none is "
+               "no such listener", "port", ge=0, le=65535),
+        ]
+        | None
+    ) = None  # fmt: skip
     webhook_networks: (
         Annotated[
             str,

@@ -168,6 +168,15 @@ class RpcServer:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
+    def describe(self) -> list[dict[str, str]]:
+        """Return the subscriptions of all streams, in the server's loop."""
+        return [
+            {"group": group, "topic": topic, "mode": subscribed.item.mode, "type": subscribed.item.type,
+             "client": stream.client, "protocol": "grpc"}
+            for stream in self._streams
+            for (group, topic), subscribed in stream.subscribed.items()
+        ]  # fmt: skip
+
     async def start(self, host: str, port: int) -> str:
         """Start to listen; return the address.
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.admin import AdminSession
 from babelbus.protocols.eventmesh.calls import Calls, read_networks
 from babelbus.protocols.eventmesh.http import WebSession
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
@@ -55,9 +56,14 @@ class EventmeshService(StreamService):
         def make_web(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
             return WebSession(self.hub, self.webhooks, outbox, self._guard, peer)
 
+        def make_admin(outbox: Outbox, close: Callable[[], None], peer: str | None) -> AdminSession:
+            return AdminSession(self.hub, self.webhooks, self._rpc, outbox, self._guard)
+
         self.webhooks.open()
         await self.listeners.listen("eventmesh-tcp", settings.host, settings.tcp_port, make)
         await self.listeners.listen("eventmesh-http", settings.host, settings.http_port, make_web)
+        if settings.admin_port is not None:
+            await self.listeners.listen("eventmesh-admin", settings.host, settings.admin_port, make_admin)
         self.addresses["eventmesh-grpc"] = await self._rpc.start(settings.host, settings.grpc_port)
         self.listeners.tick(TICK_SECONDS, self._tick)
 

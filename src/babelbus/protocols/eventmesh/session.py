@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -448,6 +449,23 @@ class Session(contract.Session):
         name = m.SERVER_GOODBYE.encode()
         header = b'{"cmd":"%b","command":"%b","code":0,"desc":%b}' % (name, name, _encode(reason))
         self._send(encode_frame(self._surplus, header))
+
+    def redirect(self, ip: str, port: int) -> None:
+        """Send the client to another server, and end the session."""
+        name = m.REDIRECT.encode()
+        header = b'{"cmd":"%b","command":"%b","code":0}' % (name, name)
+        self._send(encode_frame(self._surplus, header, _encode({"ip": ip, "port": port})))
+        self.ends_at = self._hub.clock.monotonic() + GOODBYE_SECONDS
+
+    def describe(self) -> dict[str, Any]:
+        """Return who the client is and what it subscribes to, without its secrets."""
+        agent = self._agent or UserAgent()
+        host, _, port = self._peer.rpartition(":")
+        return {
+            "host": host, "port": port, "env": agent.env, "subsystem": agent.subsystem, "path": agent.path,
+            "pid": agent.pid, "version": agent.version, "idc": agent.idc, "group": agent.group_name,
+            "purpose": agent.purpose, "protocol": "tcp", "topics": list(self._subscribed),
+        }  # fmt: skip
 
     def expire(self) -> None:
         """Close the connection: the client has been silent for too long, or did not close after a goodbye."""
