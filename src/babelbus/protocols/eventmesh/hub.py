@@ -175,10 +175,9 @@ class Hub:
         for delivery in deliveries:
             is_over = delivery.attempt == 1 and now - delivery.timestamp > _ttl_ms(delivery.headers, rule)
             (expired if is_over else fresh).append(delivery)
-        if not expired:
-            return deliveries
-        self.metrics.live_dropped_total.labels(PROTOCOL, "expired").inc(len(expired))
-        asyncio.get_running_loop().call_soon(lambda: None if member.closed else member.ack(expired))
+        if expired:
+            self.metrics.live_dropped_total.labels(PROTOCOL, "expired").inc(len(expired))
+            asyncio.get_running_loop().call_soon(lambda: None if member.closed else member.ack(expired))
         return fresh
 
     # -- questions ---------------------------------------------------------------------------------------------------
