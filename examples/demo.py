@@ -4,8 +4,9 @@ A `babelbus serve` process on an empty folder; a client publishes the flights of
 encrypted jebp protocol, every batch on disk (`flushed`) before it is acknowledged. In the middle the server gets
 SIGKILL and is started again; the client reconnects by itself and sends what was not acknowledged once more. At the end
 everything is read back by offset and by time and compared with the source. Airlines and aircraft are state that a
-Wörterbuch client sets before the crash and reads after it, what jebp publishes is heard over sbus and Wörterbuch, zbus
-workers share it as a queue, and Spark computes a live table of it. Exit code 0 says that all of it was right.
+Wörterbuch client sets before the crash and reads after it, what jebp publishes is heard over sbus, Wörterbuch and
+EventMesh, zbus workers share it as a queue, a flight is asked for over EventMesh, and Spark computes a live table of
+it. Exit code 0 says that all of it was right.
 """
 
 import argparse
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from babelbus.client import BlockingClient, Identity, Record
 from examples.flights import FLIGHT_COUNT, FlightsMissingError, flights
+from examples.mesh import ask_for
 from examples.one_bus import TOPIC as LIVE_TOPIC
 from examples.one_bus import compare_state, hear, set_state
 from examples.worker_pool import share
@@ -246,16 +248,21 @@ def main() -> None:
                     results.append(f"{TIMES} points of time, {TIMES / (time.perf_counter() - begun):,.0f} look-ups/s")
                 with step("Read the state back through Wörterbuch, after the crash") as results:
                     results.append(f"{compare_state(server.addresses['worterbuch-tcp']):,} keys equal")
-                with step("jebp publishes, sbus and Wörterbuch listen") as results:
-                    by_sbus, by_worterbuch = hear(
-                        client, server.addresses["worterbuch-tcp"], server.addresses["sbus"], records[-LIVE_COUNT:]
+                with step("jebp publishes; sbus, Wörterbuch and EventMesh listen") as results:
+                    tree, sbus, mesh = (server.addresses[name] for name in ("worterbuch-tcp", "sbus", "eventmesh-tcp"))
+                    by_sbus, by_worterbuch, by_mesh = hear(client, tree, sbus, mesh, records[-LIVE_COUNT:])
+                    results.append(
+                        f"{by_sbus:,} flights heard over sbus, {by_worterbuch:,} over Wörterbuch, "
+                        f"{by_mesh:,} over EventMesh, all equal"
                     )
-                    results.append(f"{by_sbus:,} flights heard over sbus, {by_worterbuch:,} over Wörterbuch, all equal")
                 with step("zbus workers share the queue of those flights") as results:
                     counts = share(server.addresses["zbus"], LIVE_TOPIC, records[-LIVE_COUNT:])
                     results.append(
                         f"each flight done once, {', '.join(f'{count:,}' for count in counts)} by each worker"
                     )
+                with step("Ask for a flight over EventMesh") as results:
+                    key = ask_for(server.addresses["eventmesh-tcp"], records[-LIVE_COUNT:])
+                    results.append(f"a responder answered with {key}")
                 live_table(server, client, len(records))
         finally:
             server.stop()

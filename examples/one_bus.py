@@ -1,6 +1,6 @@
-"""Three protocols on one bus: part of `make demo`.
+"""Four protocols on one bus: part of `make demo`.
 
-Airlines and aircraft of the data package become state through Wörterbuch; an sbus listener and a Wörterbuch subscriber
+Airlines and aircraft of the data package become state through Wörterbuch; sbus, Wörterbuch and EventMesh subscribers
 hear the flights that jebp publishes. Everything that arrives is compared with the source.
 """
 
@@ -15,6 +15,7 @@ from babelbus.client import BlockingClient, Record
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.protocols.sbus.messages import Publish
 from examples.flights import airlines, planes
+from examples.mesh import Listener
 
 TOPIC = "departures"
 JSON_HEADER = ((b"content-type", b"application/json"),)
@@ -93,9 +94,12 @@ def compare_state(address: str) -> int:
     return len(found)
 
 
-def hear(jebp: BlockingClient, worterbuch: str, sbus: str, records: list[Record]) -> tuple[int, int]:
-    """Publish flights through jebp; give how many an sbus listener and a Wörterbuch subscriber heard, all equal."""
+def hear(
+    jebp: BlockingClient, worterbuch: str, sbus: str, eventmesh: str, records: list[Record]
+) -> tuple[int, int, int]:
+    """Publish flights through jebp; give how many sbus, Wörterbuch and EventMesh subscribers heard, all equal."""
     jebp.create_topic(TOPIC)
+    mesh = Listener(eventmesh, TOPIC, len(records))
     subscriber = Lines(worterbuch)
     subscriber.send({"pSubscribe": {"transactionId": 1, "requestPattern": "#", "unique": False, "liveOnly": True}})
     assert "ack" in subscriber.receive()
@@ -116,7 +120,7 @@ def hear(jebp: BlockingClient, worterbuch: str, sbus: str, records: list[Record]
                 pairs: list[dict[str, object]] = subscriber.receive()["pState"]["keyValuePairs"]  # type: ignore[assignment]
                 heard["worterbuch"] += [pair["value"] for pair in pairs if pair["key"] == TOPIC]
 
-        threads = [threading.Thread(target=one, daemon=True) for one in (listen, watch)]
+        threads = [*(threading.Thread(target=one, daemon=True) for one in (listen, watch)), mesh]
         for thread in threads:
             thread.start()
         tagged = [Record(record.payload, record.key, JSON_HEADER, record.timestamp) for record in records]
@@ -129,4 +133,6 @@ def hear(jebp: BlockingClient, worterbuch: str, sbus: str, records: list[Record]
         raise SystemExit(f"demo: the sbus listener heard {len(heard['sbus']):,} events that are not those published")
     if heard["worterbuch"] != [json.loads(payload) for payload in payloads]:
         raise SystemExit(f"demo: the subscriber heard {len(heard['worterbuch']):,} events, not those published")
-    return len(heard["sbus"]), len(heard["worterbuch"])
+    if mesh.heard != payloads:
+        raise SystemExit(f"demo: EventMesh heard {len(mesh.heard):,} events that are not those published")
+    return len(heard["sbus"]), len(heard["worterbuch"]), len(mesh.heard)

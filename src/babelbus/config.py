@@ -467,6 +467,14 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
     tcp_port: Annotated[int, of("port of the TCP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10000
     http_port: Annotated[int, of("port of the HTTP protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10105
     grpc_port: Annotated[int, of("port of the gRPC protocol; 0 lets the system choose", "port", ge=0, le=65535)] = 10205
+    admin_port: (
+        Annotated[
+            int,
+            of("port of the paths of EventMesh's admin server, which is 10106 there; 0 lets the system choose, none is "
+               "no such listener", "port", ge=0, le=65535),
+        ]
+        | None
+    ) = None  # fmt: skip
     webhook_networks: (
         Annotated[
             str,
@@ -478,12 +486,24 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
     webhook_consent: Annotated[
         bool, of("ask a webhook by OPTIONS whether it wants to be called, before it is subscribed")
     ] = True
-    content_bytes_max: Annotated[int, of("a longer content of a message over HTTP is refused", "bytes", ge=1000)] = (
-        16 * MIB
-    )
+    content_bytes_max: Annotated[
+        int, of("a longer content of a message over TCP or HTTP is refused", "bytes", ge=1000)
+    ] = 16 * MIB
+    retcodes: Annotated[
+        Literal["current", "seed"],
+        of("the numbers of HTTP errors: those since version 1.6, or those of the first document"),
+    ] = "current"
     body_bytes_max: Annotated[
         int, of("a longer HTTP request is refused before memory is reserved for it", "bytes", ge=1024)
     ] = 64 * MIB
+    grpc_bytes_max: Annotated[
+        int, of("a longer message over gRPC is refused before memory is reserved for it", "bytes", ge=1024)
+    ] = 4 * MIB
+    expire: Annotated[
+        Literal["none", "explicit", "all"],
+        of("messages older than their property ttl that no group member gets any more: none, those that were not "
+           "published over gRPC, where each must name a ttl, or all"),
+    ] = "explicit"  # fmt: skip
     window: Annotated[
         int, of("messages that are pushed to one session for one topic without an acknowledgement", "count", ge=1)
     ] = 1000
@@ -491,6 +511,9 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
         float, of("a pushed message without an acknowledgement for so long goes to another session", "seconds", gt=0)
     ] = 60.0
     streams_max: Annotated[int, of("open calls and streams of one gRPC connection", "count", ge=1)] = 1000
+    calls_max: Annotated[
+        int, of("open calls and streams of all gRPC connections; further ones are refused", "count", ge=1)
+    ] = 4000
     subscriptions_max: Annotated[int, of("topics that one session may subscribe to", "count", ge=1)] = 10_000
     handshake_seconds: Annotated[
         float, of("a client that has not said who it is for so long is closed", "seconds", gt=0)

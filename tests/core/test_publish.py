@@ -163,7 +163,6 @@ def test_times_of_gathered_batches_are_whole_numbers_for_every_engine() -> None:
     assert {type(time) for time in gathered.timestamps} == {int}
 
 
-
 @in_loop
 async def test_a_batch_that_comes_twice_in_a_turn_or_before_its_turn_is_not_stored_by_that() -> None:
     bus = Bus()

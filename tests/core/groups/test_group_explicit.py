@@ -90,6 +90,20 @@ async def test_acks_of_a_group_that_wants_none_are_refused() -> None:
 
 
 @in_loop
+async def test_a_record_that_is_handed_out_again_goes_to_the_next_member_in_turn() -> None:
+    crew = Crew()
+    group = crew.group()
+    lazy = Taker(group)
+    crew.publish(7)
+    await turns()
+    other = Taker(group)
+    for seconds in (30, 1, 30, 2):  # the lease, and what the record waits
+        await crew.pass_time(group, seconds)
+    assert (len(lazy.got), len(other.got)) == (2, 1)
+    await crew.close()
+
+
+@in_loop
 async def test_a_record_that_is_not_acked_in_time_is_handed_out_again_later_and_later() -> None:
     crew = Crew()
     group = crew.group()

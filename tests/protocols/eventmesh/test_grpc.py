@@ -122,7 +122,7 @@ class Legacy(Package):
 
     def batch(self, topic: str, *texts: str) -> Any:
         item = legacy_pb2.BatchMessage.MessageItem
-        items = [item(content=text, ttl="1", uniqueId=text, seqNum=text) for text in texts]
+        items = [item(content=text, ttl="60000", uniqueId=text, seqNum=text) for text in texts]
         return legacy_pb2.BatchMessage(header=self._header(), producerGroup="P", topic=topic, messageItem=items)
 
     def subscription(self, group: str, topic: str, mode: str = "CLUSTERING", kind: str = "ASYNC", url: str = "") -> Any:

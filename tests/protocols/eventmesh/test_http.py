@@ -99,7 +99,9 @@ def ask(web: HttpClient, code: str, fields: dict[str, str], **headers: str) -> d
     response = web.ask("POST", "/", form, **given)
     assert response.headers.get("code") == code
     answer = json.loads(response.body)
+    assert sorted(answer) == ["resTime", "retCode", "retMsg"]  # SDKs up to 1.8 refuse other members
     assert isinstance(answer["retCode"], int)
+    assert isinstance(answer["resTime"], int)
     return {"status": response.status, **answer}
 
 
@@ -285,11 +287,11 @@ def test_batches_are_published(web: HttpClient) -> None:
     with Hook() as hook:
         subscribe(web, hook, "http/batch", "g")
         contents = [
-            {"bizSeqNo": str(n), "topic": "http/batch", "msg": f"m{n}", "tag": "", "ttl": "1"} for n in range(3)
+            {"bizSeqNo": str(n), "topic": "http/batch", "msg": f"m{n}", "tag": "", "ttl": "60000"} for n in range(3)
         ]
         fields = {"batchId": "1", "size": "3", "producerGroup": "P", "contents": json.dumps(contents)}
         assert ask(web, "102", fields)["retCode"] == 0
-        fields = {"bizseqno": "3", "topic": "http/batch", "msg": "m3", "tag": "", "ttl": "1", "producergroup": "P"}
+        fields = {"bizseqno": "3", "topic": "http/batch", "msg": "m3", "tag": "", "ttl": "60000", "producergroup": "P"}
         assert ask(web, "107", fields)["retCode"] == 0
         assert sorted(hook.next()[0]["content"] for _ in range(4)) == ["m0", "m1", "m2", "m3"]
 

@@ -224,6 +224,8 @@ class Dispatcher:
             else:
                 self._hand_out_due(flight, table)
         finally:
+            if table.batches and table.queue:  # else a member that never acknowledges gets the same record for ever
+                self._turn_to(table.queue[0])
             self._send_all(table)
 
     def _hand_out_returned(self, table: "_Table") -> None:

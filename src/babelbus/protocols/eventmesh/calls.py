@@ -41,8 +41,10 @@ class CallError(BabelbusError):
     retriable = True
 
 
-class TargetRefusedError(BabelbusError):
+class TargetRefusedError(CallError):
     """A webhook is no URL that may be called."""
+
+    retriable = False
 
 
 class Call(Promise):
@@ -252,20 +254,22 @@ class _Pool:
             self._idle.pop(0).close()
 
     async def _open(self) -> None:
-        error: str | None = None
+        error: CallError | None = None
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 connection = await self._connect()
         except TimeoutError:
-            error = f"no connection within {CALL_SECONDS:g} s"
-        except (OSError, BabelbusError) as failure:
-            error = str(failure)
+            error = CallError(f"no connection within {CALL_SECONDS:g} s")
+        except CallError as failure:
+            error = failure
+        except (OSError, ValueError) as failure:  # ValueError: a label of the name is too long
+            error = CallError(f"no connection: {failure}")
         finally:
             self.opening -= 1
         if error is None and not connection.is_closing:
             self.free(connection)
         elif self.waiting:
-            self.waiting.popleft().resolve(CallError(error or "the peer closed the connection at once"))
+            self.waiting.popleft().resolve(error or CallError("the peer closed the connection at once"))
             self.start()
 
     async def _connect(self) -> _Connection:

@@ -158,17 +158,18 @@ class LegacyDialect(Dialect):
             content, identifier, ttl = message.content, message.uniqueId, message.ttl
             if not content:
                 raise RefusedError(BODY_ERROR, "content is missing")
+            ttl_ms = _read_ttl(ttl, in_seconds=in_seconds)
             try:
                 if is_cloud_event:
                     event, _ = read_cloud_event(content.encode(), source)
                 else:
                     named = dict(message.properties)
-                    sequence = (message.seqNum, identifier, group, ttl, message.tag)
+                    sequence = (message.seqNum, identifier, group, str(round(ttl_ms)) if ttl else "", message.tag)
                     named.update([pair for pair in zip(SEQUENCE, sequence, strict=True) if pair[1]])
                     event, _ = make_event(topic, content, identifier, named, source)
             except InvalidMessageError as error:
                 raise RefusedError(BODY_ERROR, str(error)) from None
-            found.append(Published(group, event, _read_ttl(ttl, in_seconds=in_seconds)))
+            found.append(Published(group, event, ttl_ms))
         return found
 
     def _check(self, header: Any) -> None:

@@ -15,6 +15,7 @@ from babelbus.errors import BabelbusError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh import messages as m
+from babelbus.protocols.eventmesh.calls import TargetRefusedError
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, read_ttl, without_correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
@@ -54,6 +55,12 @@ SUBSCRIBE_ERROR = 19
 UNSUBSCRIBE_ERROR = 20
 HEARTBEAT_ERROR = 21
 
+SEED_CODES: Final = {
+    code: code - 1 if code in (8, 9, 10, 11, 12, 13, 14, 15, 16) else code - 2
+    for code in (8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22, 23)
+}
+"""The codes of servers up to 1.5 in place of those since 1.6, where the two differ (11.1)."""
+
 FIELDS_MAX = 256
 BATCH_MAX = 10
 VERSIONS = ("1.0", "2.0")
@@ -63,6 +70,7 @@ TTL_MS = 14_400_000
 """How long a request waits for its reply unless the request says so (10)."""
 URI_PREFIX: Final = "/eventmesh/"
 PUBLISH_PATH: Final = "/eventmesh/publish/"
+QUERY_PATH: Final = "/eventmesh/subscrition/query"
 DEFAULT_TOPIC: Final = "TEST-HTTP-TOPIC"
 PLAIN: Final = "text/plain; charset=UTF-8"
 JSON: Final = "application/json"
@@ -146,7 +154,6 @@ class WebSession(HttpSession, contract.Session):
         super().__init__(outbox, guard, body_bytes_max=hub.settings.body_bytes_max)
         self._hub = hub
         self._webhooks = webhooks
-        self._ip = (peer or "local").rpartition(":")[0]
         self._handlers: dict[str, Callable[[_Asked], tuple[Promise, Callable[[], bytes]]]] = {
             SEND_ASYNC: self._send_async,
             SEND_SYNC: self._send_sync,
@@ -165,15 +172,20 @@ class WebSession(HttpSession, contract.Session):
         if refusal is not None:
             self.refuse(refusal)
             return True
-        if request.method not in ("GET", "POST"):
-            self._send(encode_response(405, [("allow", "GET, POST")], keep_alive=request.keep_alive))
-            return True
         path = request.path
+        is_change = path.startswith(URI_PREFIX) and path.rstrip("/") != QUERY_PATH
+        methods = ("POST",) if is_change else ("GET", "POST")
+        if request.method not in methods:
+            self._send(encode_response(405, [("allow", ", ".join(methods))], keep_alive=request.keep_alive))
+            return True
         try:
             if path.startswith(URI_PREFIX):
                 promise, encode = self._uri(request, path)
             else:
                 asked = _read(request)
+                pid = asked.get("pid")
+                if pid and not (pid.isascii() and pid.isdigit()):
+                    raise _RefusedError(HEADER_ERROR, "pid is no number")
                 handle = self._handlers.get(asked.code)
                 if handle is None:
                     raise _RefusedError(REQUESTCODE_INVALID, f"request code {asked.code!r} is not served", 400)
@@ -210,7 +222,7 @@ class WebSession(HttpSession, contract.Session):
         group = asked.need("producerGroup", "producergroup")
         events = []
         for item in items:
-            self._check_size(item.msg)
+            self._check_size(item.msg, HEADER_ERROR)
             properties = {"bizseqno": item.bizSeqNo, "tag": item.tag, "ttl": item.ttl, "producergroup": group}
             named = {name: value for name, value in properties.items() if value != ""}
             events.append(make_event(item.topic, item.msg, item.bizSeqNo, named, f"{PROTOCOL}:{group}")[0])
@@ -250,13 +262,17 @@ class WebSession(HttpSession, contract.Session):
     def _subscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         items = _read_items(asked.need("topic"))
         group = asked.need("consumerGroup", "consumergroup")
-        try:
-            saved = self._webhooks.subscribe(group, items, asked.need("url"), asked.get("idc"), asked.get("pid"))
-        except _RefusedError:
-            raise
-        except BabelbusError as error:
-            raise _RefusedError(BODY_ERROR, f"invalid URL or topic: {error}") from None
+        saved = self._save_webhook(group, items, asked.need("url"), asked.get("idc"), asked.get("pid"))
         return saved, lambda: self._encode_outcome(asked.request, saved, SUBSCRIBE_ERROR)
+
+    def _save_webhook(
+        self, group: str, items: Sequence[SubscriptionItem], url: str, idc: str = "", pid: str = ""
+    ) -> Promise:
+        """Subscribe a webhook; every failure is the error of the promise."""
+        try:
+            return self._webhooks.subscribe(group, items, url, idc, pid)
+        except BabelbusError as error:
+            return Promise.refused(error)
 
     def _unsubscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         topics = [item.topic for item in _read_items(asked.need("topic"))]
@@ -275,18 +291,22 @@ class WebSession(HttpSession, contract.Session):
         promises = []
         for beat in beats:
             if not self._webhooks.beat(group, beat.topic, beat.url):
-                item = SubscriptionItem(beat.topic)
-                idc, pid = asked.get("idc"), asked.get("pid")
-                promises.append(self._webhooks.subscribe(group, [item], beat.url, idc, pid))
+                item, idc, pid = SubscriptionItem(beat.topic), asked.get("idc"), asked.get("pid")
+                saved = self._save_webhook(group, [item], beat.url, idc, pid)
+                saved.when_done(partial(self._beat_again, group, beat))
+                promises.append(saved)
         done = all_of(promises)
         return done, lambda: self._encode_outcome(asked.request, done, HEARTBEAT_ERROR)
+
+    def _beat_again(self, group: str, beat: _Beat, _: Promise) -> None:
+        self._webhooks.beat(group, beat.topic, beat.url)
 
     def _event(self, asked: _Asked) -> tuple[Event, dict[str, str]]:
         """Return the event that a publication or a request carries, and its properties."""
         headers = asked.request.headers
         group = asked.need("producergroup")
         content = asked.need("content", "msg")
-        self._check_size(content)
+        self._check_size(content, BODY_ERROR if asked.code == SEND_SYNC else BODY_SIZE_ERROR)
         try:
             if headers.get("protocoltype") == m.CLOUD_EVENT:
                 return read_cloud_event(content.encode(), f"{PROTOCOL}:{group}")
@@ -299,10 +319,10 @@ class WebSession(HttpSession, contract.Session):
         except InvalidMessageError as error:
             raise _RefusedError(BODY_ERROR, str(error)) from None
 
-    def _check_size(self, content: str) -> None:
+    def _check_size(self, content: str, code: int = BODY_SIZE_ERROR) -> None:
         limit = self._hub.settings.content_bytes_max
         if len(content) > limit or len(content.encode()) > limit:
-            raise _RefusedError(BODY_SIZE_ERROR, f"event size exceeds the limit: {limit}")
+            raise _RefusedError(code, f"event size exceeds the limit: {limit}")
 
     # -- the URI API -------------------------------------------------------------------------------------------------
 
@@ -312,10 +332,7 @@ class WebSession(HttpSession, contract.Session):
         action = path.removeprefix(URI_PREFIX).rstrip("/")
         if action in ("subscribe/local", "subscribe/remote"):
             body = _read_uri_body(request)
-            try:
-                saved: Promise = self._webhooks.subscribe(body.consumerGroup, _items(body.topic), body.url)
-            except BabelbusError as error:
-                raise _RefusedError(BODY_ERROR, str(error)) from None
+            saved = self._save_webhook(body.consumerGroup, _items(body.topic), body.url)
             return saved, lambda: self._encode_outcome(request, saved, SUBSCRIBE_ERROR)
         if action in ("unsubscribe/local", "unsubscribe/remote"):
             body = _read_uri_body(request)
@@ -364,10 +381,14 @@ class WebSession(HttpSession, contract.Session):
     def _encode_outcome(self, request: http.Request, promise: Promise, failure: int) -> bytes:
         if promise.error is None:
             return self._encode_result(request, SUCCESS, "success")
+        if isinstance(promise.error, TargetRefusedError):
+            return self._encode_result(request, BODY_ERROR, f"invalid URL: {promise.error}")
         return self._encode_result(request, failure, str(promise.error))
 
     def _encode_result(self, request: http.Request, code: int, text: str, *, status: int = 200) -> bytes:
         is_uri = request.path.startswith(URI_PREFIX)
+        if self._hub.settings.retcodes == "seed":
+            code = SEED_CODES.get(code, code)
         result: dict[str, Any] = {"retCode": code, "retMsg": text, "resTime": self._hub.clock.now_ms()}
         headers = [("content-type", JSON if is_uri else PLAIN), *self._webhooks.cluster.items()]
         if is_uri:
@@ -375,7 +396,7 @@ class WebSession(HttpSession, contract.Session):
             if code:
                 result["retMessage"] = text
         else:
-            headers.append(("code", request.headers.get("code", "")))
+            headers.append(("code", request.headers.get("code") or dict(_query(request)).get("code", "")))
         return encode_response(status, headers, _encode(result), keep_alive=request.keep_alive, version=request.version)
 
 
@@ -395,6 +416,14 @@ def _read(request: http.Request) -> _Asked:
     except (HttpError, ValueError) as error:
         raise _RefusedError(RUNTIME_ERROR, f"the fields cannot be read: {error}", 500) from None
     return _Asked(request, request.headers.get("code", ""), dict(pairs))
+
+
+def _query(request: http.Request) -> list[tuple[str, str]]:
+    """Return the pairs of a query; a query that cannot be read has none."""
+    try:
+        return list(parse_query(request.query))
+    except (HttpError, ValueError):
+        return []
 
 
 def _read_items(text: str) -> list[SubscriptionItem]:

@@ -6,6 +6,7 @@ other members speak (docs/design/design.md, section 1).
 
 import asyncio
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from babelbus.config import EventmeshSettings
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
-from babelbus.core.groups import END, Group, GroupSettings
+from babelbus.core.groups import END, Delivery, Group, GroupSettings, Member
 from babelbus.core.publish import GATHER_RECORDS_MAX, Publication
 from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
@@ -28,6 +29,9 @@ from babelbus.records.record import Headers
 
 PROTOCOL = "eventmesh"
 TTL_MS_MAX = 24 * 3600 * 1000
+TTL_STEP_MS = 100
+GRPC_MARKS = frozenset((b"seqnum", b"ce_seqnum"))
+"""Headers that only what was published over gRPC has; each message there must name a `ttl`, wanted or not (10)."""
 QUESTIONS_MAX = 100_000
 """So many questions that were pushed to responders are remembered; the oldest is forgotten first."""
 
@@ -61,11 +65,28 @@ def _tell(promise: Promise, receipt: Promise) -> None:
     promise.resolve(receipt.error)
 
 
+def _ttl_ms(headers: Headers, rule: str) -> float:
+    """Return the time to live of a record; without a wish of its publisher it has no end."""
+    text = b"0"
+    for name, value in headers:
+        if name in (b"ttl", b"ce_ttl"):
+            text = value or b"0"
+        elif name in GRPC_MARKS and rule != "all":
+            return math.inf
+    try:
+        ttl = float(text)
+    except ValueError:
+        return math.inf
+    return ttl if ttl > 0 else math.inf
+
+
 class Peer(Protocol):
     """A session, as the hub knows it."""
 
     heard_at: float
     """When the last frame came (`Clock.monotonic`)."""
+    ends_at: float
+    """When the connection is closed whatever comes."""
 
     def say_goodbye(self, reason: str) -> None:
         """Send the goodbye of the server."""
@@ -173,6 +194,24 @@ class Hub:
             receipt = self.broker.publish(Publication(self._principal, PROTOCOL, events, topic))
             receipt.when_done(partial(_tell, promise))
 
+    def fresh(self, member: Member, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Return the deliveries whose time to live is not over, to a tenth of a second; the group is done with others.
+
+        A delivery that a client may have seen before stays (10).
+        """
+        now, rule = self.clock.now_ms(), self.settings.expire
+        if rule == "none" or now - deliveries[0].timestamp < TTL_STEP_MS:
+            return deliveries
+        fresh: list[Delivery] = []
+        expired: list[Delivery] = []
+        for delivery in deliveries:
+            is_over = delivery.attempt == 1 and now - delivery.timestamp > _ttl_ms(delivery.headers, rule)
+            (expired if is_over else fresh).append(delivery)
+        if expired:
+            self.metrics.live_dropped_total.labels(PROTOCOL, "expired").inc(len(expired))
+            asyncio.get_running_loop().call_soon(lambda: None if member.closed else member.ack(expired))
+        return fresh
+
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def remember(self, question: Question) -> str:
@@ -192,8 +231,9 @@ class Hub:
 
     def tick(self) -> None:
         """Close the connections of silent clients; called about once a second."""
-        oldest = self.clock.monotonic() - self.settings.idle_seconds
-        for peer in [peer for peer in self.peers if peer.heard_at < oldest]:
+        now = self.clock.monotonic()
+        oldest = now - self.settings.idle_seconds
+        for peer in [peer for peer in self.peers if peer.heard_at < oldest or peer.ends_at <= now]:
             peer.expire()
 
     def stop(self) -> None:

@@ -40,7 +40,7 @@ from babelbus.protocols.eventmesh.dialects import (
     Wanted,
 )
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, without_correlation
-from babelbus.protocols.eventmesh.records import FLAVOUR
+from babelbus.protocols.eventmesh.records import FLAVOUR, InvalidMessageError
 from babelbus.protocols.eventmesh.subscriptions import Subscribed
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.records.record import Headers
@@ -49,6 +49,10 @@ log = logging.getLogger(__name__)
 
 ACKS_MAX = 64
 """Deliveries that were written are acknowledged after so many, or when no more wait."""
+ANSWERS_MAX = 16
+"""Answers to subscriptions that wait for a stream; no further subscription of the stream is read meanwhile."""
+WAITING_BYTES_MAX = 4 * 2**20
+"""Payloads that wait for a stream; its groups are held from then on."""
 
 Waiting = tuple[str, bytes | None, Headers, dict[str, str], Member | None, Delivery | None]
 """A delivery that waits for its stream: topic, payload, headers, further properties, and whom to tell it is written."""
@@ -64,6 +68,10 @@ class Stream:
         self.subscribed: dict[tuple[str, str], Subscribed] = {}
         """By group and topic."""
         self._hub = hub
+        self._group_bytes = 0
+        """Payloads of groups that wait or are written and not acknowledged."""
+        self.ending = False
+        """Whether the server stops."""
 
     async def subscribe(self, wanted: Wanted) -> None:
         """Add topics.
@@ -96,8 +104,14 @@ class Stream:
     def written(self, done: Sequence[tuple[Member, Delivery]]) -> None:
         """Acknowledge deliveries: gRPC's clients send no acknowledgement (7.4)."""
         by_member: dict[Member, list[Delivery]] = {}
+        was_full = self._group_bytes > WAITING_BYTES_MAX
         for member, delivery in done:
             by_member.setdefault(member, []).append(delivery)
+            self._group_bytes -= len(delivery.payload or b"")
+        if was_full and self._group_bytes <= WAITING_BYTES_MAX:
+            for subscribed in self.subscribed.values():
+                if subscribed.member is not None:
+                    subscribed.member.resume()
         for member, deliveries in by_member.items():
             if not member.closed:
                 member.ack(deliveries)
@@ -110,6 +124,9 @@ class Stream:
 
     def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
         member, topic = subscribed.member, subscribed.item.topic
+        self._group_bytes += sum(len(one.payload or b"") for one in deliveries)
+        if self._group_bytes > WAITING_BYTES_MAX and member is not None:
+            member.hold()
         self._add([(topic, one.payload, one.headers, {}, member, one) for one in deliveries])
 
     def _broadcast(self, subscribed: Subscribed, events: Sequence[Event]) -> None:
@@ -119,6 +136,9 @@ class Stream:
         self._add([(subscribed.item.topic, one.payload, one.headers, {}, None, None) for one in events[:room]])
 
     def _ask(self, subscribed: Subscribed, question: Question) -> None:
+        if len(self.waiting) >= self._hub.settings.window:
+            self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
+            return
         more = correlation(self._hub.remember(question))
         self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
 
@@ -138,6 +158,15 @@ class RpcServer:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
+    def describe(self) -> list[dict[str, str]]:
+        """Return the subscriptions of all streams, in the server's loop."""
+        return [
+            {"group": group, "topic": topic, "mode": subscribed.item.mode, "type": subscribed.item.type,
+             "client": stream.client, "protocol": "grpc"}
+            for stream in self._streams
+            for (group, topic), subscribed in stream.subscribed.items()
+        ]  # fmt: skip
+
     async def start(self, host: str, port: int) -> str:
         """Start to listen; return the address.
 
@@ -145,14 +174,15 @@ class RpcServer:
             OSError: the address is taken.
         """
         settings = self._hub.settings
-        limit = settings.body_bytes_max
         server = self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", limit),
+                ("grpc.max_receive_message_length", settings.grpc_bytes_max),
+                ("grpc.max_send_message_length", settings.body_bytes_max),
                 ("grpc.max_concurrent_streams", settings.streams_max),
+                ("grpc.keepalive_time_ms", int(settings.idle_seconds * 1000) + 1),  # finds clients that vanished (7.6)
                 ("grpc.so_reuseport", 0),
-            ]
+            ],
+            maximum_concurrent_rpcs=settings.calls_max,
         )
         for dialect in (LegacyDialect(self._hub.clock.now_ms), EventsDialect()):
             server.add_generic_rpc_handlers(tuple(self._handlers(dialect)))
@@ -163,10 +193,13 @@ class RpcServer:
         await server.start()
         return f"{host}:{bound}"
 
-    async def stop(self) -> None:
-        """End all streams and calls."""
+    async def stop(self, seconds: float) -> None:
+        """End all streams, and the calls that are not answered after some seconds."""
+        for stream in self._streams:
+            stream.ending = True
+            stream.woken.set()
         if self._server is not None:
-            await self._server.stop(0)
+            await self._server.stop(seconds)
 
     def _handlers(self, dialect: Dialect) -> list[Any]:
         """Return the handlers of the services of a package, by its descriptors."""
@@ -302,18 +335,21 @@ class RpcServer:
         stream = Stream(self._hub)
         self._streams.add(stream)
         answers: deque[Any] = deque()
-        reading = asyncio.get_running_loop().create_task(self._read(dialect, stream, requests, answers))
+        room = asyncio.Semaphore(ANSWERS_MAX)
+        reading = asyncio.get_running_loop().create_task(self._read(dialect, stream, requests, answers, room))
         reading.add_done_callback(lambda _: stream.woken.set())
         try:
-            while not reading.done():
+            while not reading.done() and not stream.ending:
                 await stream.woken.wait()
                 stream.woken.clear()
                 while answers:
                     await context.write(answers.popleft())
+                    room.release()
                 await self._write(dialect, stream, context)
             while answers:
                 await context.write(answers.popleft())
-            reading.result()
+            if reading.done():
+                reading.result()
         finally:
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -338,7 +374,14 @@ class RpcServer:
         finally:
             stream.written(done)
 
-    async def _read(self, dialect: Dialect, stream: Stream, requests: AsyncIterator[Any], answers: deque[Any]) -> None:
+    async def _read(
+        self,
+        dialect: Dialect,
+        stream: Stream,
+        requests: AsyncIterator[Any],
+        answers: deque[Any],
+        room: asyncio.Semaphore,
+    ) -> None:
         """Handle the subscriptions and replies of a stream until the client ends it."""
         async for message in requests:
             code, text = SUCCESS, "subscribe success"
@@ -348,10 +391,14 @@ class RpcServer:
                     self._respond(found)
                     continue
                 await stream.subscribe(found)
+            except InvalidMessageError as error:
+                log.info("%s: a reply cannot be read: %s", PROTOCOL, error)
+                continue
             except RefusedError as error:
                 code, text = error.code, str(error)
             except BabelbusError as error:
                 code, text = SUBSCRIBE_ERROR, str(error)
+            await room.acquire()
             answers.append(dialect.acknowledgement(message, code, text))
             stream.woken.set()
             if code != SUCCESS:

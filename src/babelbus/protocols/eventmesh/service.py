@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.admin import AdminSession
 from babelbus.protocols.eventmesh.calls import Calls, read_networks
 from babelbus.protocols.eventmesh.http import WebSession
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
@@ -24,6 +25,7 @@ class EventmeshService(StreamService):
 
     def __init__(self, context: ServiceContext) -> None:
         settings = self._settings = context.config.eventmesh
+        self._drain_seconds = context.config.server.drain_seconds
         super().__init__(PROTOCOL, context, settings)
         self.hub = Hub(context.broker, context.clock, context.metrics, settings)
         calls = Calls(context.clock, read_networks(settings.webhook_networks))
@@ -54,9 +56,14 @@ class EventmeshService(StreamService):
         def make_web(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
             return WebSession(self.hub, self.webhooks, outbox, self._guard, peer)
 
+        def make_admin(outbox: Outbox, close: Callable[[], None], peer: str | None) -> AdminSession:
+            return AdminSession(self.hub, self.webhooks, self._rpc, outbox, self._guard)
+
         self.webhooks.open()
         await self.listeners.listen("eventmesh-tcp", settings.host, settings.tcp_port, make)
         await self.listeners.listen("eventmesh-http", settings.host, settings.http_port, make_web)
+        if settings.admin_port is not None:
+            await self.listeners.listen("eventmesh-admin", settings.host, settings.admin_port, make_admin)
         self.addresses["eventmesh-grpc"] = await self._rpc.start(settings.host, settings.grpc_port)
         self.listeners.tick(TICK_SECONDS, self._tick)
 
@@ -68,5 +75,5 @@ class EventmeshService(StreamService):
         """Send a goodbye to every client, and stop all deliveries."""
         self.hub.stop()
         self.webhooks.stop()
-        await self._rpc.stop()
+        await self._rpc.stop(self._drain_seconds)
         await super().drain()

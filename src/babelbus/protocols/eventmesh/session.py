@@ -4,8 +4,10 @@ The publications of a chunk are appended together, once for each topic, and ackn
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Any
 
 import msgspec
 
@@ -40,6 +42,8 @@ HELLO_BYTES_MAX = 65_536
 TTL_MS = 3000
 """How long a request waits for its reply unless the request says so (3.8)."""
 ANSWERED_MAX = 1024
+GOODBYE_SECONDS = 30.0
+"""A client that has said goodbye, or was told goodbye, is closed after this if it has not closed (3.5)."""
 
 _decode_agent = msgspec.json.Decoder(UserAgent).decode
 _decode_subscription = msgspec.json.Decoder(m.Subscription).decode
@@ -52,6 +56,7 @@ class Session(contract.Session):
 
     def __init__(self, hub: Hub, outbox: Outbox, close: Callable[[], None], peer: str | None) -> None:
         self.heard_at = hub.clock.monotonic()
+        self.ends_at = math.inf
         self._hub = hub
         self._outbox = outbox
         self._close = close
@@ -66,8 +71,8 @@ class Session(contract.Session):
         self._subscribed: dict[str, Subscribed] = {}
         self._held: dict[str | int | None, Delivery] = {}
         """Pushes that the client has not acknowledged, by their `seq`; without payloads."""
-        self._questions: dict[str, None] = {}
-        """Ids of questions that were pushed and not answered, in order."""
+        self._questions: dict[str, str] = {}
+        """Ids of questions that were pushed and not answered, by the `seq` of the push, in order."""
         self._events: dict[str, list[Event]] = {}
         self._acks: list[tuple[str, bytes, str, str]] = []
         """Publications of this chunk: command, `seq` as JSON, topic, and the error if they failed already."""
@@ -129,7 +134,7 @@ class Session(contract.Session):
         elif name == m.RECOMMEND:
             self._answer(name, seq, "registry enable config is false, not support")
         elif self._agent is None:
-            self._answer(name, seq, f"no session is found for {self._peer}: say {m.HELLO} first")
+            self._refuse(name, seq, frame)
         elif name == m.HEARTBEAT:
             self._answer(name, seq)
         elif name == m.SUBSCRIBE:
@@ -141,9 +146,23 @@ class Session(contract.Session):
             self._listen(seq)
         elif name == m.REQUEST:
             self._request(seq, frame)
-        else:
+        elif name == m.GOODBYE:
             self._unsubscribe()
+            self.ends_at = self._hub.clock.monotonic() + GOODBYE_SECONDS
             self._answer(name, seq)
+        else:
+            self._answer(name, seq)  # REGISTER and UNREGISTER, which no client needs
+
+    def _refuse(self, name: str, seq: bytes, frame: Frame) -> None:
+        """Answer a request of a client that has not said who it is; Java ends at a refused question without a body."""
+        text = f"no session is found for {self._peer}: say {m.HELLO} first"
+        if name != m.REQUEST:
+            self._answer(name, seq, text)
+            return
+        kind = m.CLOUD_EVENT if (frame.header.properties or {}).get("protocoltype") == m.CLOUD_EVENT else m.MESSAGE
+        body = encode_body("none", text.encode(), ((FLAVOUR, kind.encode()),), {}, strict=True)[1]
+        data = _encode_answer(self._surplus, m.RESPONSE_TO_CLIENT, seq, text, body)
+        self._outbox.answer(lambda: data, len(data))
 
     def _answer(self, request: str, seq: bytes, error: str = "") -> None:
         """Answer a request; an `error` is the text of a failure."""
@@ -160,20 +179,18 @@ class Session(contract.Session):
         if self._agent is not None:
             self._answer(m.HELLO, seq)
             return
-        fault = ""
+        fault = "server is not running" if self._hub.stopping else ""
         agent = UserAgent()
         try:
             agent = _decode_agent(body)
         except _UNREADABLE as error:
-            fault = f"the client's description cannot be read: {error}"
+            fault = fault or f"the client's description cannot be read: {error}"
         if not fault and agent.version is None:
             fault = "client version cannot be null"
         if not fault and agent.purpose not in ("pub", "sub"):
             fault = "client purpose config is error"
         if not fault and not agent.group_name:
             fault = "client group cannot be null"
-        if not fault and self._hub.stopping:
-            fault = "server is not running"
         self._answer(m.HELLO, seq, fault)
         if fault:
             raise PeerLeavesError(fault)
@@ -226,6 +243,7 @@ class Session(contract.Session):
                 if self._listening:
                     self._begin(subscribed)
             except BabelbusError as error:
+                self._subscribed.pop(wanted.topic, None)
                 return str(error)
         return ""
 
@@ -234,11 +252,16 @@ class Session(contract.Session):
         if self._agent.purpose != "sub":
             self._answer(m.LISTEN, seq, "client purpose config is not sub")
             return
-        self._answer(m.LISTEN, seq)
+        error = ""
         if not self._listening:
-            self._listening = True
-            for subscribed in self._subscribed.values():
-                self._begin(subscribed)
+            try:
+                for subscribed in self._subscribed.values():
+                    self._begin(subscribed)
+                self._listening = True
+            except BabelbusError as failure:
+                error = str(failure)
+                self._unsubscribe()
+        self._answer(m.LISTEN, seq, error)  # before the first push, which comes in the next turn of the loop
 
     def _unsubscribe(self) -> None:
         for subscribed in self._subscribed.values():
@@ -269,6 +292,8 @@ class Session(contract.Session):
         try:
             event, _ = read_message(frame.body, str(header.seq or ""), header.properties, self._source)
             topic = event.subject
+            if len(event.payload or b"") > self._hub.settings.content_bytes_max:
+                raise InvalidMessageError(f"event size exceeds the limit: {self._hub.settings.content_bytes_max}")
             self._events.setdefault(topic, []).append(event)
         except BabelbusError as fault:
             error = str(fault)
@@ -333,20 +358,24 @@ class Session(contract.Session):
             log.info("%s %s: a reply cannot be read: %s", PROTOCOL, self._peer, error)
             return
         name = properties.get(CORRELATION)
-        if name is None and len(self._questions) == 1:
-            (name,) = self._questions
+        if name is None and len(self._questions) == 1 and not self._held:
+            (name,) = self._questions.values()
         if name is not None:
-            self._questions.pop(name, None)
+            self._questions = {seq: asked for seq, asked in self._questions.items() if asked != name}
             self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)))
 
     def _ask(self, subscribed: Subscribed, question: Question) -> None:
-        """Send a question to the client."""
+        """Send a question to the client; a client that reads too slowly does not get the question."""
+        if self._outbox.full:
+            self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
+            return
         name = self._hub.remember(question)
-        self._questions[name] = None
+        topic, more = subscribed.item.topic, correlation(name)
+        seq, push = self._encode_push(m.PUSH_REQUEST, topic, question.payload, question.headers, more)
+        self._questions[seq] = name
+        self._send(push)
         if len(self._questions) > ANSWERED_MAX:  # the client answers other questions than it is asked
             del self._questions[next(iter(self._questions))]
-        topic, more = subscribed.item.topic, correlation(name)
-        self._send(self._encode_push(m.PUSH_REQUEST, topic, question.payload, question.headers, more)[1])
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
@@ -383,7 +412,9 @@ class Session(contract.Session):
 
     def _acknowledged(self, seq: str | int | None) -> None:
         found = self._held.pop(str(seq), None)
-        if found is not None and found.lease is not None:
+        if found is None:
+            self._questions.pop(str(seq), None)  # a reply comes before the acknowledgement, or never (3.8)
+        elif found.lease is not None:
             member = found.lease.member
             assert isinstance(member, Member)
             self._done.setdefault(member, []).append(found)
@@ -418,13 +449,31 @@ class Session(contract.Session):
             return
         self._leaving = True
         self._unsubscribe()
+        self.ends_at = self._hub.clock.monotonic() + GOODBYE_SECONDS
         name = m.SERVER_GOODBYE.encode()
         header = b'{"cmd":"%b","command":"%b","code":0,"desc":%b}' % (name, name, _encode(reason))
         self._send(encode_frame(self._surplus, header))
 
+    def redirect(self, ip: str, port: int) -> None:
+        """Send the client to another server, and end the session."""
+        name = m.REDIRECT.encode()
+        header = b'{"cmd":"%b","command":"%b","code":0}' % (name, name)
+        self._send(encode_frame(self._surplus, header, _encode({"ip": ip, "port": port})))
+        self.ends_at = self._hub.clock.monotonic() + GOODBYE_SECONDS
+
+    def describe(self) -> dict[str, Any]:
+        """Return who the client is and what it subscribes to, without its secrets."""
+        agent = self._agent or UserAgent()
+        host, _, port = self._peer.rpartition(":")
+        return {
+            "host": host, "port": port, "env": agent.env, "subsystem": agent.subsystem, "path": agent.path,
+            "pid": agent.pid, "version": agent.version, "idc": agent.idc, "group": agent.group_name,
+            "purpose": agent.purpose, "protocol": "tcp", "topics": list(self._subscribed),
+        }  # fmt: skip
+
     def expire(self) -> None:
-        """Close the connection: the client has been silent for too long."""
-        log.info("%s %s: closing, no frame within %g s", PROTOCOL, self._peer, self._hub.settings.idle_seconds)
+        """Close the connection: the client has been silent for too long, or did not close after a goodbye."""
+        log.info("%s %s: closing, the client is silent or has left", PROTOCOL, self._peer)
         self._close()
 
     def close(self) -> None:
@@ -442,9 +491,9 @@ def _begin_header(command: str) -> bytes:
     return b'{"cmd":"%b","command":"%b","code":' % (name, name)
 
 
-def _encode_answer(surplus: int, command: str, seq: bytes, error: str) -> bytes:
+def _encode_answer(surplus: int, command: str, seq: bytes, error: str, body: bytes = b"") -> bytes:
     outcome = b'1,"desc":' + _encode(error) if error else b'0,"desc":"success"'
-    return encode_frame(surplus, _begin_header(command) + outcome + b',"seq":' + seq + b"}")
+    return encode_frame(surplus, _begin_header(command) + outcome + b',"seq":' + seq + b"}", body)
 
 
 _PROPERTIES = {

@@ -51,9 +51,18 @@ class Subscribed:
             self.live = hub.broker.subscribe(exactly(topic), partial(broadcast, self))
             return
         joined = hub.group(topic, group)
-        self.member = joined.join(partial(deliver, self), window=hub.settings.window, owner=self, held=held)
+        handle = partial(self._deliver, hub, deliver)
+        self.member = joined.join(handle, window=hub.settings.window, owner=self, held=held)
         if self.item.type == "SYNC":
             self.responder = hub.broker.responders.add(exactly(topic), partial(ask, self), group)
+
+    def _deliver(
+        self, hub: Hub, deliver: "Callable[[Subscribed, Sequence[Delivery]], None]", deliveries: Sequence[Delivery]
+    ) -> None:
+        assert self.member is not None
+        fresh = hub.fresh(self.member, deliveries)
+        if fresh:
+            deliver(self, fresh)
 
     def end(self, hub: Hub, *, lost: bool = False) -> Member | None:
         """End deliveries; return the member that has left. `lost` says that the client did not ask for it."""

@@ -21,7 +21,7 @@ from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import check_topic_name, exactly
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError, StorageError
-from babelbus.protocols.eventmesh.calls import Call, Calls, Origin
+from babelbus.protocols.eventmesh.calls import Call, Calls, Origin, TargetRefusedError
 from babelbus.protocols.eventmesh.hub import Hub, correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import encode_content
@@ -41,6 +41,11 @@ TAKEN = (200, 201, 202, 204)
 NOT_RETRIED = (410, 415)
 RETCODE_RETRY = (2, 5)
 RETCODE_FAIL = 3
+OWN_FIELDS = frozenset(
+    ("code", "connection", "content-length", "content-type", "expect", "host", "keep-alive", "language", "te",
+     "trailer", "transfer-encoding", "upgrade", "version")
+)  # fmt: skip
+"""Header fields of a push that no event may set: a second length would hide a request in the body."""
 
 _decode_answer = msgspec.json.Decoder(dict[str, object]).decode
 _encode = msgspec.json.Encoder().encode
@@ -100,7 +105,7 @@ class _Webhook:
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         member = self.member
         assert member is not None
-        for delivery in deliveries:
+        for delivery in self._owner.hub.fresh(member, deliveries):
             body = self._encode(delivery.payload, delivery.headers, {})
             held = Delivery(
                 None, offset=delivery.offset, partition=delivery.partition, attempt=delivery.attempt,
@@ -201,7 +206,8 @@ def _retcode(response: Response) -> object:
 
 
 def _is_field(name: str, text: str) -> bool:
-    return name.isascii() and name.replace("-", "").isalnum() and text.isascii() and text.isprintable()
+    is_plain = name.isascii() and name.replace("-", "").isalnum() and text.isascii() and text.isprintable()
+    return is_plain and name.lower() not in OWN_FIELDS
 
 
 class Webhooks:
@@ -254,6 +260,8 @@ class Webhooks:
             origin = self.cluster["webhook-request-origin"]
             call = self.call("OPTIONS", entries[0].url, [("webhook-request-origin", origin)])
             await settled(call)
+            if isinstance(call.error, TargetRefusedError):
+                raise call.error
             response = call.response  # a webhook that does not answer agrees
             allowed = "" if response is None else response.headers.get("webhook-allowed-origin", "").strip()
             if allowed not in ("", "*", origin):

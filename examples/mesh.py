@@ -1,0 +1,115 @@
+"""EventMesh on the bus: part of `make demo`.
+
+A subscriber over TCP hears the flights that jebp publishes, and a client asks for one flight that a responder answers.
+They speak EventMesh as its Java SDK from 1.9 on does: a head with two lengths, a JSON header, a JSON body.
+"""
+
+import json
+import socket
+import struct
+import threading
+from types import TracebackType
+from typing import Any
+
+from babelbus.client import Record
+
+HEAD = struct.Struct(">13sii")
+MAGIC = b"EventMesh0000"
+SURPLUS = 13
+"""Bytes that a frame counts beside header and body, of the 21 in front of them."""
+SECONDS = 60.0
+READ_BYTES = 2**20
+QUESTIONS = "timetable"
+
+
+class Mesh:
+    """One connection of a group."""
+
+    def __init__(self, address: str, group: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=SECONDS)
+        self._data = bytearray()
+        self.ask("HELLO_REQUEST", {"version": "1.10.0", "purpose": "sub", "group": group})
+
+    def __enter__(self) -> "Mesh":
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self._socket.close()
+
+    def send(self, command: str, body: object = None, seq: str = "1") -> None:
+        """Send a frame."""
+        header = json.dumps({
+            "cmd": command, "code": 0, "seq": seq, "properties": {"protocoltype": "eventmeshmessage"},
+        }).encode()  # fmt: skip
+        data = b"" if body is None else json.dumps(body).encode()
+        self._socket.sendall(HEAD.pack(MAGIC, len(header) + len(data) + SURPLUS, len(header)) + header + data)
+
+    def receive(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return header and body of the next frame."""
+        while True:
+            if len(self._data) >= HEAD.size:
+                _, length, size = HEAD.unpack_from(self._data)
+                end = HEAD.size + length - SURPLUS
+                if len(self._data) >= end:
+                    header = json.loads(self._data[HEAD.size : HEAD.size + size])
+                    body = self._data[HEAD.size + size : end]
+                    del self._data[:end]
+                    return header, json.loads(body) if body else {}
+            data = self._socket.recv(READ_BYTES)
+            if not data:
+                raise SystemExit("demo: the server closed an EventMesh connection")
+            self._data += data
+
+    def ask(self, command: str, body: object = None) -> None:
+        """Send a request, and wait until it is granted."""
+        self.send(command, body)
+        header, _ = self.receive()
+        if header["code"] != 0:
+            raise SystemExit(f"demo: EventMesh refused {command}: {header}")
+
+    def listen(self, topic: str, kind: str = "ASYNC") -> None:
+        """Subscribe to a topic; messages come from now on."""
+        self.ask("SUBSCRIBE_REQUEST", {"topicList": [{"topic": topic, "mode": "CLUSTERING", "type": kind}]})
+        self.ask("LISTEN_REQUEST")
+
+
+class Listener(threading.Thread):
+    """Hears a number of messages of a topic, each acknowledged."""
+
+    def __init__(self, address: str, topic: str, count: int) -> None:
+        super().__init__(daemon=True)
+        self.heard: list[bytes] = []
+        self._count = count
+        self._mesh = Mesh(address, "demo")
+        self._mesh.listen(topic)
+
+    def run(self) -> None:
+        """Receive until all messages are there."""
+        with self._mesh as mesh:
+            while len(self.heard) < self._count:
+                header, body = mesh.receive()
+                self.heard.append(body["body"].encode())
+                mesh.send(f"{header['cmd']}_ACK", seq=header["seq"])
+
+
+def ask_for(address: str, records: list[Record]) -> str:
+    """Ask for the last flight by its key; return what a responder answered, which is that flight."""
+    flights = {(record.key or b"").decode(): (record.payload or b"").decode() for record in records}
+    with Mesh(address, "responders") as responder, Mesh(address, "askers") as asker:
+        responder.listen(QUESTIONS, "SYNC")
+
+        def respond() -> None:
+            header, question = responder.receive()
+            responder.send("RESPONSE_TO_SERVER", {**question, "body": flights[question["body"]]})
+            responder.send("REQUEST_TO_CLIENT_ACK", seq=header["seq"])
+
+        thread = threading.Thread(target=respond, daemon=True)
+        thread.start()
+        key = (records[-1].key or b"").decode()
+        asker.send("REQUEST_TO_SERVER", {"topic": QUESTIONS, "body": key, "properties": {"ttl": "30000"}})
+        _, reply = asker.receive()
+        thread.join(SECONDS)
+    if reply["body"] != flights[key]:
+        raise SystemExit(f"demo: the answer to {key} is not the flight: {reply}")
+    return key

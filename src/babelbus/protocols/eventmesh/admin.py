@@ -1,0 +1,190 @@
+"""The paths of EventMesh's admin server that have a meaning here (docs/specifications/eventmesh.md, 12)."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from babelbus.core.access import Identity
+from babelbus.core.receipt import DONE, Promise
+from babelbus.core.work import Work
+from babelbus.errors import BabelbusError
+from babelbus.protocols import contract
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
+from babelbus.protocols.eventmesh.records import read_cloud_event
+from babelbus.protocols.eventmesh.rpc import RpcServer
+from babelbus.protocols.eventmesh.session import Session
+from babelbus.protocols.eventmesh.webhooks import Webhooks
+from babelbus.wire import http
+from babelbus.wire.browsers import BrowserGuard, Refusal
+from babelbus.wire.http import HttpError, HttpSession, encode_response, parse_query
+
+ADMIN: Final = Identity(f"{PROTOCOL}:admin", "admin", None)
+ANSWER_BYTES: Final = 512
+MANAGE: Final = "/clientManage/"
+REASON: Final = "rejected by the administrator"
+
+_encode = msgspec.json.Encoder().encode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+Answer = tuple[Promise, Callable[[], object]]
+"""The promise that an answer waits for, and the data of the answer."""
+
+
+class _RefusedError(BabelbusError):
+    """A request that cannot be carried out."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class AdminSession(HttpSession, contract.Session):
+    """The requests of one connection to the admin port."""
+
+    _outbox: Outbox
+
+    def __init__(self, hub: Hub, webhooks: Webhooks, rpc: RpcServer, outbox: Outbox, guard: BrowserGuard) -> None:
+        super().__init__(outbox, guard, body_bytes_max=hub.settings.grpc_bytes_max)
+        self._hub = hub
+        self._webhooks = webhooks
+        self._rpc = rpc
+
+    def answer_request(self, request: http.Request, refusal: Refusal | None) -> bool:
+        """Handle a request; return `False` to be called again when the outbox has room."""
+        if self._outbox.full:
+            return False
+        is_read = request.method == "GET" and not request.path.startswith((f"{MANAGE}reject", f"{MANAGE}redirect"))
+        if refusal is not None and not (refusal.allows_reading and is_read):
+            self.refuse(refusal)
+            return True
+        try:
+            query = dict(parse_query(request.query))
+            promise, describe = self._carry_out(request, query)
+        except HttpError as error:
+            self._send(request, 400, {"message": str(error)})
+        except _RefusedError as error:
+            self._send(request, error.status, {"message": str(error)})
+        except BabelbusError as error:
+            self._send(request, 400, {"message": str(error)})
+        else:
+            self._outbox.answer_when([promise], partial(self._encode, request, promise, describe), ANSWER_BYTES)
+        return True
+
+    def _send(self, request: http.Request, status: int, content: object) -> None:
+        data = encode_response(status, [("content-type", "application/json")], _encode(content),
+                               keep_alive=request.keep_alive, version=request.version)  # fmt: skip
+        self._outbox.answer(lambda: data, len(data))
+
+    def _encode(self, request: http.Request, promise: Promise, describe: Callable[[], object]) -> bytes:
+        error = promise.error
+        status = 200 if error is None else 400
+        content = {"status": status, "data": describe()} if error is None else {"message": str(error)}
+        return encode_response(status, [("content-type", "application/json")], _encode(content),
+                               keep_alive=request.keep_alive, version=request.version)  # fmt: skip
+
+    def _carry_out(self, request: http.Request, query: dict[str, str]) -> Answer:
+        method, path = request.method, request.path.rstrip("/")
+        if path == "/client/tcp" and method in ("GET", "DELETE"):
+            return self._clients(method, self._matching(_fields(request, query) if method == "DELETE" else {}))
+        if path == "/client/http" and method == "GET":
+            return DONE, self._webhooks.entries
+        if path == "/client/grpc" and method == "GET":
+            return DONE, self._rpc.describe
+        if path == "/topic" and method in ("GET", "POST", "DELETE"):
+            return self._topics(method, request)
+        if path == "/event" and method == "POST":
+            event, _ = read_cloud_event(request.body, ADMIN.source)
+            return self._hub.publish([event]), lambda: "success"
+        if path.startswith(MANAGE) and method == "GET":
+            return self._manage(path.removeprefix(MANAGE), query)
+        raise _RefusedError(404, f"{method} {path[:100]} is not served: see docs/protocols/eventmesh.md")
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def _matching(self, wanted: dict[str, str]) -> list[Session]:
+        """Return the sessions over TCP whose description has all the wanted values."""
+        sessions = [peer for peer in self._hub.peers if isinstance(peer, Session) and peer.established]
+        return [
+            session
+            for session in sessions
+            if all(str(session.describe().get(name)) == value for name, value in wanted.items())
+        ]
+
+    def _clients(self, method: str, sessions: Sequence[Session]) -> Answer:
+        if method == "DELETE":
+            for session in sessions:
+                session.say_goodbye(REASON)
+        found = [session.describe() for session in sessions]
+        return DONE, lambda: found
+
+    def _manage(self, action: str, query: dict[str, str]) -> Answer:
+        if action == "showClient":
+            return self._clients("GET", self._matching({}))
+        if action == "showClientBySystem":
+            return self._clients("GET", self._matching(_need(query, subsystem="subsystem")))
+        if action == "showListenClientByTopic":
+            topic = _need(query, topic="topic")["topic"]
+            return self._clients("GET", [one for one in self._matching({}) if topic in one.describe()["topics"]])
+        if action == "rejectAllClient":
+            return self._clients("DELETE", self._matching({}))
+        wanted = {
+            "ByIpPort": {"host": "ip", "port": "port"},
+            "BySubSystem": {"subsystem": "subsystem"},
+            "ByPath": {"path": "path"},
+        }.get(action.removeprefix("rejectClient").removeprefix("redirectClient"))
+        if wanted is None or action == "rejectClientByPath":
+            raise _RefusedError(404, f"{MANAGE}{action[:100]} is not served: see docs/protocols/eventmesh.md")
+        sessions = self._matching(_need(query, **wanted))
+        if action.startswith("rejectClient"):
+            return self._clients("DELETE", sessions)
+        target = _need(query, ip="desteventmeship", port="desteventmeshport")
+        if not (target["port"].isascii() and target["port"].isdigit() and 0 < int(target["port"]) < 65536):
+            raise _RefusedError(400, "desteventmeshport is no port")
+        for session in sessions:
+            session.redirect(target["ip"], int(target["port"]))
+        return self._clients("GET", sessions)
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def _topics(self, method: str, request: http.Request) -> Answer:
+        if method == "GET":
+            names = [topic.name for topic in self._hub.broker.topics() if not topic.reserved]
+            return DONE, lambda: [{"name": name} for name in names]
+        name = _fields(request, {}).get("name")
+        if not name:
+            raise _RefusedError(400, "name is missing")
+        if method == "POST":
+            return Work(self._hub.ensure_topic(name)), lambda: "success"
+        return self._hub.broker.remove_topic(name), lambda: "success"
+
+
+def _fields(request: http.Request, query: dict[str, str]) -> dict[str, str]:
+    """Return the members of a JSON body as text, else the query.
+
+    Raises:
+        _RefusedError: the body is no JSON object, or nothing is named at all.
+    """
+    try:
+        fields = {name: str(value) for name, value in _decode_object(request.body).items()} if request.body else query
+    except _UNREADABLE as error:
+        raise _RefusedError(400, f"the body is no JSON object: {error}") from None
+    if not fields:
+        raise _RefusedError(400, "nothing is named in the body or the query")
+    return fields
+
+
+def _need(query: dict[str, str], **names: str) -> dict[str, str]:
+    """Return values of the query by the names of a description; names in the query have any case.
+
+    Raises:
+        _RefusedError: a value is missing.
+    """
+    lowered = {name.lower(): value for name, value in query.items()}
+    for name in names.values():
+        if not lowered.get(name):
+            raise _RefusedError(400, f"{name} is missing in the query")
+    return {member: lowered[name] for member, name in names.items()}

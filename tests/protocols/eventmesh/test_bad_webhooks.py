@@ -1,0 +1,252 @@
+"""Webhooks on bad days, and requests of the coded API that are wrong in other ways than a missing field."""
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from babelbus.client import BlockingClient
+from babelbus.config import EventmeshSettings
+from tests.protocols.eventmesh.test_http import SETTINGS, Hook, ask, publish, subscribe
+from tests.server.test_zbus import make_certificate
+from tests.support.server import LiveServer, configure
+from tests.support.zbus import HttpClient
+
+MODULE = "babelbus.protocols.eventmesh"
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with LiveServer(configure(tmp_path_factory.mktemp("mesh"), eventmesh=SETTINGS)) as server:
+        yield server
+
+
+@pytest.fixture
+def web(live: LiveServer) -> Iterator[HttpClient]:
+    with HttpClient(live.server.addresses["eventmesh-http"]) as client:
+        yield client
+
+
+@contextmanager
+def serving(folder: Path, **settings: object) -> Iterator[tuple[LiveServer, HttpClient]]:
+    values = {"tcp_port": 0, "http_port": 0, "grpc_port": 0, "webhook_networks": "127.0.0.0/8", **settings}
+    made = EventmeshSettings(**values)  # type: ignore[arg-type]
+    with (
+        LiveServer(configure(folder, eventmesh=made)) as live,
+        HttpClient(live.server.addresses["eventmesh-http"]) as web,
+    ):
+        yield live, web
+
+
+@contextmanager
+def peer(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Run a webhook that is no good HTTP server; yields its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}/"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def subscribe_url(web: HttpClient, url: str, topic: str, group: str) -> dict[str, object]:
+    fields = {"topic": json.dumps([{"topic": topic}]), "url": url, "consumerGroup": group}
+    return ask(web, "206", fields)
+
+
+def is_dead(live: LiveServer, group: str) -> bool:
+    return live.server.broker.find_topic(f"dead-letters/{group}") is not None
+
+
+# -- webhooks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-le"], ids=["hangs", "answers slowly"])
+def test_a_webhook_that_does_not_answer_is_given_up_and_others_go_on(
+    live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.calls.CALL_SECONDS", 0.2)
+    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(f"{MODULE}.webhooks.RETRIES_MAX", 1)
+    group = f"hangs{len(answer)}"
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while connection.recv(2**16):
+                connection.sendall(answer)
+
+    with peer(serve) as url, Hook() as good:
+        assert subscribe_url(web, f"http://{url}", group, group)["retCode"] == 0
+        subscribe(web, good, group, "good")
+        publish(web, group, "x")
+        assert good.next()[0]["content"] == "x"
+        live.until(lambda: is_dead(live, group))
+
+
+@pytest.mark.parametrize(
+    "answer", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9999999\r\n\r\n", b"close"]
+)
+def test_a_webhook_that_speaks_no_http_gets_the_message_again_and_then_no_more(
+    live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    group = f"babble{len(answer)}"
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            connection.recv(2**16)
+            if answer != b"close":
+                connection.sendall(answer)
+
+    with peer(serve) as url:
+        assert subscribe_url(web, f"http://{url}", group, group)["retCode"] == 0
+        publish(web, group, "x")
+        live.until(lambda: is_dead(live, group))
+
+
+def test_a_webhook_with_a_certificate_of_its_own_making_gets_nothing(
+    live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*make_certificate(tmp_path))
+    heard: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
+            heard.append(secure.recv(2**16))
+
+    with peer(serve) as url:
+        assert subscribe_url(web, f"https://{url}", "tls", "tls")["retCode"] == 0
+        publish(web, "tls", "x")
+        live.until(lambda: is_dead(live, "tls"))
+    assert not any(heard)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "webhook.example"])
+def test_a_webhook_at_a_private_address_is_refused_when_it_subscribes(
+    tmp_path: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo",
+        lambda name, *rest, **more: resolve("10.1.2.3" if name == "webhook.example" else name, *rest, **more),
+    )  # fmt: skip
+    made = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0)
+    with (
+        LiveServer(configure(tmp_path, eventmesh=made), use_uvloop=False) as live,
+        HttpClient(live.server.addresses["eventmesh-http"]) as web,
+    ):
+        answer = subscribe_url(web, f"http://{host}:9/", "private", "g")
+        assert (answer["retCode"], "invalid URL" in str(answer["retMsg"])) == (7, True)
+        assert live.call(live.server.services["eventmesh"].webhooks.entries) == []  # type: ignore[attr-defined]
+
+
+def test_a_name_that_no_resolver_takes_is_an_error_of_the_call(
+    live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    assert subscribe_url(web, f"http://{'x' * 80}.example/", "label", "label")["retCode"] == 0
+    publish(web, "label", "x")
+    live.until(lambda: is_dead(live, "label"))
+
+
+def test_no_event_sets_the_framing_of_a_push(live: LiveServer, web: HttpClient) -> None:
+    headers = ((b"eventmesh.flavour", b"http"), (b"content-length", b"0"), (b"Transfer-Encoding", b"chunked"),
+               (b"host", b"other"), (b"colour", b"red"))  # fmt: skip
+    with Hook() as hook, BlockingClient(live.address, identity=live.admin) as jebp:
+        subscribe(web, hook, "framing", "g")
+        jebp.publish("framing", b"payload", headers=headers)
+        form, pushed = hook.next()
+        assert (form["content"], pushed["colour"], pushed["host"]) == ("payload", "red", hook.url[7:-9])
+        assert "transfer-encoding" not in pushed
+
+
+# -- the coded API -----------------------------------------------------------------------------------------------------
+
+
+def test_an_identity_may_be_empty_as_java_sends_it_and_a_pid_is_a_number(web: HttpClient) -> None:
+    fields = {"producergroup": "P", "topic": "identity", "content": "x", "bizseqno": "1", "uniqueid": "2"}
+    assert ask(web, "104", fields, env="", idc="", sys="", pid="", ip="")["retCode"] == 0
+    answer = ask(web, "104", fields, pid="seven")
+    assert (answer["status"], answer["retCode"]) == (200, 6)
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "expected"),
+    [
+        ("104", {"topic": "t", "content": "x" * 1001}, 8),
+        ("101", {"topic": "t", "content": "x" * 1001}, 7),
+        ("102", {"contents": json.dumps([{"topic": "t", "msg": "x" * 1001}])}, 6),
+    ],
+)
+@pytest.mark.parametrize("retcodes", ["current", "seed"])
+def test_a_content_over_the_limit_has_a_code_for_each_request(
+    tmp_path: Path, code: str, fields: dict[str, str], expected: int, retcodes: str
+) -> None:
+    with serving(tmp_path, content_bytes_max=1000, retcodes=retcodes) as (_, web):
+        answer = ask(web, code, {"producergroup": "P", **fields})
+        assert answer["retCode"] == (7 if expected == 8 and retcodes == "seed" else expected)
+        assert answer["retMsg"] == "event size exceeds the limit: 1000"
+
+
+def test_the_first_document_has_other_numbers_for_errors(tmp_path: Path) -> None:
+    with serving(tmp_path, retcodes="seed") as (_, web), Hook(allows="somebody.else") as hook:
+        assert subscribe_url(web, hook.url, "t", "g")["retCode"] == 17
+        assert ask(web, "301", {"content": "x"})["retCode"] == 15
+        assert ask(web, "104", {"producergroup": "P", "topic": "a\0", "content": "x"})["retCode"] == 14
+        assert publish(web, "t", "x")["retCode"] == 0
+
+
+def test_a_heartbeat_for_what_is_no_url_is_refused(web: HttpClient) -> None:
+    beats = json.dumps([{"topic": "beat", "url": "ftp://a/"}])
+    fields = {"clientType": "SUB", "consumerGroup": "g", "heartbeatEntities": beats}
+    assert ask(web, "203", fields)["retCode"] == 7
+
+
+def test_a_webhook_that_a_heartbeat_brought_back_is_forgotten_without_heartbeats(
+    live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Hook() as hook:
+        beats = json.dumps([{"topic": "beat/again", "url": hook.url}])
+        fields = {"clientType": "SUB", "consumerGroup": "g", "heartbeatEntities": beats}
+        assert ask(web, "203", fields)["retCode"] == 0
+        monkeypatch.setattr(f"{MODULE}.webhooks.EXPIRE_SECONDS", 0.0)
+        webhooks = live.server.services["eventmesh"].webhooks  # type: ignore[attr-defined]
+        live.until(lambda: "beat/again" not in [entry.topic for entry in webhooks.entries()])
+
+
+def test_a_get_publishes_by_its_code_alone(web: HttpClient) -> None:
+    response = web.ask("GET", "/?code=104&producergroup=P&topic=get&content=x")
+    assert (json.loads(response.body)["retCode"], response.headers["code"]) == (0, "104")
+    response = web.ask("GET", "/eventmesh/publish/get")
+    assert (response.status, response.headers["allow"]) == (405, "POST")
+    assert web.ask("GET", "/eventmesh/subscrition/query").status == 200
+
+
+@pytest.mark.parametrize("body", [b"\xff\xfe", b"topic=%zz", b"&" * 1000, b"a=1&" * 1000, b"=" * 1000])
+def test_forms_that_make_no_sense_are_answered(web: HttpClient, body: bytes) -> None:
+    response = web.ask("POST", "/", body, code="104")
+    assert json.loads(response.body)["retCode"] in (7, 18)
+
+
+def test_deep_and_wrong_json_in_fields_is_answered(web: HttpClient) -> None:
+    deep = "[" * 1000 + "]" * 1000
+    fields = {"producergroup": "P", "topic": "t", "content": "x", "extFields": '{"a":' + deep + "}"}
+    assert ask(web, "104", fields)["retCode"] in (0, 7)
+    for code, name in (("206", "topic"), ("207", "topic"), ("203", "heartbeatEntities"), ("102", "contents")):
+        more = {"url": "http://a/", "consumerGroup": "g", "clientType": "SUB", "producerGroup": "P"}
+        assert ask(web, code, {**more, name: deep})["retCode"] == 7
+    assert web.ask("POST", "/eventmesh/topic/create", deep.encode()).status == 200
