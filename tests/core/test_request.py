@@ -10,6 +10,7 @@ from babelbus.core.request import (
     Reply,
     Request,
     RequestAbandonedError,
+    RequestFailedError,
     Requests,
     RequestTimeoutError,
     TooManyRequestsError,
@@ -138,3 +139,28 @@ async def test_requests_that_are_answered_leave_nothing_behind_before_their_dead
         made.respond(("me", str(number)), "x")
     assert len(made._deadlines) <= 66
     made.close()
+
+
+@in_loop
+async def test_a_responder_may_say_that_it_has_no_reply() -> None:
+    bus = Bus()
+    asked: list[Question] = []
+    bus.broker.responders.add(exactly("svc/a"), asked.append)
+    assert (bus.broker.responders.answers("svc/a"), bus.broker.responders.answers("svc/b")) == (True, False)
+    request = ask(bus)
+    assert bus.broker.responders.requests.waits(asked[0].key)
+    bus.broker.refuse(asked[0].key, RequestFailedError("no idea"))
+    assert isinstance(request.error, RequestFailedError)
+    bus.broker.refuse(asked[0].key, RequestFailedError("again"))
+    assert not bus.broker.responders.requests.waits(asked[0].key)
+    assert (in_flight(bus), late_replies(bus)) == (0, 0)
+    await bus.broker.close()
+
+
+@in_loop
+async def test_the_bus_remembers_no_question_that_was_given_up() -> None:
+    bus = Bus()
+    bus.broker.responders.add(exactly("svc/a"), lambda _: None)
+    bus.broker.responders.requests.abandon(ask(bus))
+    assert bus.broker.responders.requests.abandoned("svc/a") is None
+    await bus.broker.close()

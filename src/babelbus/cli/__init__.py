@@ -25,6 +25,8 @@ COMMANDS = {
     "dead-letters": "dead_letters:dead_letters",
     "listen": "events:listen",
     "send": "events:send",
+    "request": "requests:request",
+    "respond": "requests:respond",
     "state": "state:state",
     "export": "export:export",
     "import": "restore:import_",

@@ -26,6 +26,8 @@ HINTS = {
     "unknown_filter": "'babelbus groups alter TOPIC GROUP --filter none' takes it away",
     "no_dead_letters": "'babelbus dead-letters list' shows what there is",
     "letters_waiting": "'babelbus dead-letters replay' sends them back, --all purges them too",
+    "no_responders": "'babelbus respond SUBJECT --exec CMD' answers",
+    "no_reply": "--timeout waits longer",
     "no_such_key": "'babelbus state match PATTERN' shows what there is, 'babelbus state history KEY' what there was",
     "invalid_pattern": "write '?' for one element and '#' at the end for the rest, as in 'plant/?/temp' or 'plant/#'",
     "invalid_key": "'babelbus state match' takes patterns",

@@ -16,6 +16,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class CommandError(BabelbusError):
     """A command failed; the message says what to do about it."""
 
+    exit_code = 1
+
 
 class Failure(click.ClickException):
     """A failure as it is shown: `babelbus: what happened`, on one line."""
@@ -45,7 +47,9 @@ class BusCommand(click.Command):
             # The reader of our output has gone (`| head`): click ends the process without a message.
             if ctx.meta.get(DEBUG) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise
-            raise Failure(describe(error)) from error
+            failure = Failure(describe(error))
+            failure.exit_code = error.exit_code if isinstance(error, CommandError) else 1  # type: ignore[misc]
+            raise failure from error
 
 
 class BusGroup(click.Group):

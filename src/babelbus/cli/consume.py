@@ -281,16 +281,28 @@ def record_environment(topic: str, group: str, delivery: "DeliveryLine") -> dict
     }
     if line.payload is None:
         variables["REMOVED"] = "1"
-    if isinstance(line.headers, dict):
-        variables["HEADERS"] = msgspec.json.encode(line.headers)
-    if isinstance(line.headers_base64, list):
-        variables["HEADERS_BASE64"] = msgspec.json.encode(line.headers_base64)
+    variables |= header_variables(line.headers, line.headers_base64)
     key = line.key.encode() if isinstance(line.key, str) else line.key_base64
     if isinstance(key, bytes):
         if b"\0" in key:
             variables["KEY_BASE64"] = msgspec.json.encode(key).strip(b'"')
         else:
             variables["KEY"] = key
+    return encode_environment(variables)
+
+
+def header_variables(headers: object, pairs: object) -> dict[str, bytes]:
+    """Return the variables of the headers that a line has as an object, or as pairs."""
+    variables = {}
+    if isinstance(headers, dict):
+        variables["HEADERS"] = msgspec.json.encode(headers)
+    if isinstance(pairs, list):
+        variables["HEADERS_BASE64"] = msgspec.json.encode(pairs)
+    return variables
+
+
+def encode_environment(variables: Mapping[str, Any]) -> dict[bytes, bytes]:
+    """Return variables with their prefix, without values that an environment cannot hold."""
     environment = {
         f"BABELBUS_{name}".encode(): value if isinstance(value, bytes) else os.fsencode(value)
         for name, value in variables.items()

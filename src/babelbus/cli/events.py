@@ -122,17 +122,13 @@ def send(
     Without PAYLOAD, or with '-', the whole standard input is the payload. This command is for one event on the bus;
     'publish' is for one or many records of a topic. It prints where the event was recorded, or that it was live only.
     """
-    if payload is None and sys.stdin.isatty():
-        raise click.UsageError("no payload: give one, pipe it in, or write '-' to type it")
-    data = sys.stdin.buffer.read() if payload in (None, "-") else _octets(str(payload))
-    if len(data) > PAYLOAD_BYTES_MAX:
-        raise CommandError(f"the payload has {len(data)} bytes, the limit is {PAYLOAD_BYTES_MAX}")
+    data = read_payload(payload)
     if content_type is not None:
         headers = (*headers, (CONTENT_TYPE, content_type.encode()))
     body = {
-        "subject_base64": _octets(subject),
+        "subject_base64": octets(subject),
         "payload_base64": data,
-        "key_base64": None if key is None else _octets(key),
+        "key_base64": None if key is None else octets(key),
         "headers_base64": headers,
     }
     sent = target.api().call("POST", "/api/send", body)
@@ -146,5 +142,21 @@ def send(
         )
 
 
-def _octets(text: str) -> bytes:
+def read_payload(payload: str | None) -> bytes:
+    """Return the payload of an argument; without one, or for '-', the whole standard input.
+
+    Raises:
+        UsageError: the standard input is a terminal, and '-' does not ask for it.
+        CommandError: the payload is too large.
+    """
+    if payload is None and sys.stdin.isatty():
+        raise click.UsageError("no payload: give one, pipe it in, or write '-' to type it")
+    data = sys.stdin.buffer.read() if payload in (None, "-") else octets(str(payload))
+    if len(data) > PAYLOAD_BYTES_MAX:
+        raise CommandError(f"the payload has {len(data)} bytes, the limit is {PAYLOAD_BYTES_MAX}")
+    return data
+
+
+def octets(text: str) -> bytes:
+    """Return the bytes of an argument of the shell."""
     return text.encode("utf-8", "surrogateescape")

@@ -57,7 +57,16 @@ class Interrupts:
 
 
 def run_command(command: str, payload: bytes, environment: Mapping[bytes, bytes], interrupts: Interrupts) -> int:
-    """Run `command` with the shell, `payload` on its input; return its exit code, or minus the signal that ended it.
+    """Run a command as `answer_command` does, with the output of this process; return the exit code."""
+    return _run(command, payload, environment, interrupts, None)[0]
+
+
+def answer_command(
+    command: str, payload: bytes, environment: Mapping[bytes, bytes], interrupts: Interrupts
+) -> tuple[int, bytes]:
+    """Run `command` with the shell, `payload` on its input.
+
+    Return its exit code, or minus the signal that ended it, and its output.
 
     The command runs in a process group of its own. If this call ends early, the group ends: with SIGTERM, and with
     SIGKILL after `STOP_SECONDS`, or when a second signal arrives.
@@ -66,19 +75,25 @@ def run_command(command: str, payload: bytes, environment: Mapping[bytes, bytes]
         OSError: the command could not be started.
         KeyboardInterrupt: a signal came, and the command was stopped.
     """
+    return _run(command, payload, environment, interrupts, subprocess.PIPE)
+
+
+def _run(
+    command: str, payload: bytes, environment: Mapping[bytes, bytes], interrupts: Interrupts, output: int | None
+) -> tuple[int, bytes]:
     process: subprocess.Popen[bytes] | None = None
     try:
         # Between the fork and the return of Popen a signal would leave a command behind that no variable holds.
         with interrupts.held():
             process = subprocess.Popen(  # noqa: S602  # the shell was asked for; nothing of the record is on its line
-                command, shell=True, stdin=subprocess.PIPE, env=environment, process_group=0
+                command, shell=True, stdin=subprocess.PIPE, stdout=output, env=environment, process_group=0
             )
-        process.communicate(payload)
+        written, _ = process.communicate(payload)
     except BaseException:
         if process is not None:
             _stop(process)
         raise
-    return process.returncode
+    return process.returncode, written or b""
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
@@ -97,6 +112,8 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _is_there(process: "subprocess.Popen[bytes]") -> bool:

@@ -34,6 +34,7 @@ from babelbus.core.subject import Pattern, is_text
 from babelbus.core.tail import TailBudget
 from babelbus.core.topic import RESERVED_PREFIX, ReservedTopicError, Topic, stamped
 from babelbus.core.transactions import Staging
+from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SOURCE_HEADER
 from babelbus.records.record import Headers
@@ -226,6 +227,10 @@ class Broker(Catalog):
     def respond(self, key: Key, reply: Reply) -> bool:
         """Answer a question; `False`: nobody waits for the reply any more."""
         return self.responders.requests.respond(key, reply)
+
+    def refuse(self, key: Key, error: BabelbusError) -> None:
+        """End a request that its responder cannot answer; nothing happens if nobody waits for the reply any more."""
+        self.responders.requests.refuse(key, error)
 
     def topic_of(self, subject: str) -> str | None:
         """Return the name of the topic that records what is published under a subject, `None` if it is live only."""

@@ -39,6 +39,10 @@ class RequestTimeoutError(BabelbusError):
     """The deadline of a request has passed without a reply."""
 
 
+class RequestFailedError(BabelbusError):
+    """A responder has tried to answer and says that it cannot."""
+
+
 class RequestAbandonedError(BabelbusError):
     """The requester is gone, or the server stops."""
 
@@ -104,6 +108,15 @@ class Requests(Generic[R]):
         request.reply = reply
         self._end(request, None)
         return True
+
+    def waits(self, key: Key) -> bool:
+        """Return whether somebody waits for the reply of a request."""
+        return key in self._waiting
+
+    def refuse(self, key: Key, error: BabelbusError) -> None:
+        """End a request with the error of its responder, instead of its first reply."""
+        if key in self._waiting:
+            self._end(self._waiting[key][0], error)
 
     def fail(self, request: Request[R], error: BabelbusError) -> None:
         """End a request that could not be passed on."""
@@ -208,6 +221,7 @@ class Responders:
 
     def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
         self.requests: Requests[Reply] = Requests(clock, loop, metrics)
+        self.requests.keep_expired = True  # a question is passed on at once: no responder looks at abandoned ones
         self._router = Router()
         self._numbers = itertools.count()
 
@@ -218,6 +232,10 @@ class Responders:
     def remove(self, responder: Subscription) -> None:
         """End what `add` began."""
         self._router.remove(responder)
+
+    def answers(self, subject: str) -> bool:
+        """Return whether somebody answers requests to a subject."""
+        return bool(self._router.find(subject))
 
     def request(
         self, subject: str, payload: bytes | None, headers: Headers, deadline: float, principal: Identity

@@ -29,6 +29,7 @@ from babelbus.web.groups import GroupRoutes
 from babelbus.web.limits import ConnectionLimits
 from babelbus.web.live import PROTOCOL, LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
+from babelbus.web.requests import RequestRoutes
 from babelbus.web.state import StateRoutes
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
 
@@ -121,6 +122,7 @@ class AdminServer:
         self._listener: asyncio.Server | None = None
         editor = StateEditor(broker.state, broker.history, server.clock, PROTOCOL, read_value)
         self._live = LiveRoutes(broker, editor, metrics)
+        self._requests = RequestRoutes(broker, server.clock)
         self._state = StateRoutes(editor)
         self._groups = (
             *GroupRoutes(broker.groups).routes,
@@ -163,6 +165,7 @@ class AdminServer:
     async def stop(self) -> None:
         """Close the listener, and the connections once their requests are answered, or after two seconds."""
         self._live.close()
+        self._requests.close()
         self._limits.close()
         if self._listener is not None:
             self._listener.close()
@@ -189,6 +192,7 @@ class AdminServer:
             ("POST", "/api/reload", self._reload),
             *self._state.routes,
             *self._live.routes,
+            *self._requests.routes,
             *self._groups,
             *self._pipelines.routes,
         ):

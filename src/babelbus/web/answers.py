@@ -19,6 +19,13 @@ from babelbus.core.groups import (
     UnknownFilterError,
     UnknownGroupError,
 )
+from babelbus.core.request import (
+    NoRespondersError,
+    RequestAbandonedError,
+    RequestFailedError,
+    RequestTimeoutError,
+    TooManyRequestsError,
+)
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.state import (
     AsOf,
@@ -34,7 +41,7 @@ from babelbus.core.state import (
 from babelbus.core.topic import UnknownPartitionError
 from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, StorageError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
-from babelbus.web.errors import InvalidEventError, TooManyPipelinesError, UnknownConsumerError
+from babelbus.web.errors import InvalidEventError, TooManyPipelinesError, UnknownConsumerError, UnknownResponderError
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +68,12 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (InvalidGroupNameError, 400, "invalid_group_name"),
     (UnknownFilterError, 400, "unknown_filter"),
     (UnknownConsumerError, 410, "unknown_consumer"),
+    (UnknownResponderError, 410, "unknown_responder"),
+    (NoRespondersError, 404, "no_responders"),
+    (RequestTimeoutError, 504, "no_reply"),
+    (RequestFailedError, 502, "responder_failed"),
+    (RequestAbandonedError, 503, "stopping"),
+    (TooManyRequestsError, 503, "busy"),
     (NoDeadLetterTopicError, 404, "no_dead_letters"),
     (LettersWaitingError, 409, "letters_waiting"),
     (NoSuchKeyError, 404, "no_such_key"),

@@ -11,5 +11,9 @@ class UnknownConsumerError(BabelbusError):
     """The consumer's answer is not open any more: its records were delivered to other members."""
 
 
+class UnknownResponderError(BabelbusError):
+    """The responder's answer is not open any more: its questions went to other responders."""
+
+
 class TooManyPipelinesError(BabelbusError):
     """Too many pipelines, or too many sinks of a pipeline: each sink is a series for Prometheus."""

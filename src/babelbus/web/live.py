@@ -198,13 +198,31 @@ def event_of(body: SendBody) -> Event:
     headers: Headers = tuple(body.headers_base64) or tuple(
         (name.encode(), None if value is None else value.encode()) for name, value in body.headers.items()
     )
+    check_subject(subject)
+    return Event(subject, payload, key, signed(headers))
+
+
+def check_subject(subject: str) -> None:
+    """Check that a client may use a subject.
+
+    Raises:
+        InvalidEventError: it is empty or the server's own.
+    """
     if not subject or subject.startswith(RESERVED_PREFIX):
         raise InvalidEventError(f"subject {subject!r}: it is empty or the server's own ({RESERVED_PREFIX}...)")
+
+
+def signed(headers: Headers) -> Headers:
+    """Return the headers of a client with its source.
+
+    Raises:
+        InvalidEventError: a header is the server's own.
+    """
     if any(name == SOURCE_HEADER for name, _ in headers):
         raise InvalidEventError("the header ce_source is the server's: it says who an event came from")
     if any(name == SUBJECT_HEADER for name, _ in headers):
         raise InvalidEventError("the header ce_subject is the server's: it holds the subject")
-    return Event(subject, payload, key, (*headers, (SOURCE_HEADER, PROTOCOL.encode())))
+    return (*headers, (SOURCE_HEADER, PROTOCOL.encode()))
 
 
 def encode_event(event: Event) -> bytes:

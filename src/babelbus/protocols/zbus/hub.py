@@ -14,10 +14,12 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
+from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
-from babelbus.core.receipt import DONE, Promise
+from babelbus.core.publish import Bodies, Content, Publication
+from babelbus.core.receipt import DONE, Promise, Receipt
 from babelbus.core.request import Requests
 from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
@@ -29,18 +31,18 @@ from babelbus.protocols.zbus.book import UNKNOWN, Book, Entry
 from babelbus.protocols.zbus.errors import NotFoundError, RequestError
 from babelbus.protocols.zbus.filters import record_filter
 from babelbus.protocols.zbus.heads import Heads, stored_id
-from babelbus.protocols.zbus.messages import Mask, Message
+from babelbus.protocols.zbus.messages import PROTOCOL, Mask, Message
 from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.routing import BindTable
+from babelbus.protocols.zbus.services import Services
 from babelbus.protocols.zbus.signature import ReplayGuard
 from babelbus.records.columns import decode_chunk, iterate
-from babelbus.records.format import CorruptRecordError
+from babelbus.records.format import CorruptRecordError, encode_bodies
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "zbus"
 FILTER_KIND = "zbus"
 MASK_LABEL = "zbus.mask"
 ENGINES = (m.MEMORY, m.DISK, m.DATABASE)
@@ -122,6 +124,7 @@ class Hub:
         """When somebody last subscribed, in ms since the epoch, by MQ and channel."""
         self._heads: dict[str, Heads] = {}
         self._ids: list[str] = []
+        self.services = Services(broker, self.calls, self.find_topic, self.publish, self.new_id)
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self._current)
 
@@ -146,6 +149,10 @@ class Hub:
     def exists(self, mq: str) -> bool:
         """Return whether there is an MQ of this name; a topic of the server's own is no MQ."""
         return self.find_topic(mq) is not None
+
+    def is_called(self, name: str) -> bool:
+        """Return whether a url may call this name: an MQ, or a subject that responders of other protocols answer."""
+        return self.exists(name) or self.broker.responders.answers(name)
 
     def find_topic(self, mq: str) -> Topic | None:
         """Return the topic of an MQ, `None` if the MQ does not exist."""
@@ -237,10 +244,19 @@ class Hub:
         topic = self.find_topic(mq)
         return 0 if topic is None else self._entry(topic).mask
 
-    def published(self, topic: Topic) -> None:
-        """Record that messages were published, and give back the memory of those that they replace."""
+    def publish(
+        self, principal: Identity, topic: Topic, bodies: list[bytes], timestamp: int, size_bytes: int
+    ) -> Receipt:
+        """Publish the bodies of records with one timestamp, and release the memory of messages that they replace."""
+        timestamps = [timestamp] * len(bodies)
+        content: Content = Bodies(bodies, timestamps, size_bytes)
+        if len(topic.partitions) > 1:  # the keys of events choose among them
+            stored = encode_bodies(bodies, timestamps, 0)
+            content = topic.decode(bytes(stored.data), stored.positions)
+        receipt = self.broker.publish(Publication(principal, PROTOCOL, content, topic.name))
         self._published_ms[topic.name] = self.clock.now_ms()
         self._trim(topic)
+        return receipt
 
     def _trim(self, topic: Topic) -> None:
         """Release the memory of messages that nobody can get any more, of a topic that keeps the newest alone.
@@ -354,7 +370,8 @@ class Hub:
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def subscribed(self, subscriber: Subscriber) -> None:
-        """Record a subscription."""
+        """Record a subscription: it makes the MQ a service that answers requests of the bus."""
+        self.services.add(subscriber.mq)
         self.subscribers.setdefault((subscriber.mq, subscriber.channel), {})[subscriber] = None
 
     def touched(self, mq: str, channel: str) -> None:
@@ -366,7 +383,9 @@ class Hub:
         key = subscriber.mq, subscriber.channel
         others = self.subscribers.get(key)
         if others is not None:
-            others.pop(subscriber, None)
+            if subscriber in others:
+                del others[subscriber]
+                self.services.remove(subscriber.mq)
             if not others:
                 del self.subscribers[key]
         if self.stopping or not self.exists(subscriber.mq):
@@ -378,6 +397,13 @@ class Hub:
             group.members for group in self.groups.on_topic(subscriber.mq)
         ):
             Work(self.remove_mq(subscriber.mq)).when_done(_note_not_removed)
+
+    def route(self, target: str, message: Message) -> bool:
+        """Deliver the answer of a service to its caller; return whether the caller waits for it."""
+        if target == self.services.id:
+            return self.services.take_reply(message)
+        peer = self.peers.get(target)
+        return peer is not None and peer.take_reply(message)
 
     # -- what is told of them ----------------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 Item = Message | Run | MalformedMessageError
 """The content of one or more frames; an error stands in the place of a frame that is no message."""
 
+PROTOCOL: Final = "zbus"
 PUBLISH: Final = "pub"
 RUN_MIN: Final = 4
 """Fewer publications are no run."""

@@ -9,26 +9,23 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from babelbus.core.access import Identity
-from babelbus.core.publish import Bodies, Content, Publication
 from babelbus.core.receipt import Promise, Receipt
-from babelbus.core.request import Request, RequestAbandonedError, RequestTimeoutError
+from babelbus.core.request import Reply, Request
 from babelbus.core.topic import Topic
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.errors import UnsendableMessageError
-from babelbus.protocols.zbus.hub import PROTOCOL, Hub
+from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Message, text_reply
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX
+from babelbus.protocols.zbus.services import answer_of, failure_of
 from babelbus.protocols.zbus.stored import Recorder
-from babelbus.records.format import encode_bodies
 
 Asked = TypeVar("Asked")
 """The part of a request that its answer needs."""
 AskedOf = TypeVar("AskedOf", contravariant=True)
 REPLIES_BYTES = 2**18
 """So much of answers is collected before they go to the outbox, which knows what it may hold."""
-NO_ANSWER = "no service has answered in time"
-UNANSWERED = (RequestTimeoutError, RequestAbandonedError)
 
 
 class Framing(Protocol[AskedOf]):
@@ -162,16 +159,8 @@ class Publisher(Generic[Asked]):
                 self._receipts.append(batch.receipt)
 
     def _publish(self, batch: _Batch) -> Receipt:
-        topic, bodies = batch.topic, batch.bodies
-        timestamps = [batch.timestamp] * len(bodies)
-        content: Content = Bodies(bodies, timestamps, batch.size_bytes)
-        if len(topic.partitions) > 1:  # the keys of events choose among them
-            stored = encode_bodies(bodies, timestamps, 0)
-            content = topic.decode(bytes(stored.data), stored.positions)
-        receipt = self._hub.broker.publish(Publication(self._principal, PROTOCOL, content, topic.name))
-        self._hub.published(topic)
-        batch.bodies = []
-        return receipt
+        bodies, batch.bodies = batch.bodies, []
+        return self._hub.publish(self._principal, batch.topic, bodies, batch.timestamp, batch.size_bytes)
 
     def _encode(self, replies: list[_Reply[Asked]]) -> bytes:
         failed = {batch for batch, _, _, _ in replies if batch is not None and batch.receipt.error is not None}
@@ -195,16 +184,18 @@ class Publisher(Generic[Asked]):
     # -- calls: requests over plain HTTP that a service behind an MQ answers -----------------------------------------
 
     def call(self, message: Message, mq: str, request_id: str, asked: Asked) -> None:
-        """Publish a request, and answer it when a service does: behind the answers to those before it.
+        """Send a request to the service, or to responders of other protocols; answer it behind those before it.
 
         Raises:
             NotFoundError: there is no such MQ.
             MalformedMessageError: a header is no UTF-8.
         """
         hub = self._hub
-        batch = _Batch(hub.topic(mq))
-        batch.bodies = self._recorder.encode(message, (request_id,), (message.body or b"",), batch.timestamp)
-        batch.size_bytes = len(message.body or b"")
+        batch = None
+        if not hub.services.are_elsewhere(mq):
+            batch = _Batch(hub.topic(mq))
+            batch.bodies = self._recorder.encode(message, (request_id,), (message.body or b"",), batch.timestamp)
+            batch.size_bytes = len(message.body or b"")
         self.settle()
         deadline = hub.clock.monotonic() + hub.settings.rpc_timeout_seconds
         call = hub.calls.begin(mq, (self._source, request_id), deadline)
@@ -213,6 +204,14 @@ class Publisher(Generic[Asked]):
         self._outbox.answer_when([call], lambda: self._encode_call(call, request_id, asked))
         if call.done:
             return
+        if batch is None:
+
+            def replied(request: Request[Reply]) -> None:
+                if not call.done:
+                    hub.calls.respond(call.key, answer_of(request, request_id))
+
+            self.ask(message, mq, deadline).when_done(replied)
+            return
 
         def stored(receipt: Receipt) -> None:
             if receipt.error is not None:
@@ -220,12 +219,19 @@ class Publisher(Generic[Asked]):
 
         self._publish(batch).when_done(stored)
 
+    def ask(self, message: Message, subject: str, deadline: float) -> Request[Reply]:
+        """Send a message as a request to the responders of a subject.
+
+        Raises:
+            MalformedMessageError: a header is no UTF-8.
+        """
+        headers = self._recorder.headers(message)
+        return self._hub.broker.request(subject, message.body, headers, deadline, self._principal)
+
     def _encode_call(self, call: Request[Message], request_id: str, asked: Asked) -> bytes:
         reply = call.reply
         if reply is None:
-            status = m.GATEWAY_TIMEOUT if isinstance(call.error, UNANSWERED) else m.FAILED
-            text = NO_ANSWER if isinstance(call.error, RequestTimeoutError) else str(call.error)
-            reply = text_reply(request_id, status, text)
+            reply = failure_of(call.error, request_id)
         try:
             answer = self._framing.reply(reply, asked)
         except UnsendableMessageError as error:

@@ -13,7 +13,8 @@ from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.service import ServiceContext, StreamService, make_tls
 from babelbus.protocols.zbus.http import WebSession
-from babelbus.protocols.zbus.hub import PROTOCOL, Hub
+from babelbus.protocols.zbus.hub import Hub
+from babelbus.protocols.zbus.messages import PROTOCOL
 from babelbus.protocols.zbus.signature import Keys
 from babelbus.protocols.zbus.web_options import OpenUrls, StaticFiles, WebOptions
 from babelbus.wire.cors import Cors

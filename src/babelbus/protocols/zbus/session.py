@@ -14,6 +14,7 @@ import msgspec
 from babelbus import __version__
 from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError, check_group_name
 from babelbus.core.receipt import Promise
+from babelbus.core.request import Reply, Request
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError, InvalidTopicNameError
@@ -27,6 +28,7 @@ from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, flag, integer, json_reply, text_reply
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
 from babelbus.protocols.zbus.routing import read_bindings
+from babelbus.protocols.zbus.services import NOT_ROUTED, answer_of
 from babelbus.protocols.zbus.subscription import Receiver, Subscription
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,6 @@ OUR_MISTAKE = "the server failed; its log says more"
 Change = Callable[[Message], Coroutine[Any, Any, Message]]
 TAKE_TRIES = 8
 """So often a `take` looks on if the channel's filter wanted nothing of what it saw."""
-NOT_ROUTED = frozenset({"cmd", "target", "source", "remote-addr"}) | m.SECRETS
 STATUS_OF = (
     (InvalidTopicNameError, m.BAD_REQUEST),
     (InvalidGroupNameError, m.BAD_REQUEST),
@@ -95,6 +96,8 @@ class Session(Generic[Asked]):
                     self._publisher.reply(message, asked)
                     return True
                 request_id = message.headers["id"]  # a query may have another one
+                if self._receiver is not None and message.url != "/" and self._ask(message, request_id):
+                    return True
             command = message.headers["cmd"].lower()
             if command == PUBLISH:
                 self._publish(message, (request_id,), (message.body or b"",), asked)
@@ -149,6 +152,19 @@ class Session(Generic[Asked]):
         else:  # over plain HTTP a publication without an ack is a call (6.3); it never comes in a run
             self._publisher.call(message, mq, ids[0], asked)
 
+    def _ask(self, message: Message, request_id: str) -> bool:
+        """Call a url on WebSocket that responders of other protocols answer; return `False` if there are none."""
+        hub, mq, receiver = self._hub, message.headers["mq"], self._receiver
+        if receiver is None or not hub.services.are_elsewhere(mq):
+            return False
+        deadline = hub.clock.monotonic() + hub.settings.rpc_timeout_seconds
+
+        def replied(request: Request[Reply]) -> None:
+            receiver.push(answer_of(request, request_id))
+
+        self._publisher.ask(message, mq, deadline).when_done(replied)
+        return True
+
     def take_reply(self, message: Message) -> bool:
         """Send what a service answers; return whether somebody waits for it."""
         if self._receiver is not None:
@@ -163,7 +179,7 @@ class Session(Generic[Asked]):
         request_id = message.headers["id"]
         if message.status is not None:  # it would be an answer, and there is no question
             message = msgspec.structs.replace(message, status=None)
-        command = routing.route(message, hub.bindings, hub.exists, target)
+        command = routing.route(message, hub.bindings, hub.is_called, target)
         if command is not None:
             if self._monitor and routing.command_of_query(message, target or message.url or "") is None:
                 raise NotFoundError(m.url_not_found(message.url or ""))
@@ -242,9 +258,8 @@ class Session(Generic[Asked]):
         target = headers.get("target")
         if target is None:
             raise MalformedMessageError(m.ROUTE_NEEDS_TARGET)
-        peer = self._hub.peers.get(target)
         kept = {name: value for name, value in headers.items() if name not in NOT_ROUTED}
-        found = peer is not None and peer.take_reply(msgspec.structs.replace(message, headers=kept))
+        found = self._hub.route(target, msgspec.structs.replace(message, headers=kept))
         if not flag(message, "ack", default=False):
             # Over plain HTTP every request has an answer.
             return None if self._receiver is not None else text_reply(headers["id"], m.OK, m.ROUTED)

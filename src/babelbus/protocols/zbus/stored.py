@@ -24,6 +24,8 @@ from babelbus.protocols.zbus.records import (
 )
 from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER
 from babelbus.records.format import LENGTHS, RESERVED_HEADER_PREFIX
+from babelbus.records.headers import read_headers
+from babelbus.records.record import Headers
 
 Pair = tuple[bytes, bytes]
 
@@ -103,6 +105,18 @@ class Recorder:
                 b"".join((front, lengths[len(data)], data, middle, lengths[len(encoded_id)], encoded_id, rest))
                 for encoded_id, data in zip(map(str.encode, ids), payloads, strict=True)
             ]
+        except UnicodeEncodeError as error:
+            raise MalformedMessageError("a header or the url is no UTF-8") from error
+
+    def headers(self, message: Message) -> Headers:
+        """Return the record headers of a message, which has an id.
+
+        Raises:
+            MalformedMessageError: a header is not UTF-8.
+        """
+        try:
+            _, _, rest = self._encode_parts(message)
+            return ((ID_HEADER, message.headers["id"].encode()), *read_headers(rest))
         except UnicodeEncodeError as error:
             raise MalformedMessageError("a header or the url is no UTF-8") from error
 
