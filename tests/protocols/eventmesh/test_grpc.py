@@ -2,6 +2,7 @@
 
 import json
 import queue
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +34,7 @@ def channel(live: LiveServer) -> Iterator[grpc.Channel]:
         yield channel
 
 
-class Package:
+class Package(ABC):
     """The stubs of one package, and messages of it that say the same."""
 
     module: Any
@@ -69,29 +70,38 @@ class Package:
             asked.put(None)
             call.cancel()
 
-    def subscription(self, group: str, topic: str, mode: str = "CLUSTERING", kind: str = "ASYNC", url: str = "") -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def subscription(
+        self, group: str, topic: str, mode: str = "CLUSTERING", kind: str = "ASYNC", url: str = ""
+    ) -> Any: ...
 
+    @abstractmethod
     def is_acknowledgement(self, message: Any) -> bool:
-        raise NotImplementedError
+        """See the packages below."""
 
+    @abstractmethod
     def publication(self, topic: str, text: str, **more: str) -> Any:
-        raise NotImplementedError
+        """See the packages below."""
 
+    @abstractmethod
     def batch(self, topic: str, *texts: str) -> Any:
-        raise NotImplementedError
+        """See the packages below."""
 
+    @abstractmethod
     def code(self, answer: Any) -> str:
-        raise NotImplementedError
+        """See the packages below."""
 
+    @abstractmethod
     def text(self, message: Any) -> str:
-        raise NotImplementedError
+        """See the packages below."""
 
+    @abstractmethod
     def reply(self, message: Any, text: str) -> Any:
-        raise NotImplementedError
+        """See the packages below."""
 
+    @abstractmethod
     def heartbeat(self, group: str, topic: str, *, is_subscriber: bool = True) -> Any:
-        raise NotImplementedError
+        """See the packages below."""
 
 
 class Listening:
