@@ -133,14 +133,7 @@ class Consumer:
         """Append the deliveries of one turn of the group."""
         for delivery in deliveries:
             self._number += 1
-            # An ack does not need the payload, which may be most of the memory.
-            self._held[self._number] = Delivery(
-                None,
-                offset=delivery.offset,
-                partition=delivery.partition,
-                attempt=delivery.attempt,
-                lease=delivery.lease,
-            )
+            self._held[self._number] = delivery.without_content()
             self._lines.append(self._line(delivery))
             self._size_bytes += 300 + len(delivery.payload or b"")
         if self._size_bytes >= QUEUE_BYTES_MAX:

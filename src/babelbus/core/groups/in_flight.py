@@ -27,6 +27,10 @@ class Delivery(Record, frozen=True, gc=False):
     attempt: int = 1
     lease: "Lease | None" = None
 
+    def without_content(self) -> "Delivery":
+        """Return what an ack needs: the content may be most of the memory of a delivery that waits for its ack."""
+        return Delivery(None, None, (), 0, 0, self.offset, self.partition, self.attempt, self.lease)
+
 
 class Counts(msgspec.Struct):
     """The records that a group handled since the server started."""

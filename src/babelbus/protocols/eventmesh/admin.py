@@ -13,6 +13,7 @@ from babelbus.errors import BabelbusError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
+from babelbus.protocols.eventmesh.messages import UNREADABLE
 from babelbus.protocols.eventmesh.records import read_cloud_event
 from babelbus.protocols.eventmesh.rpc import RpcServer
 from babelbus.protocols.eventmesh.session import Session
@@ -28,7 +29,6 @@ REASON: Final = "rejected by the administrator"
 
 _encode = msgspec.json.Encoder().encode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Answer = tuple[Promise, Callable[[], object]]
 """The promise that an answer waits for, and the data of the answer."""
@@ -65,26 +65,23 @@ class AdminSession(HttpSession, contract.Session):
             query = dict(parse_query(request.query))
             promise, describe = self._carry_out(request, query)
         except HttpError as error:
-            self._send(request, 400, {"message": str(error)})
+            self._send(request, 400, str(error))
         except _RefusedError as error:
-            self._send(request, error.status, {"message": str(error)})
+            self._send(request, error.status, str(error))
         except BabelbusError as error:
-            self._send(request, 400, {"message": str(error)})
+            self._send(request, 400, str(error))
         else:
             self._outbox.answer_when([promise], partial(self._encode, request, promise, describe), ANSWER_BYTES)
         return True
 
-    def _send(self, request: http.Request, status: int, content: object) -> None:
-        data = encode_response(status, [("content-type", "application/json")], _encode(content),
-                               keep_alive=request.keep_alive, version=request.version)  # fmt: skip
+    def _send(self, request: http.Request, status: int, text: str) -> None:
+        data = _encode_content(request, status, {"message": text})
         self._outbox.answer(lambda: data, len(data))
 
     def _encode(self, request: http.Request, promise: Promise, describe: Callable[[], object]) -> bytes:
-        error = promise.error
-        status = 200 if error is None else 400
-        content = {"status": status, "data": describe()} if error is None else {"message": str(error)}
-        return encode_response(status, [("content-type", "application/json")], _encode(content),
-                               keep_alive=request.keep_alive, version=request.version)  # fmt: skip
+        if promise.error is not None:
+            return _encode_content(request, 400, {"message": str(promise.error)})
+        return _encode_content(request, 200, {"status": 200, "data": describe()})
 
     def _carry_out(self, request: http.Request, query: dict[str, str]) -> Answer:
         method, path = request.method, request.path.rstrip("/")
@@ -162,6 +159,11 @@ class AdminSession(HttpSession, contract.Session):
         return self._hub.broker.remove_topic(name), lambda: "success"
 
 
+def _encode_content(request: http.Request, status: int, content: object) -> bytes:
+    headers = [("content-type", "application/json")]
+    return encode_response(status, headers, _encode(content), keep_alive=request.keep_alive, version=request.version)
+
+
 def _fields(request: http.Request, query: dict[str, str]) -> dict[str, str]:
     """Return the members of a JSON body as text, else the query.
 
@@ -170,7 +172,7 @@ def _fields(request: http.Request, query: dict[str, str]) -> dict[str, str]:
     """
     try:
         fields = {name: str(value) for name, value in _decode_object(request.body).items()} if request.body else query
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _RefusedError(400, f"the body is no JSON object: {error}") from None
     if not fields:
         raise _RefusedError(400, "nothing is named in the body or the query")

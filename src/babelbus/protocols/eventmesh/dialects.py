@@ -13,7 +13,7 @@ import msgspec
 from babelbus.core.record import Event
 from babelbus.errors import BabelbusError
 from babelbus.protocols.eventmesh.hub import PROTOCOL
-from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE, SubscriptionItem
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE, UNREADABLE, SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
     CE_OWN,
     FLAVOUR,
@@ -46,7 +46,6 @@ OWN_ATTRIBUTES: Final = frozenset((*IDENTITY, "passwd", "protocoltype", "protoco
 
 _decode_items = msgspec.json.Decoder(list[SubscriptionItem | str]).decode
 _encode = msgspec.json.Encoder().encode
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class RefusedError(BabelbusError):
@@ -311,7 +310,7 @@ class EventsDialect(Dialect):
         if text.lstrip().startswith("{"):
             try:
                 reply = msgspec.json.decode(text, type=dict[str, Any])
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 raise RefusedError(BODY_ERROR, f"the reply cannot be read: {error}") from None
             properties = reply.get("properties")
             named = {name: str(value) for name, value in (properties if isinstance(properties, dict) else {}).items()}
@@ -330,7 +329,7 @@ class EventsDialect(Dialect):
         _check_identity(attributes)
         try:
             found = msgspec.json.decode(message.text_data or "[]", type=list[dict[str, str]])
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise RefusedError(BODY_ERROR, f"the heartbeat cannot be read: {error}") from None
         items = [SubscriptionItem(item.get("topic", "")) for item in found]
         urls = [item.get("url", "") for item in found]
@@ -421,7 +420,7 @@ def _client_of(attributes: Mapping[str, str]) -> str:
 def _read_items(text: str) -> list[SubscriptionItem]:
     try:
         found = _decode_items(text)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise RefusedError(BODY_ERROR, f"the subscription cannot be read: {error}") from None
     if not found:
         raise RefusedError(BODY_ERROR, "the subscription names no topic")

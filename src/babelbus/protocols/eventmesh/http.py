@@ -42,7 +42,6 @@ REPLY = "301"
 
 SUCCESS = 0
 REQUESTCODE_INVALID = 2
-SEND_SYNC_ERROR = 3
 WAITING_RR_ERROR = 4
 HEADER_ERROR = 6
 BODY_ERROR = 7
@@ -79,9 +78,7 @@ EVENT_FIELDS: Final = ("bizseqno", "uniqueid", "producergroup", "ttl", "tag")
 
 _encode = msgspec.json.Encoder().encode
 _decode_items = msgspec.json.Decoder(list[SubscriptionItem | str]).decode
-_decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Beat(msgspec.Struct):
@@ -137,7 +134,7 @@ class _Asked(msgspec.Struct, frozen=True):
         return found
 
     def get(self, *names: str) -> str:
-        """Return a field, empty if it is missing. Raises: nothing."""
+        """Return a field, empty if it is missing."""
         for name in names:
             found = self.fields.get(name) or self.request.headers.get(name.lower())
             if found:
@@ -215,7 +212,7 @@ class WebSession(HttpSession, contract.Session):
     def _send_batch(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         try:
             items = _decode_batch(asked.need("contents"))
-        except _UNREADABLE as error:
+        except m.UNREADABLE as error:
             raise _RefusedError(BODY_ERROR, f"contents cannot be read: {error}") from None
         if not 0 < len(items) <= BATCH_MAX:
             raise _RefusedError(BODY_ERROR, f"a batch of {len(items)} messages, 1 to {BATCH_MAX} are taken")
@@ -286,7 +283,7 @@ class WebSession(HttpSession, contract.Session):
         group = asked.need("consumerGroup", "consumergroup")
         try:
             beats = _decode_beats(asked.need("heartbeatEntities", "heartbeatentities"))
-        except _UNREADABLE as error:
+        except m.UNREADABLE as error:
             raise _RefusedError(BODY_ERROR, f"heartbeatEntities cannot be read: {error}") from None
         promises = []
         for beat in beats:
@@ -432,7 +429,7 @@ def _read_items(text: str) -> list[SubscriptionItem]:
         return [SubscriptionItem(text)]
     try:
         return _items(_decode_items(text))
-    except _UNREADABLE as error:
+    except m.UNREADABLE as error:
         raise _RefusedError(BODY_ERROR, f"topic cannot be read: {error}") from None
 
 
@@ -447,7 +444,7 @@ def _object(text: str) -> dict[str, Any]:
         return {}
     try:
         return _decode_object(text)
-    except _UNREADABLE as error:
+    except m.UNREADABLE as error:
         raise _RefusedError(BODY_ERROR, f"a field is no JSON object: {error}") from None
 
 
@@ -459,5 +456,5 @@ def _read_uri_body(request: http.Request) -> _UriBody:
                 fields["url"], list(_read_items(fields["topic"])), fields.get("consumerGroup", "em-http-consumer")
             )
         return _decode_uri_body(request.body)
-    except (KeyError, ValueError, *_UNREADABLE) as error:
+    except (KeyError, ValueError, *m.UNREADABLE) as error:
         raise _RefusedError(BODY_ERROR, f"the body cannot be read: {error}") from None

@@ -34,11 +34,10 @@ GRPC_MARKS = frozenset((b"seqnum", b"ce_seqnum"))
 """Headers that only what was published over gRPC has; each message there must name a `ttl`, wanted or not (10)."""
 QUESTIONS_MAX = 100_000
 """So many questions that were pushed to responders are remembered; the oldest is forgotten first."""
-
-
 CORRELATION = "correlation99id"
 REPLY_TO = "reply99to99client"
 CLUSTER = "cluster"
+_ADDED = frozenset(name.encode() for name in (CORRELATION, REPLY_TO, CLUSTER))
 
 
 def correlation(name: str) -> dict[str, str]:
@@ -48,8 +47,7 @@ def correlation(name: str) -> dict[str, str]:
 
 def without_correlation(headers: Headers) -> Headers:
     """Return the headers of a reply without what the server added to the question."""
-    own = (CORRELATION.encode(), REPLY_TO.encode(), CLUSTER.encode())
-    return tuple(pair for pair in headers if pair[0] not in own)
+    return tuple(pair for pair in headers if pair[0] not in _ADDED)
 
 
 def read_ttl(text: str | None, default_ms: float) -> float:
@@ -61,7 +59,7 @@ def read_ttl(text: str | None, default_ms: float) -> float:
     return min(ttl, TTL_MS_MAX) if ttl > 0 else default_ms
 
 
-def _tell(promise: Promise, receipt: Promise) -> None:
+def _resolve(promise: Promise, receipt: Promise) -> None:
     promise.resolve(receipt.error)
 
 
@@ -192,7 +190,7 @@ class Hub:
         gathered, self._gathered = self._gathered, {}
         for topic, (events, promise) in gathered.items():
             receipt = self.broker.publish(Publication(self._principal, PROTOCOL, events, topic))
-            receipt.when_done(partial(_tell, promise))
+            receipt.when_done(partial(_resolve, promise))
 
     def fresh(self, member: Member, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Return the deliveries whose time to live is not over, to a tenth of a second; the group is done with others.
@@ -209,7 +207,7 @@ class Hub:
             (expired if is_over else fresh).append(delivery)
         if expired:
             self.metrics.live_dropped_total.labels(PROTOCOL, "expired").inc(len(expired))
-            asyncio.get_running_loop().call_soon(lambda: None if member.closed else member.ack(expired))
+            self._loop.call_soon(lambda: None if member.closed else member.ack(expired))
         return fresh
 
     # -- questions ---------------------------------------------------------------------------------------------------

@@ -48,7 +48,6 @@ GOODBYE_SECONDS = 30.0
 _decode_agent = msgspec.json.Decoder(UserAgent).decode
 _decode_subscription = msgspec.json.Decoder(m.Subscription).decode
 _encode = msgspec.json.Encoder().encode
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Session(contract.Session):
@@ -69,7 +68,7 @@ class Session(contract.Session):
         self._listening = False
         self._leaving = False
         self._subscribed: dict[str, Subscribed] = {}
-        self._held: dict[str | int | None, Delivery] = {}
+        self._held: dict[str, Delivery] = {}
         """Pushes that the client has not acknowledged, by their `seq`; without payloads."""
         self._questions: dict[str, str] = {}
         """Ids of questions that were pushed and not answered, by the `seq` of the push, in order."""
@@ -183,7 +182,7 @@ class Session(contract.Session):
         agent = UserAgent()
         try:
             agent = _decode_agent(body)
-        except _UNREADABLE as error:
+        except m.UNREADABLE as error:
             fault = fault or f"the client's description cannot be read: {error}"
         if not fault and agent.version is None:
             fault = "client version cannot be null"
@@ -219,7 +218,7 @@ class Session(contract.Session):
             return "client purpose config is not sub"
         try:
             items = _decode_subscription(body).topicList
-        except _UNREADABLE as error:
+        except m.UNREADABLE as error:
             return f"the subscription cannot be read: {error}"
         if not items:
             return "the subscription names no topic"
@@ -387,7 +386,7 @@ class Session(contract.Session):
         for one in deliveries:
             seq, push = encode(name, topic, one.payload, one.headers, {})
             pushes.append(push)
-            held[seq] = Delivery(None, None, (), 0, 0, one.offset, one.partition, one.attempt, one.lease)
+            held[seq] = one.without_content()
         self._send(b"".join(pushes))
         if self._outbox.full:
             member.hold()

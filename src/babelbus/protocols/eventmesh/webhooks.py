@@ -20,7 +20,7 @@ from babelbus.core.request import Question
 from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import check_topic_name, exactly
 from babelbus.core.work import Work, settled
-from babelbus.errors import BabelbusError, StorageError
+from babelbus.errors import BabelbusError
 from babelbus.protocols.eventmesh.calls import Call, Calls, Origin, TargetRefusedError
 from babelbus.protocols.eventmesh.hub import Hub, correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
@@ -107,11 +107,7 @@ class _Webhook:
         assert member is not None
         for delivery in self._owner.hub.fresh(member, deliveries):
             body = self._encode(delivery.payload, delivery.headers, {})
-            held = Delivery(
-                None, offset=delivery.offset, partition=delivery.partition, attempt=delivery.attempt,
-                lease=delivery.lease,
-            )  # fmt: skip
-            self._push(body, partial(self._done, member, held))
+            self._push(body, partial(self._done, member, delivery.without_content()))
 
     def _done(self, member: Member, delivery: Delivery, error: str) -> None:
         if member.closed:
@@ -225,8 +221,7 @@ class Webhooks:
         self._done: dict[Member, list[Delivery]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._loop = asyncio.get_running_loop()
-        self._saving: Promise | None = None
-        self._save_again: Promise | None = None
+        self._writer = hub.broker.writer(lambda: partial(note.write, self.entries()))
 
     def open(self) -> None:
         """Read the subscriptions of the last run, and push from now on.
@@ -314,24 +309,8 @@ class Webhooks:
             del self._webhooks[webhook.group, webhook.topic]
 
     def _save(self) -> Promise:
-        """Write the note in a thread; a write covers every change before it begins."""
-        if self._saving is not None:
-            if self._save_again is None:
-                self._save_again = Promise()
-            return self._save_again
-        saving = self._saving = Promise()
-        entries = self.entries()
-        writing = self._loop.run_in_executor(None, self._note.write, entries)
-
-        def written(writing: "asyncio.Future[None]") -> None:
-            error = writing.exception()
-            again, self._saving, self._save_again = self._save_again, None, None
-            if again is not None:
-                self._save().when_done(lambda saved: again.resolve(saved.error))
-            saving.resolve(error if isinstance(error, BabelbusError | None) else StorageError(str(error)))
-
-        writing.add_done_callback(written)
-        return saving
+        """Write the note in a thread."""
+        return self._writer.write()
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 
