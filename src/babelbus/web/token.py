@@ -4,6 +4,7 @@ import os
 import secrets
 
 from babelbus.errors import BabelbusError
+from babelbus.private_files import NotPrivateError, check_private
 
 
 class TokenError(BabelbusError):
@@ -45,14 +46,12 @@ def ensure_token(data_folder: str) -> str:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if not os.path.exists(path):
             _write(path, secrets.token_urlsafe(32))
-        mode = os.stat(path).st_mode
+        check_private(path)
     except OSError as error:
         raise TokenError(f"cannot make {path}: {error.strerror}") from error
-    # Whoever has read it may go on using it, so tightening the mode in silence would help nobody.
-    if mode & 0o077:
-        raise TokenError(
-            f"{path} may be read by others (mode {mode & 0o777:o}); remove it, and the next start makes one"
-        )
+    except NotPrivateError as error:
+        # Others may know the token already, so a tighter mode would help nobody.
+        raise TokenError(f"{error}. Remove it: the next start makes a new token") from error
     return read_token(data_folder)
 
 
