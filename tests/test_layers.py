@@ -10,7 +10,9 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "babelbus"
 
-LEAVES = {"allocator", "errors", "clock", "config", "descriptors", "limited_log", "metrics", "units", "settings"}
+LEAVES = {"allocator", "errors", "clock", "config", "descriptors", "limited_log", "metrics", "units", "settings"} | {
+    "private_files",
+}
 RECORDS = LEAVES | {"records"}
 STORAGE = RECORDS | {"storage"}
 CORE = STORAGE | {"core"}
@@ -26,15 +28,17 @@ ALLOWED: dict[str, set[str]] = {
     "units": {"errors"},
     "settings": {"errors", "units"},
     "config": {"errors", "units", "settings"},
+    "private_files": {"errors"},
+    "listening": LEAVES,
     "records": {"errors"},
     "storage": RECORDS,
     "core": STORAGE,
     "wire": {"errors"},
-    "protocols": CORE | {"wire"},
+    "protocols": CORE | {"wire", "listening"},
     "clients": RECORDS | {"wire", "storage", "protocols"},
     "client": {"errors", "clock", "records", "storage", "protocols", "clients"},
-    "web": CORE | {"wire"},
-    "server": CORE | {"wire", "protocols", "web"},
+    "web": CORE | {"wire", "listening"},
+    "server": CORE | {"wire", "listening", "protocols", "web"},
     "spark": STORAGE | {"wire", "protocols", "client", "clients"},
     "cli": CORE | {"wire", "protocols", "client", "clients", "web", "server", "spark"},
     "__main__": {"cli"},

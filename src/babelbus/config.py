@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "read_topic_changes",
     "render",
+    "speaks_tls",
 ]
 
 Engine = Literal["disk", "memory", "db"]
@@ -34,6 +35,9 @@ Ack = Literal["accepted", "written", "flushed"]
 Cleanup = Literal["delete", "compact"]
 Connections = Annotated[
     int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
+]
+SpeaksTls = Annotated[
+    bool, of("true needs TLS, false has none on these TCP ports; none is TLS as soon as tls.cert_file is set")
 ]
 
 
@@ -199,6 +203,29 @@ class Listening(Protocol):
         """How strangers get in who reach a listener; `None` if each client proves who it is."""
 
 
+class TlsSettings(msgspec.Struct, frozen=True):
+    """The certificate of all TCP listeners (docs/operations.md, "TLS"); jebp has an encryption of its own."""
+
+    cert_file: (
+        Annotated[str, of("certificate chain in PEM: with it, all TCP listeners but that of jebp speak TLS alone")]
+        | None
+    ) = None
+    key_file: Annotated[str, of("its private key in PEM, which nobody but the owner may read (mode 0600)")] | None = (
+        None
+    )
+    client_ca_file: (
+        Annotated[str, of("certificates in PEM of those who sign certificates of clients; goes with the next")] | None
+    ) = None
+    client_certificates: Annotated[
+        Literal["none", "optional", "required"],
+        of("whether clients are asked for a certificate; required closes connections of clients that show none"),
+    ] = "none"
+    minimum_version: Annotated[Literal["1.2", "1.3"], of("oldest version of TLS that clients may use")] = "1.2"
+    reload_seconds: Annotated[
+        float, of("how often the server looks for new files; SIGHUP looks at once", "seconds", gt=0)
+    ] = 60.0
+
+
 class JebpSettings(msgspec.Struct, frozen=True):
     """The jebp listener (docs/protocols/jebp.md)."""
 
@@ -360,6 +387,7 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
         int, of("a longer message closes its connection before memory is reserved for it", "bytes", ge=1024)
     ] = 64 * MIB
     connections_max: Connections = 10_000
+    tls: SpeaksTls | None = None
     deflate: Annotated[bool, of("compress WebSocket messages for clients that offer it; costs processor time")] = False
     cors_origins: (
         Annotated[str, of("web pages of these origins may use REST and WebSocket, with commas between")] | None
@@ -414,8 +442,14 @@ class ZbusSettings(msgspec.Struct, frozen=True):
         ]
         | None
     ) = None  # fmt: skip
-    tls_cert_file: Annotated[str, of("certificate chain in PEM: the listeners speak https and wss alone")] | None = None
-    tls_key_file: Annotated[str, of("its private key in PEM")] | None = None
+    tls: SpeaksTls | None = None
+    tls_cert_file: (
+        Annotated[
+            str, of("certificate chain in PEM in place of tls.cert_file: the listeners speak https and wss alone")
+        ]
+        | None
+    ) = None
+    tls_key_file: Annotated[str, of("its private key in PEM, mode 0600")] | None = None
     package_bytes_max: Annotated[
         int, of("a longer message is refused before memory is reserved for it", "bytes", ge=1024)
     ] = 64 * MIB
@@ -524,6 +558,7 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
     connections_max: Annotated[
         int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
     ] = 10_000
+    tls: SpeaksTls | None = None
 
     @property
     def exposure(self) -> str | None:
@@ -535,9 +570,10 @@ class AdminSettings(msgspec.Struct, frozen=True):
     """The administration endpoint: metrics, health and the API of the command line."""
 
     enabled: Annotated[bool, of("whether the endpoint is there; the command line needs it")] = True
-    host: Annotated[str, of("address to listen on; beyond loopback only with server.insecure: it is plain HTTP")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str,
+        of("address to listen on; beyond loopback only with server.insecure or required client certificates"),
+    ] = "127.0.0.1"
     port: Annotated[int, of("TCP port; 0 lets the system choose", "port", ge=0, le=65535)] = 8600
 
     handshake_seconds: Annotated[
@@ -545,11 +581,12 @@ class AdminSettings(msgspec.Struct, frozen=True):
         of("a client whose first request takes longer is closed: dead connections must not pile up", "seconds", gt=0),
     ] = 10.0
     connections_max: Connections = 1_000
+    tls: SpeaksTls | None = None
 
     @property
     def exposure(self) -> str | None:
-        """How strangers get in: metrics need no token, and the token of the API is sent unencrypted."""
-        return "over plain HTTP"
+        """How strangers get in: the metrics need no token; without TLS, the token of the API is sent unencrypted."""
+        return "with metrics that need no token, and over plain HTTP if there is no TLS"
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
@@ -590,6 +627,22 @@ class ServerSettings(msgspec.Struct, frozen=True):
         int,
         of("the same for one client that must prove who it is and has not", "bytes", ge=4096),
     ] = 65_536
+    connections_per_address_max: Annotated[
+        int,
+        of("open connections of one address on all TCP listeners together; a network of IPv6 (/64) counts as one",
+           "count", ge=1),
+    ] = 2_000  # fmt: skip
+    handshakes_per_address_max: Annotated[
+        int,
+        of("the same for those whose client has not proved who it is, or not sent its first request", "count", ge=1),
+    ] = 500
+    uncounted_networks: (
+        Annotated[
+            str,
+            of("networks that are not counted by address, with blanks between, as that of a proxy in front"),
+        ]
+        | None
+    ) = "127.0.0.0/8 ::1/128"
     uvloop: Annotated[bool, of("use uvloop where it is installed; asyncio's own loop is slower")] = True
 
 
@@ -618,6 +671,7 @@ class Config(msgspec.Struct, frozen=True):
     zbus: ZbusSettings = ZbusSettings()
     eventmesh: EventmeshSettings = EventmeshSettings()
     admin: AdminSettings = AdminSettings()
+    tls: TlsSettings = TlsSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
 
@@ -686,6 +740,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"  # any other name may resolve to another machine
 
 
+def speaks_tls(section: object, tls: TlsSettings) -> bool:
+    """Return whether the TCP listeners of a section speak TLS; jebp has no setting for it."""
+    chosen: bool | None = getattr(section, "tls", False)
+    own = getattr(section, "tls_cert_file", None)
+    return own is not None or (tls.cert_file is not None if chosen is None else chosen)
+
+
 _PASSWORD = re.compile(r"[^/]+://[^/@]*:[^/@]+@")
 _PASSWORD_OPTIONS = {"password", "sslpassword"}
 
@@ -706,6 +767,8 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
         section = getattr(config, name)
         if not isinstance(section, Listening) or not section.enabled or section.exposure is None:
             continue
+        if config.tls.client_certificates == "required" and speaks_tls(section, config.tls):
+            continue  # each client proves who it is
         if not is_loopback(section.host):
             key = f"{name}.host"
             source = values[key].source if key in values else "the default"

@@ -185,7 +185,8 @@ class Metrics:
         self.connections_total = counter("connections_accepted_total", "Connections accepted", "protocol")
         self.connections_refused_total = counter(
             "connections_refused_total",
-            "Connections turned away: limit, descriptors, handshake, identity, address_memory, memory, unauthenticated",
+            "Connections turned away: limit, descriptors, handshake, tls (the two sides do not agree on it), identity, "
+            "address_connections, address_handshakes, address_memory, memory, unauthenticated",
             "protocol",
             "reason",
         )

@@ -4,18 +4,15 @@ import http.client
 import json
 import ssl
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from babelbus.config import ServerSettings, TopicDefaults, ZbusSettings, load
 from babelbus.errors import ConfigError
 from babelbus.protocols.zbus.service import read_keys
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.certificates import Authority
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient, SocketClient, command
 
@@ -128,43 +125,22 @@ def test_disk_channels_go_on_at_their_position_after_a_restart(tmp_path: Path) -
 
 
 def test_a_listener_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path)
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("zbus")
     settings = ZbusSettings(port=0, tls_cert_file=str(cert), tls_key_file=str(key))
-    context = ssl.create_default_context(cafile=str(cert))
+    context = authority.client_context()
     with LiveServer(configure(tmp_path / "data", zbus=settings)) as live, join(live, context) as client:
         assert client.do("create", mq="Q")["status"] == 200
 
 
 def test_a_client_that_does_not_finish_its_tls_handshake_in_time_is_closed(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path)
+    cert, key = Authority(tmp_path).issue("zbus")
     settings = ZbusSettings(port=0, tls_cert_file=str(cert), tls_key_file=str(key), handshake_seconds=0.05)
     with LiveServer(configure(tmp_path / "data", zbus=settings)) as live:
         for greeting in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00"):
             with HttpClient(live.server.addresses["zbus"]) as client:
                 client.send(greeting)
                 client.read_to_end()
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(datetime(2020, 1, 1))
-        .not_valid_after(datetime(2099, 1, 1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
-    cert_path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return cert_path, key_path
 
 
 def test_a_file_of_keys_is_read_and_a_wrong_one_refused_without_showing_a_secret(tmp_path: Path) -> None:

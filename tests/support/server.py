@@ -20,6 +20,7 @@ from babelbus.config import (
     JebpSettings,
     ServerSettings,
     StorageSettings,
+    TlsSettings,
     TopicDefaults,
     WorterbuchSettings,
     ZbusSettings,
@@ -47,6 +48,7 @@ def configure(
     db: DbSettings | None = None,
     storage: StorageSettings | None = None,
     admin: bool = False,
+    tls: TlsSettings | None = None,
 ) -> Config:
     """A configuration whose ports the system chooses."""
     return Config(
@@ -60,6 +62,7 @@ def configure(
         topics=topics or TopicDefaults(),
         db=db or DbSettings(),
         storage=storage or StorageSettings(),
+        tls=tls or TlsSettings(),
     )
 
 

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from babelbus.descriptors import is_reserved
 from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
-from babelbus.limited_log import LimitedLog
+from babelbus.listening.certificates import read_peer_certificate
+from babelbus.listening.door import SPEAKS_TLS, TLS_HELLO, Door, Place, name_of
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.contract import Outbox, Session
@@ -30,22 +30,21 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        protocol: str,
+        door: Door,
         make_session: MakeSession,
         metrics: Metrics,
         connections: set["Connection"],
-        limited_log: LimitedLog,
         budget: Budget,
         *,
         bytes_max: int,
-        handshake_seconds: float,
-        connections_max: int,
     ) -> None:
-        self._protocol = protocol
+        self.place: Place | None = None
+        """Set when the door let the connection in; with TLS that is before it begins."""
+        self._door = door
+        self._protocol = door.protocol
         self._make_session = make_session
         self._metrics = metrics
         self._connections = connections
-        self._limited_log = limited_log
         self._budget = budget
         self._unfinished_bytes = 0
         self._bytes_max = bytes_max
@@ -53,8 +52,10 @@ class Connection(asyncio.Protocol):
         self._eof = False
         self._ended = False
         self._given_up = False
-        self._handshake_seconds = handshake_seconds
-        self._connections_max = connections_max
+        self._unproved = True
+        """Whether the client has not proved who it is, or has not sent its first request."""
+        self._is_first = True
+        """Whether nothing was received, so that a client may begin TLS where this listener does not speak it."""
         self._session: Session | None = None
         self.address = "local"
         self.peer = "?"
@@ -63,8 +64,8 @@ class Connection(asyncio.Protocol):
         """Begin: the session may send first."""
         self._transport = transport
         peer = transport.get_extra_info("peername")
-        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None
-        self.peer = address or "local"
+        address = name_of(peer) if isinstance(peer, tuple) else None
+        self.peer = name_of(peer)
         if address is not None:
             self.address = peer[0]
         # resume_writing comes when half of the bound is taken, not when all of it is.
@@ -72,12 +73,13 @@ class Connection(asyncio.Protocol):
         self._outbox = Outbox(self._transport, self._bytes_max)
         self._outbox.on_drained = self.room
         self._outbox.room_bytes = self._room_bytes
-        if len(self._connections) >= self._connections_max:
-            self._refuse(logging.WARNING, "limit", f"{self._connections_max} connections are open")
-            return
-        if is_reserved(transport.get_extra_info("socket").fileno()):
-            self._refuse(logging.WARNING, "descriptors", "file descriptors run out; raise LimitNOFILE (ulimit -n)")
-            return
+        if self.place is None:
+            self.place = self._door.enter(transport)
+            if self.place is None:
+                return
+        else:
+            self._is_first = False
+            self._outbox.peer_certificate = read_peer_certificate(transport.get_extra_info("ssl_object"))
         try:
             # A client that lost its leave goes at once, also if it does not read what was sent.
             self._session = self._make_session(self._outbox, self.abort, address)
@@ -88,31 +90,47 @@ class Connection(asyncio.Protocol):
         self._metrics.connections.labels(self._protocol).inc()
         self._metrics.connections_total.labels(self._protocol).inc()
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.call_later(self._handshake_seconds, self._check_handshake)
+        self._deadline = self._loop.call_later(self._door.handshake_seconds, self._check_handshake)
+        if self._session.established:
+            self.place.finish_handshake()
 
     def _fail(self) -> None:
         log.exception("%s %s: internal error, closing", self._protocol, self.peer)
         self.abort()
 
-    def _refuse(self, level: int, reason: str, text: str) -> None:
-        self._note(level, reason, f"refused: {text}")
-        self._metrics.connections_refused_total.labels(self._protocol, reason).inc()
-        self.abort()
-
-    def _note(self, level: int, cause: str, text: str) -> None:
-        """Write a line to the log; peers that cause many lines do not fill the disk."""
-        self._limited_log.write(level, f"{self._protocol}, {cause}", "%s %s: %s", self._protocol, self.peer, text)
+    def _finish_handshake(self) -> None:
+        self._unproved = False
+        if self.place is not None:
+            self.place.finish_handshake()
 
     def _check_handshake(self) -> None:
-        if self._session is not None and not self._session.established:
-            self._refuse(logging.INFO, "handshake", f"no handshake within {self._handshake_seconds:g} s")
+        if self._session is None:
+            return
+        if self._session.established:
+            self._finish_handshake()
+            return
+        text = f"no handshake within {self._door.handshake_seconds:g} s"
+        self._door.refuse(logging.INFO, self.peer, "handshake", text)
+        self.abort()
 
     def data_received(self, data: bytes) -> None:
         """Handle one chunk as one batch."""
         session = self._session
         if session is not None and not self._ended and not self._given_up:
+            unproved = self._unproved
             self._run(session, session.receive_data, data)
             session.release()
+            if unproved:
+                self._check_beginning(session, data)
+
+    def _check_beginning(self, session: Session, data: bytes) -> None:
+        """Check how far the client has come, until it has proved who it is."""
+        is_first, self._is_first = self._is_first, False
+        if is_first and data.startswith(TLS_HELLO):
+            self._door.refuse(logging.INFO, self.peer, "tls", SPEAKS_TLS)
+            self._finish()
+        elif session.established:
+            self._finish_handshake()
 
     def _room_bytes(self) -> int:
         trusted = self._session is not None and self._session.trusted
@@ -152,7 +170,7 @@ class Connection(asyncio.Protocol):
             without_frames(error)
             return
         except RemoteProtocolError as error:
-            self._note(logging.INFO, "protocol error", f"closing: {error}")
+            self._door.note(logging.INFO, self.peer, "protocol error", f"closing: {error}")
             if not self._given_up:
                 self._metrics.protocol_errors_total.labels(self._protocol).inc()
             self._finish()
@@ -213,6 +231,9 @@ class Connection(asyncio.Protocol):
         """Drop session and outbox: what the peer sent is free at once, without the cycle collector."""
         self._outbox.close()
         session, self._session = self._session, None
+        place, self.place = self.place, None
+        if place is not None:
+            place.leave()
         if session is None:
             return
         self._deadline.cancel()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from babelbus.core.receipt import Promise
+from babelbus.listening.certificates import PeerCertificate
 from babelbus.wire.contract import Session as Session
 
 ANSWER_BYTES = 256
@@ -88,6 +89,8 @@ class Outbox:
         """Called when answers were written while it was not `holding`."""
         self.room_bytes: Callable[[], int] = _unbounded
         """Returns how long a message may become that the peer sent compressed."""
+        self.peer_certificate: PeerCertificate | None = None
+        """The certificate that the client showed in its TLS handshake."""
 
     @property
     def full(self) -> bool:

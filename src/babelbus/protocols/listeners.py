@@ -5,11 +5,13 @@ import contextlib
 import logging
 import os
 import socket
-import ssl
 from collections.abc import Callable
 
 from babelbus.clock import Clock
 from babelbus.limited_log import LimitedLog
+from babelbus.listening.certificates import Tls
+from babelbus.listening.crowd import Crowd
+from babelbus.listening.door import Arrival, Door
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection, MakeSession
@@ -31,6 +33,7 @@ class Listeners:
         metrics: Metrics,
         clock: Clock,
         budget: Budget,
+        crowd: Crowd,
         *,
         bytes_max: int,
         handshake_seconds: float,
@@ -38,36 +41,35 @@ class Listeners:
     ) -> None:
         self.connections: set[Connection] = set()
         self.addresses: dict[str, str] = {}
-        self._protocol = protocol
         self._metrics = metrics
-        self._limited_log = LimitedLog(log, clock)
         self._budget = budget
         self._bytes_max = bytes_max
-        self._handshake_seconds = handshake_seconds
-        self._connections_max = connections_max
+        self._door = Door(
+            protocol,
+            metrics,
+            LimitedLog(log, clock),
+            crowd,
+            connections_max=connections_max,
+            handshake_seconds=handshake_seconds,
+        )
         self._listeners: list[asyncio.Server] = []
         self._ticker: asyncio.Task[None] | None = None
         self._path: tuple[str, int | None] | None = None
-        metrics.connections_max.labels(protocol).set(connections_max)
         metrics.outbox_bytes_max.labels(protocol).set(bytes_max)
         metrics.outbox_bytes.labels(protocol).set_function(lambda: sum(one.outbox_bytes for one in self.connections))
 
     async def listen(
-        self, name: str, host: str, port: int, make_session: MakeSession, *, tls: ssl.SSLContext | None = None
+        self, name: str, host: str, port: int, make_session: MakeSession, *, tls: Tls | None = None
     ) -> None:
-        """Open a listener on a TCP port; 0 lets the system choose the port.
+        """Open a listener on a TCP port; 0 lets the system choose the port. With `tls` it speaks TLS alone.
 
         Raises:
             OSError: the address is taken.
         """
         loop = asyncio.get_running_loop()
+        connect = self._connect(make_session)
         listener = await loop.create_server(
-            self._connect(make_session),
-            host,
-            port,
-            backlog=BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=self._handshake_seconds if tls is not None else None,
+            connect if tls is None else lambda: Arrival(self._door, tls, connect()), host, port, backlog=BACKLOG
         )
         for bound in listener.sockets:
             # Each connection takes it over: a client that vanished without a word is noticed in the end.
@@ -93,15 +95,7 @@ class Listeners:
 
     def _connect(self, make_session: MakeSession) -> Callable[[], Connection]:
         return lambda: Connection(
-            self._protocol,
-            make_session,
-            self._metrics,
-            self.connections,
-            self._limited_log,
-            self._budget,
-            bytes_max=self._bytes_max,
-            handshake_seconds=self._handshake_seconds,
-            connections_max=self._connections_max,
+            self._door, make_session, self._metrics, self.connections, self._budget, bytes_max=self._bytes_max
         )
 
     def tick(self, seconds: float, do: Callable[[], None]) -> None:
@@ -118,6 +112,7 @@ class Listeners:
         """Close the listeners; connections that are open stay open."""
         for listener in self._listeners:
             listener.close()
+        self._door.close()
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):

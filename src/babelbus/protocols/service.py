@@ -1,7 +1,6 @@
 """The shape that every protocol has for the server: built from one context, started, drained and closed."""
 
 import os
-import ssl
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,7 +10,8 @@ from babelbus.clock import Clock
 from babelbus.config import Config
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
-from babelbus.errors import ConfigError
+from babelbus.listening.certificates import Certificates
+from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import Browsers
 from babelbus.protocols.budget import Budget
@@ -35,6 +35,10 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Builds the guards of HTTP listeners."""
     budget: Budget
     """Bounds the memory of messages that have not come whole."""
+    certificates: Certificates
+    """Makes the TLS of listeners."""
+    crowd: Crowd
+    """Counts the connections of each address."""
 
     @property
     def server_key(self) -> str:
@@ -107,6 +111,7 @@ class StreamService:
             context.metrics,
             context.clock,
             context.budget,
+            context.crowd,
             bytes_max=context.config.server.outbox_bytes_max,
             handshake_seconds=settings.handshake_seconds,
             connections_max=settings.connections_max,
@@ -141,22 +146,3 @@ class StreamService:
         """Close all connections at once."""
         for connection in self.listeners.connections:
             connection.abort()
-
-
-def make_tls(section: str, certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the TLS context of a listener, `None` if no files are set.
-
-    Raises:
-        ConfigError: a file is missing in the settings, cannot be read, or does not fit the other file.
-    """
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise ConfigError(f"{section}.tls_cert_file and {section}.tls_key_file go together")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{section}.tls_cert_file, {section}.tls_key_file: {error}") from error
-    return context

@@ -22,6 +22,8 @@ from babelbus.core.topic import Topic
 from babelbus.core.work import Writer
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError
+from babelbus.listening.certificates import Certificates
+from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
@@ -68,6 +70,7 @@ class Server:
         """Fingerprint of the server's certificate."""
         self._lock: File | None = None
         self._admin: AdminServer | None = None
+        self._certificates = Certificates(config.tls)
         self._cleaner: asyncio.Task[None] | None = None
         self._watch = LoopWatch(self.metrics, self.clock)
         self._cleanings: set[asyncio.Task[int]] = set()
@@ -101,6 +104,7 @@ class Server:
             raise
         self._cleaner = asyncio.get_running_loop().create_task(self._clean())
         self._watch.start()
+        self._certificates.watch()
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_FIRST_THRESHOLD)
@@ -231,6 +235,8 @@ class Server:
             self._lists.authorise,
             read_browsers(self.config.server),
             Budget(self.config.server, self.metrics),
+            self._certificates,
+            Crowd(self.config.server),
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
@@ -238,23 +244,30 @@ class Server:
                 await service.start()
                 self.addresses |= service.addresses
         if self.config.admin.enabled:
+            admin_tls = self._certificates.make_tls("admin", self.config.admin.tls)
             self._admin = AdminServer(
                 self,
                 self.metrics,
                 read_value=read_value,
                 token=ensure_token(self.folder),
                 settings=self.config.admin,
-                guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host),
+                guard=context.browsers.guard(
+                    "admin", self.metrics, host=self.config.admin.host, is_tls=admin_tls is not None
+                ),
+                crowd=context.crowd,
+                tls=admin_tls,
             )
             await self._admin.start()
             self.addresses["admin"] = "{}:{}".format(*self._admin.address)
             log.info("admin listens on %s", self.addresses["admin"])
 
     async def reload(self) -> None:
-        """Read the lists of clients and topics again; clients that are not in it any more lose their connection.
+        """Read the lists of clients and topics and the certificates again.
+
+        Clients that are not in the lists any more lose their connection.
 
         Raises:
-            ConfigError: a line of a list is wrong; what was known before still holds.
+            ConfigError: a line of a list or a certificate is wrong; what was known before still holds.
             BabelbusError: a topic of the list cannot be made; the lists of clients hold all the same.
         """
         before = set(self.public_topics())  # what goes from here on was removed, whatever the list says
@@ -266,6 +279,7 @@ class Server:
             service.access_changed()
         await self._reconcile_topics(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
+        await run(None, self._certificates.reload)
 
     async def _clean(self) -> None:
         """Run retention and compaction at every interval of the cleaner."""
@@ -289,6 +303,7 @@ class Server:
         """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
         self.stopping = True
         self._watch.stop()
+        await self._certificates.stop()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):

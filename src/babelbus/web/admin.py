@@ -21,6 +21,8 @@ from babelbus.core.broker import Broker
 from babelbus.core.groups import DeadLetterTopics
 from babelbus.core.state import StateEditor
 from babelbus.core.topic import Topic
+from babelbus.listening.certificates import Tls
+from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
 from babelbus.web.answers import Handler, answer, answer_errors, read_body
 from babelbus.web.consumers import ConsumerRoutes
@@ -104,6 +106,8 @@ class AdminServer:
         token: str,
         settings: AdminSettings,
         guard: BrowserGuard | None = None,
+        crowd: Crowd | None = None,
+        tls: Tls | None = None,
     ) -> None:
         assert token, "an empty token would let everybody in"
         self._server = server
@@ -114,8 +118,10 @@ class AdminServer:
         self._limits = ConnectionLimits(
             metrics,
             server.clock,
+            crowd or Crowd(server.config.server),
             connections_max=settings.connections_max,
             handshake_seconds=settings.handshake_seconds,
+            tls=tls,
         )
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None

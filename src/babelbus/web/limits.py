@@ -11,8 +11,10 @@ from typing import Any
 from aiohttp import web
 
 from babelbus.clock import Clock
-from babelbus.descriptors import is_reserved
 from babelbus.limited_log import LimitedLog
+from babelbus.listening.certificates import Tls
+from babelbus.listening.crowd import Crowd
+from babelbus.listening.door import SPEAKS_TLS, TLS_HELLO, Arrival, Door, Place, name_of
 from babelbus.metrics import Metrics
 from babelbus.web.answers import Handler
 
@@ -24,13 +26,29 @@ NAME = "admin"
 class ConnectionLimits:
     """Admits connections to an aiohttp server; `guard` is the outermost middleware of its application."""
 
-    def __init__(self, metrics: Metrics, clock: Clock, *, connections_max: int, handshake_seconds: float) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        clock: Clock,
+        crowd: Crowd,
+        *,
+        connections_max: int,
+        handshake_seconds: float,
+        tls: Tls | None = None,
+    ) -> None:
         self._metrics = metrics
-        self._log = LimitedLog(log, clock)
-        self._connections_max = connections_max
-        self._seconds = handshake_seconds
-        self._deadlines: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
-        metrics.connections_max.labels(NAME).set(connections_max)
+        self._tls = tls
+        self._guests: dict[asyncio.BaseTransport, _Guest] = {}
+        """Connections without a request so far."""
+        self.door = Door(
+            NAME,
+            metrics,
+            LimitedLog(log, clock),
+            crowd,
+            connections_max=connections_max,
+            handshake_seconds=handshake_seconds,
+            is_admin=True,
+        )
 
     async def listen(self, server: web.Server, host: str, port: int) -> asyncio.Server:
         """Open a TCP listener whose admitted connections go to the server.
@@ -39,55 +57,102 @@ class ConnectionLimits:
             OSError: another process uses the address, or this machine does not have it.
         """
         self._metrics.connections.labels(NAME).set_function(lambda: len(server.connections))
-        return await asyncio.get_running_loop().create_server(lambda: _Entrance(self, server), host, port)
+        tls = self._tls
 
-    def admit(self, transport: asyncio.Transport, server: web.Server) -> None:
-        """Connect a connection to the server, or close it if there are too many."""
-        if len(server.connections) >= self._connections_max:
-            self._refuse(transport, logging.WARNING, "limit", f"{self._connections_max} connections are open")
-            return
-        if is_reserved(transport.get_extra_info("socket").fileno(), is_admin=True):
-            text = "file descriptors run out; raise LimitNOFILE (ulimit -n)"
-            self._refuse(transport, logging.WARNING, "descriptors", text)
-            return
-        protocol = server()
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
+        def connect() -> asyncio.Protocol:
+            guest = _Guest(self, server)
+            return guest if tls is None else Arrival(self.door, tls, guest)
+
+        return await asyncio.get_running_loop().create_server(connect, host, port)
+
+    def begin(self, guest: "_Guest") -> None:
+        """Count a connection that was let in; its first request is awaited from now on."""
         self._metrics.connections_total.labels(NAME).inc()
-        self._deadlines[transport] = asyncio.get_running_loop().call_later(self._seconds, self._expire, transport)
+        self._guests[guest.transport] = guest
 
-    def _expire(self, transport: asyncio.Transport) -> None:
-        del self._deadlines[transport]
-        if not transport.is_closing():
-            self._refuse(transport, logging.INFO, "handshake", f"no request within {self._seconds:g} s")
-
-    def _refuse(self, transport: asyncio.Transport, level: int, reason: str, text: str) -> None:
-        self._log.write(level, f"{NAME}, {reason}", "%s: refused: %s", NAME, text)
-        self._metrics.connections_refused_total.labels(NAME, reason).inc()
-        transport.abort()
+    def end(self, guest: "_Guest") -> None:
+        """Drop a connection that is closed or has sent its first request."""
+        self._guests.pop(guest.transport, None)
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Keep the connection open: the head of a request has come."""
-        deadline = None if request.transport is None else self._deadlines.pop(request.transport, None)
-        if deadline is not None:
-            deadline.cancel()
+        guest = None if request.transport is None else self._guests.pop(request.transport, None)
+        if guest is not None:
+            guest.finish_handshake()
         return await handler(request)
 
     def close(self) -> None:
-        """Drop the deadlines: the server closes its connections itself."""
-        for deadline in self._deadlines.values():
-            deadline.cancel()
-        self._deadlines.clear()
+        """End the handshakes, and drop the deadlines: the server closes its connections itself."""
+        self.door.close()
+        for guest in self._guests.values():
+            guest.deadline.cancel()
+        self._guests.clear()
 
 
-class _Entrance(asyncio.Protocol):
-    """Stands in for a connection until it is admitted."""
+class _Guest(asyncio.Protocol):
+    """One connection: passes everything on to aiohttp, and knows when the connection is lost."""
+
+    place: Place | None = None
 
     def __init__(self, limits: ConnectionLimits, server: web.Server) -> None:
         self._limits = limits
-        self._server = server
+        self._protocol = server()
 
     def connection_made(self, transport: Any) -> None:
         """Connect the connection to the server, or close it."""
-        self._limits.admit(transport, self._server)
+        limits, door = self._limits, self._limits.door
+        is_encrypted = self.place is not None
+        self.place = self.place or door.enter(transport)
+        if self.place is None:
+            return
+        self.transport = transport
+        self._is_first = not is_encrypted
+        self._protocol.connection_made(transport)
+        self.deadline = asyncio.get_running_loop().call_later(door.handshake_seconds, self._expire)
+        limits.begin(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle the bytes of one read."""
+        if self._is_first:
+            self._is_first = False
+            if data.startswith(TLS_HELLO):
+                self._refuse("tls", SPEAKS_TLS)
+                return
+        self._protocol.data_received(data)
+
+    def eof_received(self) -> None:
+        """Handle the end of what the client sends."""
+        self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        """Stop the answers: the client does not take them."""
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Continue the answers."""
+        self._protocol.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Release the place: the connection is closed."""
+        place, self.place = self.place, None
+        if place is None:
+            return
+        place.leave()
+        self.deadline.cancel()
+        self._limits.end(self)
+        self._protocol.connection_lost(error)
+
+    def finish_handshake(self) -> None:
+        """Wait no longer for the first request."""
+        self.deadline.cancel()
+        if self.place is not None:
+            self.place.finish_handshake()
+
+    def _expire(self) -> None:
+        self._refuse("handshake", f"no request within {self._limits.door.handshake_seconds:g} s")
+
+    def _refuse(self, reason: str, text: str) -> None:
+        peer = name_of(self.transport.get_extra_info("peername"))
+        self._limits.door.refuse(logging.INFO, peer, reason, text)
+        self.transport.abort()

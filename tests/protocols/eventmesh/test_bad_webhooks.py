@@ -13,7 +13,7 @@ import pytest
 from babelbus.client import BlockingClient
 from babelbus.config import EventmeshSettings
 from tests.protocols.eventmesh.test_http import SETTINGS, Hook, ask, publish, subscribe
-from tests.server.test_zbus import make_certificate
+from tests.support.certificates import Authority
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient
 
@@ -121,7 +121,7 @@ def test_a_webhook_with_a_certificate_of_its_own_making_gets_nothing(
 ) -> None:
     monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*make_certificate(tmp_path))
+    context.load_cert_chain(*Authority(tmp_path).issue("webhook"))
     heard: list[bytes] = []
 
     def serve(connection: socket.socket) -> None:

@@ -14,6 +14,8 @@ import pytest
 from babelbus.config import ServerSettings, WorterbuchSettings
 from babelbus.errors import ConfigError
 from babelbus.limited_log import LimitedLog
+from babelbus.listening.crowd import Crowd
+from babelbus.listening.door import Door as ListenerDoor
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection
@@ -597,18 +599,18 @@ class Door:
         def make(outbox: Any, close: Callable[[], None], peer: str | None) -> WebSession:
             return WebSession(hub, outbox, close, address=peer, options=options)
 
+        door = ListenerDoor(
+            "worterbuch",
+            metrics,
+            LimitedLog(logging.getLogger("test"), self.bus.clock),
+            Crowd(ServerSettings()),
+            connections_max=10,
+            handshake_seconds=30,
+        )
+
         def connect() -> Connection:
-            return Connection(
-                "worterbuch",
-                make,
-                metrics,
-                self.connections,
-                LimitedLog(logging.getLogger("test"), self.bus.clock),
-                Budget(ServerSettings(), metrics),
-                bytes_max=2**20,
-                handshake_seconds=30,
-                connections_max=10,
-            )
+            budget = Budget(ServerSettings(), metrics)
+            return Connection(door, make, metrics, self.connections, budget, bytes_max=2**20)
 
         self._server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
         self._reader, self._writer = await asyncio.open_connection(*self._server.sockets[0].getsockname()[:2])

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import NoRespondersError, Question, Reply, RequestTimeoutError
 from babelbus.errors import BabelbusError
+from babelbus.listening.certificates import Tls
 from babelbus.protocols.eventmesh.dialects import (
     BATCH_ERROR,
     BODY_ERROR,
@@ -167,8 +169,8 @@ class RpcServer:
             for (group, topic), subscribed in stream.subscribed.items()
         ]  # fmt: skip
 
-    async def start(self, host: str, port: int) -> str:
-        """Start to listen; return the address.
+    async def start(self, host: str, port: int, tls: Tls | None = None) -> str:
+        """Start to listen, with TLS alone if there is a certificate; return the address.
 
         Raises:
             OSError: the address is taken.
@@ -187,7 +189,10 @@ class RpcServer:
         for dialect in (LegacyDialect(self._hub.clock.now_ms), EventsDialect()):
             server.add_generic_rpc_handlers(tuple(self._handlers(dialect)))
         try:
-            bound = server.add_insecure_port(f"{host}:{port}")
+            if tls is None:
+                bound = server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = server.add_secure_port(f"{host}:{port}", make_credentials(tls))
         except RuntimeError as error:
             raise OSError(f"{host}:{port}: {error}") from None
         await server.start()
@@ -415,6 +420,27 @@ def _status(error: BabelbusError) -> Any:
     if isinstance(error, RefusedError):
         return grpc.StatusCode.INVALID_ARGUMENT
     return grpc.StatusCode.UNAVAILABLE if isinstance(error, NoRespondersError) else grpc.StatusCode.FAILED_PRECONDITION
+
+
+def make_credentials(tls: Tls) -> Any:
+    """Return the credentials of gRPC, which asks at each handshake whether there is a newer certificate."""
+    used = tls.context
+
+    def read() -> Any:
+        settings = tls.settings
+        authority = None if settings.client_ca_file is None else Path(settings.client_ca_file).read_bytes()
+        pair = Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes()
+        return grpc.ssl_server_certificate_configuration([pair], authority)
+
+    def fetch() -> Any:
+        nonlocal used
+        if tls.context is used:
+            return None
+        used = tls.context
+        return read()
+
+    required = tls.settings.client_certificates == "required"
+    return grpc.dynamic_ssl_server_credentials(read(), fetch, required)
 
 
 def _class_of(descriptor: Any) -> Any:

@@ -39,7 +39,11 @@ class EventmeshService(StreamService):
         note = Note(context.files, os.path.join(context.folder, FILE_NAME), list[Entry], advice=ADVICE)
         self.webhooks = Webhooks(self.hub, calls, note, cluster)
         self._rpc = RpcServer(self.hub, self.webhooks)
-        self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host)
+        self._tls = context.certificates.make_tls(PROTOCOL, settings.tls)
+        self._rpc_tls = context.certificates.make_tls(PROTOCOL, settings.tls, alpn=("h2",))
+        self._guard = context.browsers.guard(
+            PROTOCOL, context.metrics, host=settings.host, is_tls=self._tls is not None
+        )
 
     async def start(self) -> None:
         """Start to listen, and to push to the webhooks of the last run.
@@ -48,7 +52,7 @@ class EventmeshService(StreamService):
             OSError: an address is taken.
             StorageError: the note with the webhooks is damaged.
         """
-        settings = self._settings
+        settings, tls = self._settings, self._tls
 
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
             return Session(self.hub, outbox, close, peer)
@@ -60,11 +64,11 @@ class EventmeshService(StreamService):
             return AdminSession(self.hub, self.webhooks, self._rpc, outbox, self._guard)
 
         self.webhooks.open()
-        await self.listeners.listen("eventmesh-tcp", settings.host, settings.tcp_port, make)
-        await self.listeners.listen("eventmesh-http", settings.host, settings.http_port, make_web)
+        await self.listeners.listen("eventmesh-tcp", settings.host, settings.tcp_port, make, tls=tls)
+        await self.listeners.listen("eventmesh-http", settings.host, settings.http_port, make_web, tls=tls)
         if settings.admin_port is not None:
-            await self.listeners.listen("eventmesh-admin", settings.host, settings.admin_port, make_admin)
-        self.addresses["eventmesh-grpc"] = await self._rpc.start(settings.host, settings.grpc_port)
+            await self.listeners.listen("eventmesh-admin", settings.host, settings.admin_port, make_admin, tls=tls)
+        self.addresses["eventmesh-grpc"] = await self._rpc.start(settings.host, settings.grpc_port, self._rpc_tls)
         self.listeners.tick(TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:

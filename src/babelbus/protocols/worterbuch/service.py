@@ -30,7 +30,10 @@ class WorterbuchService(StreamService):
         settings = self._settings = context.config.worterbuch
         super().__init__(PROTOCOL, context, settings)
         origins = context.browsers.origins | read_origins("worterbuch.cors_origins", settings.cors_origins)
-        self._guard = context.browsers.guard(PROTOCOL, context.metrics, host=settings.host, origins=origins)
+        self._tls = context.certificates.make_tls(PROTOCOL, settings.tls)
+        self._guard = context.browsers.guard(
+            PROTOCOL, context.metrics, host=settings.host, origins=origins, is_tls=self._tls is not None
+        )
         self._cors = Cors(origins, CORS_METHODS, CORS_HEADERS, credentials=True) if origins else None
         self.hub = Hub(context.broker, context.metrics, context.clock, settings, _read_key(settings.auth_key_file))
         read_file_name(settings.export_name)
@@ -41,7 +44,7 @@ class WorterbuchService(StreamService):
         Raises:
             OSError: an address is taken.
         """
-        settings, listeners = self._settings, self.listeners
+        settings, listeners, tls = self._settings, self.listeners, self._tls
         paths = {"/ws": MAIN_ENDPOINT}
         ports = {}
         for place, endpoint in map(read_endpoint, (settings.more_endpoints or "").split()):
@@ -49,12 +52,12 @@ class WorterbuchService(StreamService):
                 paths[place] = endpoint
             else:
                 ports[place] = endpoint
-        await listeners.listen("worterbuch", settings.host, settings.port, self._make_web(paths))
+        await listeners.listen("worterbuch", settings.host, settings.port, self._make_web(paths), tls=tls)
         lines = self._make_lines(MAIN_ENDPOINT, "TCP")
-        await listeners.listen("worterbuch-tcp", settings.host, settings.tcp_port, lines)
+        await listeners.listen("worterbuch-tcp", settings.host, settings.tcp_port, lines, tls=tls)
         for port, endpoint in ports.items():
             name = f"worterbuch-tcp-{endpoint.profile.name}"
-            await listeners.listen(name, settings.host, port, self._make_lines(endpoint, "TCP"))
+            await listeners.listen(name, settings.host, port, self._make_lines(endpoint, "TCP"), tls=tls)
         if settings.unix_path is not None:
             lines = self._make_lines(MAIN_ENDPOINT, "UNIX")
             await listeners.listen_unix("worterbuch-unix", settings.unix_path, lines)

@@ -11,7 +11,7 @@ from babelbus.errors import ConfigError
 from babelbus.protocols.browsers import read_origins, read_words
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.service import ServiceContext, StreamService, make_tls
+from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PROTOCOL
@@ -30,7 +30,9 @@ class ZbusService(StreamService):
         settings = self._settings = context.config.zbus
         super().__init__(PROTOCOL, context, settings)
         self._keys = read_keys(settings.auth_file)
-        self._tls = make_tls(PROTOCOL, settings.tls_cert_file, settings.tls_key_file)
+        self._tls = context.certificates.make_tls(
+            PROTOCOL, settings.tls, cert_file=settings.tls_cert_file, key_file=settings.tls_key_file
+        )
         web = read_web_options(settings, context.browsers.origins)
         self._web = msgspec.structs.replace(
             web,
