@@ -2,7 +2,7 @@
 
 import http.client
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -13,6 +13,9 @@ TIMEOUT_SECONDS = 30.0
 LONG_TIMEOUT_SECONDS = 600.0
 """Timeout of requests that read a log from its beginning."""
 READ_BYTES = 2**16
+
+if TYPE_CHECKING:
+    import ssl
 
 T = TypeVar("T")
 
@@ -49,8 +52,10 @@ class ApiError(CommandError):
 class AdminApi:
     """The API of one server. Every method may raise `ApiError`, or `CommandError` when no server answers."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, context: "ssl.SSLContext | None" = None) -> None:
+        """Set the address, "host:port"; requests go over TLS if there is a context."""
         self._address = address
+        self._context = context
         self._token = token
 
     def call(
@@ -117,7 +122,11 @@ class AdminApi:
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """Return the connection and the beginning of an answer without an error; the caller closes both."""
         host, _, port = self._address.rpartition(":")
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_seconds)
+        host = host.strip("[]")
+        if self._context is None:
+            connection = http.client.HTTPConnection(host, int(port), timeout=timeout_seconds)
+        else:
+            connection = http.client.HTTPSConnection(host, int(port), timeout=timeout_seconds, context=self._context)
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         try:
             try:
@@ -147,6 +156,14 @@ class AdminApi:
             raise self._silent(error) from error
 
     def _silent(self, error: Exception) -> CommandError:
+        reason: str = getattr(error, "verify_message", "")
+        if reason:
+            return CommandError(
+                f"the certificate of {self._address} is not trusted: {reason}; name its CA with --ca FILE"
+            )
+        if self._context is None and isinstance(error, http.client.RemoteDisconnected):
+            advice = f"if it speaks TLS, write --admin https://{self._address}"
+            return CommandError(f"{self._address} closed the connection without an answer; {advice}")
         return CommandError(f"{self._address} does not answer: {error or type(error).__name__}")
 
     def _read(self, answer: bytes, type_: type[T]) -> T:

@@ -88,7 +88,8 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
 
     The first start makes the data folder, the server's certificate and an administrator's identity, which the other
     commands on this machine find. A setting is read from its flag, else from its environment variable
-    (--jebp-port is BABELBUS_JEBP_PORT), else from the file. SIGHUP reads the lists of clients again.
+    (--jebp-port is BABELBUS_JEBP_PORT), else from the file. SIGHUP reads the lists of clients and the certificates
+    again.
 
     Exit code 0 after a graceful stop, 1 if it could not start.
     """
@@ -103,7 +104,7 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
 
     def ready(server: "Server") -> None:
         path = os.path.join(folder, "conf", ADDRESSES_NAME)
-        _note_addresses(path, server.addresses)
+        _note_addresses(path, server)
         noted.append(path)
         _announce(server, first_start, as_json)
 
@@ -133,11 +134,11 @@ def _flags_of_port(settings: Config, problem: str) -> list[str]:
     return [flag for flag, port in ports.items() if port and f", {port})" in problem] or list(ports)
 
 
-def _note_addresses(path: str, addresses: dict[str, str]) -> None:
+def _note_addresses(path: str, server: "Server") -> None:
     """Write the addresses of this server to a file, for the commands on this machine (see `target`)."""
     draft = f"{path}.new"
     with open(draft, "wb") as file:
-        file.write(msgspec.json.encode(Running(os.getpid(), addresses)) + b"\n")
+        file.write(msgspec.json.encode(Running(os.getpid(), server.addresses, server.admin_tls)) + b"\n")
     os.replace(draft, path)
 
 
@@ -161,8 +162,9 @@ def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
         )
         return
     print_line(f"babelbus {babelbus.__version__} serves {server.folder}")
+    scheme = "https://" if server.admin_tls else "http://"
     for protocol, address in server.addresses.items():
-        print_line(f"{protocol:6} listens on {'http://' if protocol == 'admin' else ''}{address}")
+        print_line(f"{protocol:6} listens on {scheme if protocol == 'admin' else ''}{address}")
     if first_start:
         print_line(
             f"first start: made the server's certificate {server.fingerprint} ({os.path.join(conf, 'server_key')}) "

@@ -17,10 +17,13 @@ import msgspec
 from babelbus.cli.command import CommandError
 
 if TYPE_CHECKING:
+    import ssl
+
     from babelbus.cli.api import AdminApi
     from babelbus.client import BlockingClient
     from babelbus.config import Config
 
+HTTPS = "https://"
 ADMIN_VARIABLE = "BABELBUS_ADMIN"
 SERVER_VARIABLE = "BABELBUS_SERVER"
 IDENTITY_VARIABLE = "BABELBUS_IDENTITY"
@@ -33,7 +36,11 @@ RECORD_VARIABLES = frozenset(
     )
 )
 """Variables of the command of `consume --exec`."""
-OWN_VARIABLES = frozenset({ADMIN_VARIABLE, SERVER_VARIABLE, IDENTITY_VARIABLE, FINGERPRINT_VARIABLE}) | RECORD_VARIABLES
+CA_VARIABLE = "BABELBUS_CA"
+CLIENT_CERT_VARIABLE = "BABELBUS_CLIENT_CERT"
+OWN_VARIABLES = RECORD_VARIABLES | {
+    *(ADMIN_VARIABLE, SERVER_VARIABLE, IDENTITY_VARIABLE, FINGERPRINT_VARIABLE, CA_VARIABLE, CLIENT_CERT_VARIABLE),
+}
 """Variables that the command line reads or sets beside the settings, so that they are no misspelt settings."""
 
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a listener is everywhere, we reach it here
@@ -45,6 +52,8 @@ class Running(msgspec.Struct, frozen=True):
 
     pid: int
     addresses: dict[str, str]
+    admin_tls: bool = False
+    """Whether the administration endpoint speaks TLS."""
 
 
 class Target(msgspec.Struct, kw_only=True, dict=True):
@@ -56,6 +65,8 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
     server: str | None = None
     identity: str | None = None
     server_fingerprint: str | None = None
+    ca: str | None = None
+    client_cert: str | None = None
     warned: bool = False
 
     @cached_property
@@ -108,12 +119,44 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
         from babelbus.web.token import read_token
 
         self.existing_folder()
-        return AdminApi(self.admin_address(), read_token(self.folder))
+        return AdminApi(self.admin_address(), read_token(self.folder), self._admin_context())
+
+    def _admin_context(self) -> "ssl.SSLContext | None":
+        """Return the TLS context for the administration endpoint; `None` if the endpoint speaks plain HTTP.
+
+        Raises:
+            CommandError: a file of certificates cannot be read.
+        """
+        from babelbus.config import speaks_tls
+
+        running = None if self.admin else self.running()
+        if self.admin:
+            needed = self.admin.startswith(HTTPS)
+        elif running is not None:
+            needed = running.admin_tls
+        else:
+            needed = speaks_tls(self.config.admin, self.config.tls)
+        if not needed:
+            return None
+        import ssl
+
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.client_cert is not None:
+                context.load_cert_chain(self.client_cert, password="")
+        except (OSError, ValueError) as error:
+            raise CommandError(f"cannot read {self.ca or ''} {self.client_cert or ''}: {error}") from error
+        if running is not None and self.ca is None:
+            # The address is that of the process which holds the lock of this data folder, on this machine; its
+            # certificate is for the name by which others know it.
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
     def admin_address(self) -> str:
         """Return "host:port" of the administration endpoint."""
         if self.admin:
-            return self.admin
+            return self.admin.removeprefix(HTTPS)
         return self._address("admin", self.config.admin.host, self.config.admin.port)
 
     def jebp_address(self) -> str:
@@ -263,10 +306,11 @@ def _reachable(address: str) -> str:
 def _check_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is None:
         return None
-    host, _, port = value.removeprefix("http://").rstrip("/").rpartition(":")
+    scheme = HTTPS if param.name == "admin" and value.startswith(HTTPS) else ""
+    host, _, port = value.removeprefix("http://").removeprefix(scheme).rstrip("/").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise click.BadParameter(f"{value!r} is no address: write HOST:PORT", ctx, param)
-    return f"{host}:{port}"
+    return f"{scheme}{host}:{port}"
 
 
 _OPTIONS = {
@@ -284,7 +328,18 @@ _OPTIONS = {
     ),
     "admin": click.option(
         "--admin", metavar="HOST:PORT", envvar=ADMIN_VARIABLE, callback=_check_address,
-        help=f"Administration endpoint; also {ADMIN_VARIABLE}.  [default: of the server on the data folder]",
+        help=f"Administration endpoint, as https://HOST:PORT if it speaks TLS; also {ADMIN_VARIABLE}.  "
+             "[default: of the server on the data folder]",
+    ),
+    "ca": click.option(
+        "--ca", metavar="FILE", envvar=CA_VARIABLE,
+        help="Certificates in PEM of those who sign that of the administration endpoint; "
+             f"also {CA_VARIABLE}.  [default: those of the system]",
+    ),
+    "client_cert": click.option(
+        "--client-cert", metavar="FILE", envvar=CLIENT_CERT_VARIABLE,
+        help="Certificate and key in PEM, where the administration endpoint asks for a certificate; "
+             f"also {CLIENT_CERT_VARIABLE}.",
     ),
     "data_folder": click.option(
         "--data-folder", metavar="FOLDER", help="The server's data folder.  [default: from the configuration]"
@@ -313,7 +368,7 @@ def _with_target(*names: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 folder_options = _with_target("data_folder", "config_path")
 """The options that name a data folder."""
-admin_options = _with_target("admin", "data_folder", "config_path")
+admin_options = _with_target("admin", "ca", "client_cert", "data_folder", "config_path")
 """The options that name an administration endpoint."""
 bus_options = _with_target(*_OPTIONS)
 """The options of a client of the bus."""

@@ -1,1 +1,1 @@
-"""Admission of clients: TLS, caps for each address, quotas; known to the protocols and to the administration alike"""
+"""Connections before their protocol: TLS, caps for each address, quotas for each principal"""

@@ -68,6 +68,8 @@ class Server:
         self.services: dict[str, Service] = {}
         self.fingerprint = ""
         """Fingerprint of the server's certificate."""
+        self.admin_tls = False
+        """Whether the administration endpoint speaks TLS."""
         self._lock: File | None = None
         self._admin: AdminServer | None = None
         self._certificates = Certificates(config.tls)
@@ -245,15 +247,14 @@ class Server:
                 self.addresses |= service.addresses
         if self.config.admin.enabled:
             admin_tls = self._certificates.make_tls("admin", self.config.admin.tls)
+            self.admin_tls = admin_tls is not None
             self._admin = AdminServer(
                 self,
                 self.metrics,
                 read_value=read_value,
                 token=ensure_token(self.folder),
                 settings=self.config.admin,
-                guard=context.browsers.guard(
-                    "admin", self.metrics, host=self.config.admin.host, is_tls=admin_tls is not None
-                ),
+                guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host, is_tls=self.admin_tls),
                 crowd=context.crowd,
                 tls=admin_tls,
             )

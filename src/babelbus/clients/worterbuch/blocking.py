@@ -7,6 +7,7 @@ with BlockingClient("tcp://127.0.0.1:9090") as client:
 """
 
 import contextlib
+import ssl
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -36,13 +37,18 @@ class BlockingClient(Twin[Client]):
     """`Client` for threads: the same calls and errors, without `await`. Callbacks run in the client's own thread."""
 
     def __init__(
-        self, url: str = "tcp://127.0.0.1:9090", *, token: str | None = None, timeout_seconds: float = 10.0
+        self,
+        url: str = "tcp://127.0.0.1:9090",
+        *,
+        token: str | None = None,
+        timeout_seconds: float = 10.0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Connect; see `connect`."""
         portal = Portal("worterbuch client", lambda: ConnectionLostError("the client is closed"))
         portal.open()
         try:
-            super().__init__(portal, portal.call(connect(url, token=token, timeout_seconds=timeout_seconds)))
+            super().__init__(portal, portal.call(connect(url, token=token, timeout_seconds=timeout_seconds, tls=tls)))
         except BaseException:
             portal.close()
             raise

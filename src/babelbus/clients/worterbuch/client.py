@@ -12,6 +12,7 @@ the same for threads.
 import asyncio
 import collections
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -58,14 +59,19 @@ class Versioned(msgspec.Struct, frozen=True):
 
 
 async def connect(
-    url: str = "tcp://127.0.0.1:9090", *, token: str | None = None, timeout_seconds: float = 10.0
+    url: str = "tcp://127.0.0.1:9090",
+    *,
+    token: str | None = None,
+    timeout_seconds: float = 10.0,
+    tls: ssl.SSLContext | None = None,
 ) -> "Client":
     """Connect and wait until requests are taken.
 
     Args:
-        url: `tcp://host:port`, `ws://host:port/path` or `unix:///path`.
+        url: `tcp://host:port`, `ws://host:port/path` or `unix:///path`; with TLS `tcps://...` or `wss://...`.
         token: the JWT with our privileges.
         timeout_seconds: most seconds for the whole greeting.
+        tls: whom to trust, and the certificate to show; without it, the certificates of the system are trusted.
 
     Raises:
         LocalProtocolError: the address is invalid.
@@ -75,7 +81,7 @@ async def connect(
     client = Client()
     try:
         async with asyncio.timeout(timeout_seconds):
-            await client.open(url, token)
+            await client.open(url, token, tls)
     except TimeoutError as error:
         await client.close()
         raise ConnectionLostError(f"{url}: no greeting within {timeout_seconds} s") from error
@@ -103,9 +109,9 @@ class Client:
 
     # -- connection --------------------------------------------------------------------------------------------------
 
-    async def open(self, url: str, token: str | None) -> None:
+    async def open(self, url: str, token: str | None, tls: ssl.SSLContext | None = None) -> None:
         """Connect to a server; see `connect`."""
-        self._connection = await dial(url, self._hear, self._lose)
+        self._connection = await dial(url, self._hear, self._lose, tls)
         welcome = await self._welcome
         self.client_id = welcome.client_id
         if (1, 1) in (welcome.info.supported_protocol_versions or ()):

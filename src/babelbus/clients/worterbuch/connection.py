@@ -1,6 +1,7 @@
 """The connection of a Wörterbuch client: bytes of a TCP, unix or WebSocket server -> its messages, and back."""
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -22,7 +23,8 @@ from babelbus.wire.websocket import (
     read_upgrade_response,
 )
 
-PORTS = {"tcp": 9090, "ws": 8080}
+PORTS = {"tcp": 9090, "ws": 8080, "tcps": 9090, "wss": 8080}
+ENCRYPTED = {"tcps", "wss"}
 MESSAGE_BYTES_MAX = 256 * MIB
 
 Hear = Callable[[Reply], None]
@@ -119,8 +121,8 @@ class WebConnection(Connection):
         self.transport.write(encode_close(mask=True))
 
 
-async def dial(url: str, hear: Hear, lost: Lost) -> Connection:
-    """Connect to `tcp://host:port`, `ws://host:port/path` or `unix:///path`.
+async def dial(url: str, hear: Hear, lost: Lost, tls: ssl.SSLContext | None = None) -> Connection:
+    """Connect to `tcp://host:port`, `ws://host:port/path` or `unix:///path`; `tcps` and `wss` with TLS.
 
     Raises:
         LocalProtocolError: the address is invalid.
@@ -136,14 +138,17 @@ async def dial(url: str, hear: Hear, lost: Lost) -> Connection:
             _, connection = await loop.create_connection(
                 lambda: (
                     Connection(hear, lost)
-                    if parts.scheme == "tcp"
+                    if parts.scheme in ("tcp", "tcps")
                     else WebConnection(hear, lost, parts.netloc, parts.path or "/ws")
                 ),
                 parts.hostname,
                 port,
+                ssl=(tls or ssl.create_default_context()) if parts.scheme in ENCRYPTED else None,
             )
         else:
-            raise LocalProtocolError(f"{url}: write tcp://host:port, ws://host:port/path or unix:///path")
+            raise LocalProtocolError(
+                f"{url}: write tcp://host:port, ws://host:port/path or unix:///path, with TLS tcps:// or wss://"
+            )
     except (OSError, ValueError) as error:
         raise ConnectionLostError(f"{url}: {error}") from error
     return connection
