@@ -226,6 +226,23 @@ class TlsSettings(msgspec.Struct, frozen=True):
     ] = 60.0
 
 
+class QuotaSettings(msgspec.Struct, frozen=True):
+    """The most that one principal may use, over all its connections; an unknown client is its protocol and address."""
+
+    publish_bytes_per_second: (
+        Annotated[float, of("bytes that its clients send; over it, the server reads later from them", "bytes", gt=0)]
+        | None
+    ) = None
+    read_bytes_per_second: (
+        Annotated[
+            float,
+            of("bytes that its clients are sent; over it, they wait like clients that read late", "bytes", gt=0),
+        ]
+        | None
+    ) = None
+    connections: Annotated[int, of("open connections; further ones are closed", "count", ge=1)] | None = None
+
+
 class JebpSettings(msgspec.Struct, frozen=True):
     """The jebp listener (docs/protocols/jebp.md)."""
 
@@ -672,6 +689,7 @@ class Config(msgspec.Struct, frozen=True):
     eventmesh: EventmeshSettings = EventmeshSettings()
     admin: AdminSettings = AdminSettings()
     tls: TlsSettings = TlsSettings()
+    quotas: QuotaSettings = QuotaSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
 

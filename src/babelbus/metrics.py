@@ -186,9 +186,21 @@ class Metrics:
         self.connections_refused_total = counter(
             "connections_refused_total",
             "Connections turned away: limit, descriptors, handshake, tls (the two sides do not agree on it), identity, "
-            "address_connections, address_handshakes, address_memory, memory, unauthenticated",
+            "address_connections, address_handshakes, address_memory, memory, unauthenticated, quota",
             "protocol",
             "reason",
+        )
+        self.quota_rests_total = counter(
+            "quota_rests_total",
+            "Times that a connection waited: its principal sent (publish) or was sent (read) more than its quota",
+            "protocol",
+            "direction",
+        )
+        self.quota_rest_seconds_total = counter(
+            "quota_rest_seconds_total", "How long these waits were to take", "protocol", "direction"
+        )
+        self.quota_refusals_total = counter(
+            "quota_refusals_total", "Refusals because a principal holds as much as its quota lets it", "what"
         )
         self.protocol_errors_total = counter(
             "protocol_errors_total", "Connections closed because the peer broke the protocol", "protocol"

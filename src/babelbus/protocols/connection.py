@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from babelbus.core.quotas import Quota, QuotaExceededError, Quotas
 from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.listening.certificates import read_peer_certificate
 from babelbus.listening.door import SPEAKS_TLS, TLS_HELLO, Door, Place, name_of
@@ -35,6 +36,7 @@ class Connection(asyncio.Protocol):
         metrics: Metrics,
         connections: set["Connection"],
         budget: Budget,
+        quotas: Quotas,
         *,
         bytes_max: int,
     ) -> None:
@@ -46,6 +48,11 @@ class Connection(asyncio.Protocol):
         self._metrics = metrics
         self._connections = connections
         self._budget = budget
+        self._quotas = quotas
+        self._quota: Quota | None = None
+        """That of the principal, while quotas are active."""
+        self._rest: asyncio.TimerHandle | None = None
+        """The end of the time in which nothing is read, because the principal has sent too much."""
         self._unfinished_bytes = 0
         self._bytes_max = bytes_max
         self._paused = False
@@ -122,6 +129,8 @@ class Connection(asyncio.Protocol):
             session.release()
             if unproved:
                 self._check_beginning(session, data)
+            if self._quotas.active:
+                self._charge(session, len(data))
 
     def _check_beginning(self, session: Session, data: bytes) -> None:
         """Check how far the client has come, until it has proved who it is."""
@@ -131,6 +140,64 @@ class Connection(asyncio.Protocol):
             self._finish()
         elif session.established:
             self._finish_handshake()
+
+    # -- quotas ------------------------------------------------------------------------------------------------------
+
+    def _charge(self, session: Session, size_bytes: int) -> None:
+        """Count what came, and read later if that is more than the principal may send."""
+        if self._unproved or self._session is None:  # known later, or lost
+            return
+        name = session.principal or f"{self._protocol} {self.address}"
+        quota = self._quota
+        if quota is None or quota.name != name:
+            self._leave_quota()
+            try:
+                quota = self._quota = self._quotas.enter(name)
+            except QuotaExceededError as error:
+                self._door.refuse(logging.INFO, self.peer, "quota", str(error))
+                self.abort()
+                return
+            self._outbox.on_sent = self._charge_sent
+        seconds = quota.publish.take(size_bytes)
+        if seconds and self._rest is None:
+            self._quotas.count_rest(self._protocol, "publish", seconds)
+            self._rest_for(seconds)
+
+    def _rest_for(self, seconds: float) -> None:
+        self._transport.pause_reading()
+        self._rest = self._loop.call_later(seconds, self._end_rest)
+
+    def _end_rest(self) -> None:
+        """Read on, unless others of the principal have used up what came meanwhile."""
+        self._rest = None
+        seconds = 0.0 if self._quota is None else self._quota.publish.take(0)
+        if seconds:
+            self._rest_for(seconds)
+        elif not (self._paused or self._ended or self._eof or self._transport.is_closing()):
+            self._transport.resume_reading()
+
+    def _charge_sent(self, size_bytes: int) -> None:
+        """Count what was sent, and send no more for a while if that is more than the principal may read."""
+        seconds = 0.0 if self._quota is None else self._quota.read.take(size_bytes)
+        if seconds and not self._outbox.resting:
+            self._outbox.resting = True
+            self._quotas.count_rest(self._protocol, "read", seconds)
+            self._loop.call_later(seconds, self._end_sending_rest)
+
+    def _end_sending_rest(self) -> None:
+        seconds = 0.0 if self._quota is None else self._quota.read.take(0)
+        if seconds:
+            self._loop.call_later(seconds, self._end_sending_rest)
+        else:
+            self._outbox.resting = False
+            self.room()
+
+    def _leave_quota(self) -> None:
+        quota, self._quota = self._quota, None
+        if quota is not None:
+            self._quotas.leave(quota)
+
+    # -- messages that have not come whole ---------------------------------------------------------------------------
 
     def _room_bytes(self) -> int:
         trusted = self._session is not None and self._session.trusted
@@ -213,7 +280,7 @@ class Connection(asyncio.Protocol):
         if self._paused and not self._outbox.full and not self._outbox.closed:
             self._paused = False
             self._run(session, session.resume)
-            if not self._paused and not self._eof and not self._transport.is_closing():
+            if not (self._paused or self._eof or self._rest is not None or self._transport.is_closing()):
                 self._transport.resume_reading()
         if self._eof and not self.busy:
             self.close()
@@ -237,6 +304,9 @@ class Connection(asyncio.Protocol):
         if session is None:
             return
         self._deadline.cancel()
+        if self._rest is not None:
+            self._rest.cancel()
+        self._leave_quota()
         self._connections.discard(self)
         self._budget.hold(self, 0)
         self._metrics.connections.labels(self._protocol).dec()

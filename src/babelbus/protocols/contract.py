@@ -89,13 +89,17 @@ class Outbox:
         """Called when answers were written while it was not `holding`."""
         self.room_bytes: Callable[[], int] = _unbounded
         """Returns how long a message may become that the peer sent compressed."""
+        self.on_sent: Callable[[int], None] | None = None
+        """Called with the number of bytes of each write, if the reader has a quota."""
+        self.resting = False
+        """Whether the reader has used up its quota: no more should be asked for now."""
         self.peer_certificate: PeerCertificate | None = None
         """The certificate that the client showed in its TLS handshake."""
 
     @property
     def full(self) -> bool:
         """Whether no more should be asked of this connection for now."""
-        return self.size_bytes >= self.bytes_max
+        return self.resting or self.size_bytes >= self.bytes_max
 
     @property
     def size_bytes(self) -> int:
@@ -150,12 +154,16 @@ class Outbox:
             if not self.closed:
                 ready.append(answer.encode())
         if ready:
-            self._transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
+            data = ready[0] if len(ready) == 1 else b"".join(ready)
+            self._transport.write(data)
+            if self.on_sent is not None:
+                self.on_sent(len(data))
 
     def close(self) -> None:
         """Send nothing more: the peer is gone."""
         self.closed = True
         self.on_drained = _ignore  # else outbox and connection hold each other
+        self.on_sent = None
         self.room_bytes = _unbounded
         self._answers.clear()
         self._weight = 0

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from babelbus.clock import Clock
+from babelbus.core.quotas import Quotas
 from babelbus.limited_log import LimitedLog
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
@@ -34,6 +35,7 @@ class Listeners:
         clock: Clock,
         budget: Budget,
         crowd: Crowd,
+        quotas: Quotas,
         *,
         bytes_max: int,
         handshake_seconds: float,
@@ -43,6 +45,7 @@ class Listeners:
         self.addresses: dict[str, str] = {}
         self._metrics = metrics
         self._budget = budget
+        self._quotas = quotas
         self._bytes_max = bytes_max
         self._door = Door(
             protocol,
@@ -95,7 +98,13 @@ class Listeners:
 
     def _connect(self, make_session: MakeSession) -> Callable[[], Connection]:
         return lambda: Connection(
-            self._door, make_session, self._metrics, self.connections, self._budget, bytes_max=self._bytes_max
+            self._door,
+            make_session,
+            self._metrics,
+            self.connections,
+            self._budget,
+            self._quotas,
+            bytes_max=self._bytes_max,
         )
 
     def tick(self, seconds: float, do: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from babelbus.clock import Clock
 from babelbus.config import Config
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
+from babelbus.core.quotas import Quotas
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
@@ -39,6 +40,8 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Makes the TLS of listeners."""
     crowd: Crowd
     """Counts the connections of each address."""
+    quotas: Quotas
+    """Bounds what each principal uses."""
 
     @property
     def server_key(self) -> str:
@@ -112,6 +115,7 @@ class StreamService:
             context.clock,
             context.budget,
             context.crowd,
+            context.quotas,
             bytes_max=context.config.server.outbox_bytes_max,
             handshake_seconds=settings.handshake_seconds,
             connections_max=settings.connections_max,

@@ -16,6 +16,7 @@ import msgspec
 from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config, TopicLayout
 from babelbus.core.broker import Broker
+from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import Promise, settled
 from babelbus.core.settings import TopicSettings
 from babelbus.core.topic import Topic
@@ -73,6 +74,7 @@ class Server:
         self._lock: File | None = None
         self._admin: AdminServer | None = None
         self._certificates = Certificates(config.tls)
+        self.quotas = Quotas(config.quotas, self.clock, self.metrics)
         self._cleaner: asyncio.Task[None] | None = None
         self._watch = LoopWatch(self.metrics, self.clock)
         self._cleanings: set[asyncio.Task[int]] = set()
@@ -239,6 +241,7 @@ class Server:
             Budget(self.config.server, self.metrics),
             self._certificates,
             Crowd(self.config.server),
+            self.quotas,
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:

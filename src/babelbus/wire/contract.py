@@ -56,6 +56,11 @@ class Session(Protocol):
         """Whether the peer may send more than a small part of a message: it has proved who it is, or need not."""
         return self.established
 
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the client is; `None` while that is unknown."""
+        return None
+
     def refuse_unfinished(self, text: str, *, later: bool) -> None:
         """Drop the message that has not come whole; answer with the protocol's error if it has one.
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from babelbus.config import ServerSettings, WorterbuchSettings
+from babelbus.config import QuotaSettings, ServerSettings, WorterbuchSettings
+from babelbus.core.quotas import Quotas
 from babelbus.errors import ConfigError
 from babelbus.limited_log import LimitedLog
 from babelbus.listening.crowd import Crowd
@@ -608,9 +609,11 @@ class Door:
             handshake_seconds=30,
         )
 
+        quotas = Quotas(QuotaSettings(), self.bus.clock, metrics)
+
         def connect() -> Connection:
             budget = Budget(ServerSettings(), metrics)
-            return Connection(door, make, metrics, self.connections, budget, bytes_max=2**20)
+            return Connection(door, make, metrics, self.connections, budget, quotas, bytes_max=2**20)
 
         self._server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
         self._reader, self._writer = await asyncio.open_connection(*self._server.sockets[0].getsockname()[:2])

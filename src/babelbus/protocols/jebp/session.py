@@ -155,6 +155,11 @@ class Session(contract.Session):
         return self._client is not None
 
     @property
+    def principal(self) -> str | None:
+        """Name of the client in the list of clients."""
+        return None if self._client is None else self._client.name
+
+    @property
     def busy(self) -> bool:
         """Whether requests are put off."""
         return bool(self._backlog)
