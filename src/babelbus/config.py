@@ -230,13 +230,13 @@ class QuotaSettings(msgspec.Struct, frozen=True):
     """The most that one principal may use, over all its connections; an unknown client is its protocol and address."""
 
     publish_bytes_per_second: (
-        Annotated[float, of("bytes that its clients send; over it, the server reads later from them", "bytes", gt=0)]
+        Annotated[int, of("bytes that its clients send; over it, the server reads later from them", "bytes", ge=1)]
         | None
     ) = None
     read_bytes_per_second: (
         Annotated[
             float,
-            of("bytes that its clients are sent; over it, they wait like clients that read late", "bytes", gt=0),
+            of("bytes that its clients are sent; over it, they wait like clients that read late", "bytes", ge=1),
         ]
         | None
     ) = None

@@ -13,11 +13,11 @@ from tests.support.zbus import HttpClient
 MIB = 2**20
 
 
-def config_of(folder: Path, **quotas: float) -> Config:
+def config_of(folder: Path, **quotas: int) -> Config:
     config = configure(folder)
     return Config(
         **{name: getattr(config, name) for name in config.__struct_fields__ if name != "quotas"},
-        quotas=QuotaSettings(**quotas),  # type: ignore[arg-type]  # as the test gives them
+        quotas=QuotaSettings(**quotas),
     )
 
 
