@@ -91,6 +91,13 @@ def test_an_ipv6_network_is_one_address_and_a_mapped_ipv4_address_is_itself(cloc
     assert guessing.check("no: address", "alice") == 1
 
 
+def test_an_operator_ends_all_waits(clock: ManualClock) -> None:
+    guessing = Guessing(clock, Metrics())
+    guessing.failed("a", "alice")
+    guessing.clear()
+    assert guessing.check("a", "alice") == 0
+
+
 def test_doors_share_the_entries_and_count_for_themselves(clock: ManualClock) -> None:
     metrics = Metrics()
     guessing = Guessing(clock, metrics)

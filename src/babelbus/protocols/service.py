@@ -12,6 +12,9 @@ from babelbus.config import Config
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.errors import ConfigError
+from babelbus.identities.errors import KeyFileError
+from babelbus.identities.guessing import Guessing
+from babelbus.identities.key_files import check_key_file
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import Browsers
 from babelbus.protocols.budget import Budget
@@ -35,6 +38,8 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Builds the guards of HTTP listeners."""
     budget: Budget
     """Bounds the memory of messages that have not come whole."""
+    guessing: Guessing
+    """Makes clients wait that send wrong proofs of identity."""
 
     @property
     def server_key(self) -> str:
@@ -153,6 +158,10 @@ def make_tls(section: str, certificate: str | None, key: str | None) -> ssl.SSLC
         return None
     if certificate is None or key is None:
         raise ConfigError(f"{section}.tls_cert_file and {section}.tls_key_file go together")
+    try:
+        check_key_file(key)
+    except KeyFileError as error:
+        raise ConfigError(f"{section}.tls_key_file: {error}") from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

@@ -22,6 +22,7 @@ from babelbus.core.topic import Topic
 from babelbus.core.work import Writer
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError
+from babelbus.identities.guessing import Guessing
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
@@ -57,6 +58,7 @@ class Server:
         self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
+        self.guessing = Guessing(self.clock, self.metrics)
         self.folder = os.path.abspath(config.data.folder)
         self.addresses: dict[str, str] = {}
         self.started_at = self.clock.monotonic()
@@ -231,6 +233,7 @@ class Server:
             self._lists.authorise,
             read_browsers(self.config.server),
             Budget(self.config.server, self.metrics),
+            self.guessing,
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
@@ -244,6 +247,7 @@ class Server:
                 read_value=read_value,
                 token=ensure_token(self.folder),
                 settings=self.config.admin,
+                guessing=self.guessing,
                 guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host),
             )
             await self._admin.start()
@@ -252,6 +256,8 @@ class Server:
 
     async def reload(self) -> None:
         """Read the lists of clients and topics again; clients that are not in it any more lose their connection.
+
+        Nobody has to wait any longer for wrong proofs of identity.
 
         Raises:
             ConfigError: a line of a list is wrong; what was known before still holds.
@@ -262,6 +268,7 @@ class Server:
         run = asyncio.get_running_loop().run_in_executor
         listed = await run(None, self._lists.read_topics)  # before anything changes
         await run(None, self._lists.reload)
+        self.guessing.clear()
         for service in self.services.values():
             service.access_changed()
         await self._reconcile_topics(listed, before)
