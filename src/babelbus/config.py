@@ -344,6 +344,17 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
         ]
         | None
     ) = None
+    auth_key_set: (
+        Annotated[
+            str,
+            of("https url or file of a key set (JWKS) with the public keys of clients' tokens, in place of the file"),
+        ]
+        | None
+    ) = None
+    auth_issuer: Annotated[str, of("claim iss that tokens must have; none takes every issuer's")] | None = None
+    auth_audience: (
+        Annotated[str, of("name that the claim aud of tokens must have; none refuses tokens for an audience")] | None
+    ) = None
     instance_name: Annotated[str, of("shown to clients as $SYS/name")] | None = None
     extended_monitoring: Annotated[bool, of("show each client's subscriptions and locks below $SYS")] = True
     slow: Annotated[
@@ -373,7 +384,9 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
     @property
     def exposure(self) -> str | None:
         """How strangers get in: without a key for tokens, everybody may do everything."""
-        return "without worterbuch.auth_key_file" if self.auth_key_file is None else None
+        if self.auth_key_file is None and self.auth_key_set is None:
+            return "without worterbuch.auth_key_file"
+        return None
 
 
 class ZbusSettings(msgspec.Struct, frozen=True):

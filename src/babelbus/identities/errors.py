@@ -7,7 +7,11 @@ class InvalidProofError(BabelbusError):
     """The proof is malformed, wrong or expired. The text names no secret, and no reason that helps to guess."""
 
 
-class UnknownKeyError(InvalidProofError):
+class MisfitProofError(InvalidProofError):
+    """The proof is genuine, and not for here and now: expired, not valid yet, for others, without a claim. No guess."""
+
+
+class UnknownKeyError(MisfitProofError):
     """The JWT names a key that is not in the key set yet; the key set is fetched in the background."""
 
     retriable = True

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from jwt.algorithms import Algorithm, ECAlgorithm, HMACAlgorithm, OKPAlgorithm, RSAAlgorithm, RSAPSSAlgorithm
 
 from babelbus.errors import ConfigError
-from babelbus.identities.errors import InvalidProofError, UnknownKeyError
+from babelbus.identities.errors import InvalidProofError, MisfitProofError, UnknownKeyError
 
 LEEWAY_SECONDS: Final = 60
 TOKEN_BYTES_MAX: Final = 65_536
@@ -101,7 +101,7 @@ class _Claims(msgspec.Struct, frozen=True):
     exp: int | float
     nbf: int | float | None = None
     iss: str | None = None
-    aud: str | list[str] | None = None
+    aud: str | list[str] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 _decode_claims = msgspec.json.Decoder(_Claims).decode
@@ -134,27 +134,33 @@ class Verifier:
 
         Raises:
             UnknownKeyError: the key set has no such key yet.
-            InvalidProofError: the signature is wrong, the token has expired, is not valid yet, or lacks a claim.
+            MisfitProofError: the token has expired, is not valid yet, is for others, or lacks a claim.
+            InvalidProofError: the signature is wrong, or the text is no token.
         """
         if len(token) > TOKEN_BYTES_MAX:
             raise InvalidProofError(f"a token of {len(token)} characters, limit {TOKEN_BYTES_MAX}")
         try:
             claims = self._check_signature(token)
-            known = _decode_claims(claims)
         except (jwt.PyJWTError, msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
             raise InvalidProofError(f"no valid token: {error}") from error
+        try:
+            known = _decode_claims(claims)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise MisfitProofError(f"no valid token: {error}") from error
         if not math.isfinite(known.exp) or known.exp < now_seconds - LEEWAY_SECONDS:
-            raise InvalidProofError("the token has expired")
+            raise MisfitProofError("the token has expired")
         if known.nbf is not None and known.nbf > now_seconds + LEEWAY_SECONDS:
-            raise InvalidProofError("the token is not valid yet")
+            raise MisfitProofError("the token is not valid yet")
         if self._issuer is not None and known.iss != self._issuer:
-            raise InvalidProofError("the token is of another issuer")
-        audiences = [known.aud] if isinstance(known.aud, str) else known.aud
-        if audiences is None if self._audience is not None else audiences is not None:
-            raise InvalidProofError("the token is for another audience")
-        if audiences is not None and self._audience not in audiences:
-            raise InvalidProofError("the token is for another audience")
+            raise MisfitProofError("the token is of another issuer")
+        if not self._is_for_us(known.aud):
+            raise MisfitProofError("the token is for another audience")
         return Proof(self._principal_of(claims), claims, known.exp + LEEWAY_SECONDS)
+
+    def _is_for_us(self, named: str | list[str] | msgspec.UnsetType | None) -> bool:
+        if self._audience is None:
+            return named is msgspec.UNSET
+        return self._audience == named or (isinstance(named, list) and self._audience in named)
 
     def _check_signature(self, token: str) -> bytes:
         # The header counts for the choice of the key alone; the key says which algorithms there are.
@@ -173,9 +179,9 @@ class Verifier:
         try:
             name = _decode_text(_decode_all(claims)[self._claim])
         except (KeyError, msgspec.MsgspecError) as error:
-            raise InvalidProofError(f"the token lacks the claim {self._claim!r}") from error
+            raise MisfitProofError(f"the token lacks the claim {self._claim!r}") from error
         if not name or len(name) > PRINCIPAL_MAX or not name.isprintable():
-            raise InvalidProofError(f"the claim {self._claim!r} of the token is no name")
+            raise MisfitProofError(f"the claim {self._claim!r} of the token is no name")
         return name
 
 
