@@ -34,7 +34,7 @@ from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
 from babelbus.storage.contract import Fit, PartitionLog, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
-from babelbus.storage.files import File, FileSystem, LocalFiles
+from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.web.admin import AdminServer
 from babelbus.web.token import ensure_token
@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 STATE_NAME = "state"
 STAGING_NAME = "staging"
 DATABASE_NAME = "db.sqlite"
+OWN_NAMES = (CONF_NAME, "topics", STATE_NAME, STAGING_NAME, LOCK_NAME, "groups.*", "zbus.json", f"{DATABASE_NAME}*")
+"""The entries of the data folder that a server makes, without the folder of its sockets."""
 DRAIN_STEP_SECONDS = 0.01
 GC_FIRST_THRESHOLD = 50_000
 """Objects between two looks of the cycle collector: batches are thousands of objects without a cycle among them."""
@@ -91,6 +93,7 @@ class Server:
         self._files.make_folder(self.folder)
         self._lock = self._files.lock(os.path.join(self.folder, LOCK_NAME))
         try:
+            self._close_folder_to_others()
             conf = os.path.join(self.folder, CONF_NAME)
             self._files.make_folder(conf)
             self._lists.reload()
@@ -106,6 +109,17 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_FIRST_THRESHOLD)
+
+    def _close_folder_to_others(self) -> None:
+        """Set the modes of a folder that an earlier version made: every user of the machine could read it."""
+        sbus = self.config.sbus
+        has_guests = sbus.enabled and (sbus.group or sbus.others or sbus.more_doors is not None)
+        # Other users may pass through the folder to the sockets of sbus, and see nothing else.
+        mode = 0o711 if has_guests else FOLDER_MODE
+        try:
+            self._files.close_to_others(self.folder, OWN_NAMES, mode=mode)
+        except OSError as error:
+            log.warning("other users may read %s: %s; 'chmod -R go-rwx' it", self.folder, error.strerror)
 
     async def _open_broker(self) -> None:
         topics = self.config.topics
