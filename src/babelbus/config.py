@@ -8,7 +8,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Protocol, runtime_checkable
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
 import msgspec
 
@@ -699,20 +699,21 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"  # any other name may resolve to another machine
 
 
-_PASSWORD = re.compile(r"[^/]+://[^/@]*:[^/@]+@")
-_PASSWORD_OPTIONS = {"password", "sslpassword"}
+_PASSWORD = re.compile(r"[^/]+:\s*//[^@?]*:[^@]+@")
+_PASSWORD_WORD = re.compile(r"password\s*=", re.IGNORECASE)
 
 
 def _has_password(url: str) -> bool:
     """Return whether a URL has a password, in front of the host or as an option."""
-    options = parse_qsl(url.partition("?")[2], keep_blank_values=True)
-    return bool(_PASSWORD.match(url)) or any(name.strip().lower() in _PASSWORD_OPTIONS for name, _ in options)
+    return bool(_PASSWORD.match(url) or _PASSWORD_WORD.search(unquote_plus(unquote_plus(url))))
 
 
 def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> None:
     """Refuse settings that would let strangers in by mistake (docs/design/design.md, section 6)."""
     if config.db.url is not None and _has_password(config.db.url):
         raise ConfigError("db.url has a password in it, which would be shown; put it into PGPASSWORD or a .pgpass file")
+    if config.worterbuch.auth_key_set is not None and _has_password(config.worterbuch.auth_key_set):
+        raise ConfigError("worterbuch.auth_key_set has a password in it, which would be shown; key sets are public")
     if config.server.insecure:
         return
     for name in config.__struct_fields__:
