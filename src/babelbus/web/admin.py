@@ -38,6 +38,8 @@ from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
 PROTOCOL_NAME = "admin"
 ADMINISTRATOR = "admin"
 """The principal that the token proves."""
+REFUSAL_SECONDS = 1.0
+"""How long a client waits at the most to hear that it guesses too often."""
 BODY_BYTES_MAX = 2**20
 STOP_SECONDS = 2.0
 SLOW_FLUSH_SECONDS = 1.0
@@ -224,12 +226,12 @@ class AdminServer:
             # In constant time: how long a wrong guess takes must not tell how much of it was right. The right token
             # passes also while its address waits: nobody guesses 256 bits, and on loopback all have one address.
             if not hmac.compare_digest(given, self._token) or scheme.lower() != "bearer":
-                self._refuse(request.remote or "local", is_guess=bool(given))
+                await self._refuse(request.remote or "local", is_guess=bool(given))
             return await handler(request)
 
         return check
 
-    def _refuse(self, address: str, *, is_guess: bool) -> NoReturn:
+    async def _refuse(self, address: str, *, is_guess: bool) -> NoReturn:
         """Refuse a request without the token; a client that sends wrong tokens is told to wait.
 
         Raises:
@@ -237,6 +239,8 @@ class AdminServer:
         """
         wait = self._door.check(address, ADMINISTRATOR) if is_guess else 0.0
         if wait:
+            # Answered late, on a connection that then closes: a flood of guesses costs no more than its connections.
+            await asyncio.sleep(min(wait, REFUSAL_SECONDS))
             seconds = str(math.ceil(wait))
             raise web.HTTPTooManyRequests(
                 text=f"too many wrong tokens; try again in {seconds} s", headers={"Retry-After": seconds}

@@ -115,7 +115,10 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPException as error:
         headers = {name: value for name, value in error.headers.items() if name in TOLD_HEADERS}
         text = error.text if error.status in TOLD_STATUSES else error.reason
-        return answer({"error": text, "code": CODES.get(error.status, "failed")}, status=error.status, headers=headers)
+        reply = answer({"error": text, "code": CODES.get(error.status, "failed")}, status=error.status, headers=headers)
+        if error.status == 429:
+            reply.force_close()
+        return reply
     except BabelbusError as error:
         status, code = next((status, code) for type_, status, code in ERRORS if isinstance(error, type_))
         more = {"offset": error.offset, "time_ms": error.time_ms} if isinstance(error, HistoryGoneError) else {}
