@@ -422,7 +422,7 @@ class ZbusSettings(msgspec.Struct, frozen=True):
     replay_window_seconds: (
         Annotated[
             float,
-            of("a signed message with an id is refused if it was seen within this time; none accepts it again",
+            of("a signed message is refused if it was seen within this time; none accepts it again",
                "seconds", gt=0),
         ]
         | None
