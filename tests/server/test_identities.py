@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import jwt
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from babelbus.config import WorterbuchSettings, ZbusSettings
+from babelbus.config import SbusSettings, WorterbuchSettings, ZbusSettings
 from babelbus.errors import ConfigError
 from babelbus.protocols.worterbuch.service import WorterbuchService
 from babelbus.protocols.zbus.messages import Message
@@ -134,3 +135,16 @@ def test_a_key_set_and_a_key_file_exclude_each_other(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConfigError, match=r"auth_key_set: .*https"), serve(tmp_path, auth_key_set="http://id.example/"):
         pass
+
+
+@pytest.mark.parametrize(("others", "mode"), [(False, 0o700), (True, 0o711)])
+def test_users_that_sbus_lets_in_pass_through_the_data_folder_and_see_nothing(
+    tmp_path: Path, others: bool, mode: int
+) -> None:
+    config = msgspec.structs.replace(configure(tmp_path / "data"), sbus=SbusSettings(others=others))
+    with LiveServer(config) as live:
+        root = Path(live.server.folder)
+        assert root.stat().st_mode & 0o777 == mode
+        private = [path for path in root.iterdir() if path.name != "run"]
+        assert {"conf", "lock", "topics"} <= {path.name for path in private}
+        assert not [path for path in private if path.stat().st_mode & 0o077]
