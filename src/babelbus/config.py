@@ -280,6 +280,11 @@ class SbusSettings(msgspec.Struct, frozen=True):
         bool, of("deliver secret keys (!/cred/...) to every client whose pattern matches, as the reference daemon does")
     ] = False
 
+    @property
+    def has_guests(self) -> bool:
+        """Whether other users of this machine may connect."""
+        return self.group or self.others or self.more_doors is not None
+
 
 class StateSettings(msgspec.Struct, frozen=True):
     """State: the last value of each key, kept in the topic $state (docs/state.md)."""

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 STATE_NAME = "state"
 STAGING_NAME = "staging"
 DATABASE_NAME = "db.sqlite"
-OWN_NAMES = (CONF_NAME, "topics", STATE_NAME, STAGING_NAME, LOCK_NAME, "groups.*", "zbus.json", f"{DATABASE_NAME}*")
+OWN_NAMES = (CONF_NAME, "topics", STATE_NAME, STAGING_NAME, LOCK_NAME, "groups.*", "*.json", f"{DATABASE_NAME}*")
 """The entries of the data folder that a server makes, without the folder of its sockets."""
 DRAIN_STEP_SECONDS = 0.01
 GC_FIRST_THRESHOLD = 50_000
@@ -112,9 +112,9 @@ class Server:
 
     def _close_folder_to_others(self) -> None:
         """Set the modes of a folder that an earlier version made: every user of the machine could read it."""
-        sbus = self.config.sbus
-        has_guests = sbus.enabled and (sbus.group or sbus.others or sbus.more_doors is not None)
-        # Other users may pass through the folder to the sockets of sbus, and see nothing else.
+        sections = [getattr(self.config, name) for name in SERVICES]
+        has_guests = any(section.enabled and getattr(section, "has_guests", False) for section in sections)
+        # Other users may pass through the folder to a socket in it, and see nothing else.
         mode = 0o711 if has_guests else FOLDER_MODE
         try:
             self._files.close_to_others(self.folder, OWN_NAMES, mode=mode)
