@@ -41,6 +41,7 @@ class Started(msgspec.Struct, frozen=True):
 
     tcp: tuple[str, int]
     web: tuple[str, int]
+    admin: tuple[str, int]
     pid: int
     seconds: float
 
@@ -57,7 +58,8 @@ def server(folder: str) -> Iterator[Started]:
     try:
         addresses = json.loads(process.stdout.readline())["addresses"]
         seconds = time.perf_counter() - begun
-        yield Started(_address(addresses["worterbuch-tcp"]), _address(addresses["worterbuch"]), process.pid, seconds)
+        tcp, web, admin = (_address(addresses[name]) for name in ("worterbuch-tcp", "worterbuch", "admin"))
+        yield Started(tcp, web, admin, process.pid, seconds)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

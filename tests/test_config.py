@@ -111,6 +111,11 @@ def test_an_unknown_flag_is_named() -> None:
         "postgresql://me@host/bus?password=hunter2",
         "postgresql://host/bus?sslmode=require&p%61ssword=hunter2",
         "postgresql://host/bus?sslpassword=hunter2",
+        "postgresql://me@host/bus?application_name=a;password=hunter2",
+        "postgresql://me@host/bus?conninfo=password%3Dhunter2",
+        "postgresql://me:hunter2/with@slash@host/bus",
+        "postgresql://me@host/bus password=hunter2",
+        "postgresql: //me:hunter2@host/bus",
     ],
 )
 def test_a_password_anywhere_in_the_url_of_the_database_is_refused_and_not_shown(url: str) -> None:
@@ -118,6 +123,12 @@ def test_a_password_anywhere_in_the_url_of_the_database_is_refused_and_not_shown
         load(None, {"BABELBUS_DB_URL": url})
     assert "hunter2" not in str(caught.value)
     assert load(None, {"BABELBUS_DB_URL": "postgresql://me@host/bus?passfile=/etc/pgpass"}).db.url is not None
+
+
+def test_a_password_in_the_url_of_a_key_set_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="auth_key_set has a password") as caught:
+        load(None, {"BABELBUS_WORTERBUCH_AUTH_KEY_SET": "https://me:hunter2@host/keys"})
+    assert "hunter2" not in str(caught.value)
 
 
 def test_an_open_door_beyond_loopback_is_refused_unless_asked_for() -> None:

@@ -8,7 +8,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Protocol, runtime_checkable
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
 import msgspec
 
@@ -324,6 +324,11 @@ class SbusSettings(msgspec.Struct, frozen=True):
         bool, of("deliver secret keys (!/cred/...) to every client whose pattern matches, as the reference daemon does")
     ] = False
 
+    @property
+    def has_guests(self) -> bool:
+        """Whether other users of this machine may connect."""
+        return self.group or self.others or self.more_doors is not None
+
 
 class StateSettings(msgspec.Struct, frozen=True):
     """State: the last value of each key, kept in the topic $state (docs/state.md)."""
@@ -388,6 +393,17 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
         ]
         | None
     ) = None
+    auth_key_set: (
+        Annotated[
+            str,
+            of("https url or file of a key set (JWKS) with the public keys of clients' tokens, in place of the file"),
+        ]
+        | None
+    ) = None
+    auth_issuer: Annotated[str, of("claim iss that tokens must have; none takes every issuer's")] | None = None
+    auth_audience: (
+        Annotated[str, of("name that the claim aud of tokens must have; none refuses tokens for an audience")] | None
+    ) = None
     instance_name: Annotated[str, of("shown to clients as $SYS/name")] | None = None
     extended_monitoring: Annotated[bool, of("show each client's subscriptions and locks below $SYS")] = True
     slow: Annotated[
@@ -418,7 +434,9 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
     @property
     def exposure(self) -> str | None:
         """How strangers get in: without a key for tokens, everybody may do everything."""
-        return "without worterbuch.auth_key_file" if self.auth_key_file is None else None
+        if self.auth_key_file is None and self.auth_key_set is None:
+            return "without worterbuch.auth_key_file"
+        return None
 
 
 class ZbusSettings(msgspec.Struct, frozen=True):
@@ -454,7 +472,7 @@ class ZbusSettings(msgspec.Struct, frozen=True):
     replay_window_seconds: (
         Annotated[
             float,
-            of("a signed message with an id is refused if it was seen within this time; none accepts it again",
+            of("a signed message is refused if it was seen within this time; none accepts it again",
                "seconds", gt=0),
         ]
         | None
@@ -765,20 +783,21 @@ def speaks_tls(section: object, tls: TlsSettings) -> bool:
     return own is not None or (tls.cert_file is not None if chosen is None else chosen)
 
 
-_PASSWORD = re.compile(r"[^/]+://[^/@]*:[^/@]+@")
-_PASSWORD_OPTIONS = {"password", "sslpassword"}
+_PASSWORD = re.compile(r"[^/]+:\s*//[^@?]*:[^@]+@")
+_PASSWORD_WORD = re.compile(r"password\s*=", re.IGNORECASE)
 
 
 def _has_password(url: str) -> bool:
     """Return whether a URL has a password, in front of the host or as an option."""
-    options = parse_qsl(url.partition("?")[2], keep_blank_values=True)
-    return bool(_PASSWORD.match(url)) or any(name.strip().lower() in _PASSWORD_OPTIONS for name, _ in options)
+    return bool(_PASSWORD.match(url) or _PASSWORD_WORD.search(unquote_plus(unquote_plus(url))))
 
 
 def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> None:
     """Refuse settings that would let strangers in by mistake (docs/design/design.md, section 6)."""
     if config.db.url is not None and _has_password(config.db.url):
         raise ConfigError("db.url has a password in it, which would be shown; put it into PGPASSWORD or a .pgpass file")
+    if config.worterbuch.auth_key_set is not None and _has_password(config.worterbuch.auth_key_set):
+        raise ConfigError("worterbuch.auth_key_set has a password in it, which would be shown; key sets are public")
     if config.server.insecure:
         return
     for name in config.__struct_fields__:

@@ -4,6 +4,7 @@ Each layer defines its own errors beside the code that raises them; this module 
 use.
 """
 
+import re
 from typing import ClassVar, TypeVar
 
 
@@ -18,10 +19,21 @@ class ConfigError(BabelbusError):
     """A setting is missing or has a wrong value; the message names the key."""
 
 
+# The part of a path above a file of a data folder, and above a database of SQLite.
+_ABOVE = re.compile(r"(?<![^\s'\"(])/(?:[^\n]*?/)?(?=(?:topics|state|staging|conf)/|groups\.|db\.sqlite)")
+_ABOVE_SQLITE = re.compile(r"(?<=sqlite:///)/?(?:[^\s/]+/)*")
+
+
 class StorageError(BabelbusError):
-    """The store refused an operation or could not finish it."""
+    """The store refused an operation or could not finish it.
+
+    The text goes to clients too, so it names a file as it is called in the data folder, and not where the folder is.
+    """
 
     retriable = True
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(_ABOVE_SQLITE.sub("", _ABOVE.sub("", text)))
 
 
 class RemoteProtocolError(BabelbusError):

@@ -205,6 +205,18 @@ class Metrics:
         self.protocol_errors_total = counter(
             "protocol_errors_total", "Connections closed because the peer broke the protocol", "protocol"
         )
+        self.proofs_failed_total = counter("proofs_failed_total", "Wrong passwords, tokens and signatures", "protocol")
+        self.proofs_delayed_total = counter(
+            "proofs_delayed_total", "Proofs refused because their client has to wait after wrong ones", "protocol"
+        )
+        self.guessing_entries = gauge("guessing_entries", "Addresses and principals with wrong proofs")
+        self.guessing_entries_max = gauge("guessing_entries_max", "Limit of guessing_entries")
+        self.passwords_waiting = gauge("passwords_waiting", "Passwords that wait to be checked or are being checked")
+        self.passwords_waiting_max = gauge("passwords_waiting_max", "Limit of passwords_waiting")
+        self.passwords_refused_total = counter("passwords_refused_total", "Passwords not checked: too many waited")
+        self.key_set_fetches_total = counter(
+            "key_set_fetches_total", "Fetches of the keys that sign JWTs, by result", "result"
+        )
         self.browser_requests_refused_total = counter(
             "browser_requests_refused_total",
             "Requests refused for their Host, their Origin, or a change that a browser may not make",

@@ -44,6 +44,7 @@ def live(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveServer]
     if request.param == "signed":
         auth_file = str(tmp_path / "keys")
         Path(auth_file).write_text(f"# apiKey secretKey\n{KEYS[0]} {KEYS[1]}\n", encoding="utf-8")
+        Path(auth_file).chmod(0o600)
     with LiveServer(configure(tmp_path / "data", zbus=ZbusSettings(port=0, auth_file=auth_file))) as running:
         yield running
 

@@ -81,3 +81,17 @@ class TestLogs:
         log.info("once")
         assert first.getvalue() == ""
         assert second.getvalue().count("once") == 1
+
+    @pytest.mark.parametrize("format_", ["text", "json"])
+    def test_passwords_in_urls_are_withheld(self, format_: str) -> None:
+        stream = io.StringIO()
+        logs.configure("info", format_, stream)
+        url = "postgresql://me:hunter2@host/bus?sslpassword=hunter2&x=1"
+        log.info("cannot reach %s", url, extra={"place": url})
+        try:
+            raise ValueError(f"no {url}")
+        except ValueError:
+            log.exception("failed")
+        told = stream.getvalue()
+        assert "hunter2" not in told
+        assert told.count("postgresql://me:[withheld]@host/bus?sslpassword=[withheld]&x=1") == 3

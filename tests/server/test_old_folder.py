@@ -52,3 +52,23 @@ async def test_a_data_folder_of_before_opens_with_all_that_it_holds(
             assert channel is not None
             assert not broker.damaged_topics
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@in_loop
+async def test_a_folder_that_every_user_could_read_is_closed_to_others_and_opens(folder: Path) -> None:
+    open_to_all(folder)
+    async with running(configure(folder)) as server:
+        assert len(await payloads(server.broker.topic("rows"))) == 30
+        await server.broker.create_topic("new", 1, {"engine": "db"})
+        assert readable(Path(server.folder)) == []
+
+
+def open_to_all(root: Path) -> None:
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def readable(root: Path) -> list[Path]:
+    """The folders, and the files in the outermost one, that other users can read; sockets have modes of their own."""
+    paths = [root, *root.iterdir(), *(path for path in root.rglob("*") if path.is_dir())]
+    return [path for path in paths if path.name != "run" and path.stat().st_mode & 0o077]

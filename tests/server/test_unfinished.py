@@ -258,6 +258,8 @@ def locked(tmp_path: Path) -> Iterator[LiveServer]:
     """A server whose clients prove who they are."""
     (tmp_path / "key").write_text(SECRET)
     (tmp_path / "keys").write_text("known secret\n")
+    for name in ("key", "keys"):
+        (tmp_path / name).chmod(0o600)
     made = configured(tmp_path, auth_key_file=str(tmp_path / "key"))
     zbus = ZbusSettings(port=0, package_bytes_max=LONG, auth_file=str(tmp_path / "keys"))
     with LiveServer(msgspec.structs.replace(made, zbus=zbus)) as server:

@@ -268,6 +268,7 @@ def test_compressed_messages_leave_in_the_order_in_which_they_were_compressed(tm
 
 def test_tokens_decide_what_real_clients_may_do(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(SECRET)
+    (tmp_path / "key").chmod(0o600)
     with serve(tmp_path, auth_key_file=str(tmp_path / "key")) as live:
         with Lines(live) as client:
             assert client.ask({"protocolSwitchRequest": {"version": 1}}) == ack(0)
@@ -299,5 +300,6 @@ def test_endpoints_of_old_versions_are_where_the_settings_put_them(tmp_path: Pat
 def test_a_client_that_shows_no_token_where_one_is_needed_is_closed_in_time(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(SECRET)
+    key.chmod(0o600)
     with serve(tmp_path, auth_key_file=str(key), handshake_seconds=0.2) as live, Lines(live) as silent:
         assert silent.file.readline() == b""

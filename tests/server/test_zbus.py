@@ -146,6 +146,7 @@ def test_a_client_that_does_not_finish_its_tls_handshake_in_time_is_closed(tmp_p
 def test_a_file_of_keys_is_read_and_a_wrong_one_refused_without_showing_a_secret(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# who may\n\nkey  secret\nother word\n", encoding="utf-8")
+    path.chmod(0o600)
     assert read_keys(str(path)) == {"key": "secret", "other": "word"}
     for content in ("key hush\nkey hush\n", "hush\n", "a hush b\n", "# none\n"):
         path.write_text(content, encoding="utf-8")

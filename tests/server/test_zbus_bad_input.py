@@ -377,6 +377,7 @@ def signed(secret: str = "secret", **headers: str) -> dict[str, Any]:
 def test_wrong_and_replayed_signatures_are_refused_and_nothing_is_done(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("key secret\nempty-is-none x\n")
+    keys.chmod(0o600)
     settings = ZbusSettings(port=0, auth_file=str(keys), replay_window_seconds=3600)
     with (
         LiveServer(configure(tmp_path / "data", zbus=settings)) as live,
@@ -406,11 +407,11 @@ def test_wrong_and_replayed_signatures_are_refused_and_nothing_is_done(tmp_path:
             answer = client.next()
             assert (answer["status"], answer["body"]) == (403, text)
             assert answer["headers"].get("id") == message["headers"].get("id")
-        proof = sign_request(Message({"cmd": "create", "mq": "S", "id": "7"}, "/", "POST"), "key", "secret", "body,h.*")
-        assert web.ask("POST", "/", **proof.headers).status == 403  # there are headers that it did not sign
         names = "body,h.cmd,h.mq,h.id"
         proof = sign_request(Message({"cmd": "create", "mq": "S", "id": "7"}, "/", "POST"), "key", "secret", names)
         assert [web.ask("POST", "/", **proof.headers).status for _ in range(2)] == [200, 403]
+        whole = sign_request(Message({"cmd": "create", "mq": "T", "id": "9"}, "/", "POST"), "key", "secret", "body,h.*")
+        assert web.ask("POST", "/", **whole.headers).status == 403  # there are headers that it did not sign
         for more in ({"mqMask": "1"}, {"mqtype": "disk"}):
             assert web.ask("POST", "/", **proof.headers, **more).status == 403
         assert web.ask("POST", "/", b"body", **proof.headers).status == 403

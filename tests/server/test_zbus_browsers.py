@@ -217,6 +217,7 @@ def test_without_the_setting_nothing_is_said_of_origins_and_options_go_to_servic
 def test_open_urls_need_no_signature_and_commands_always_do(tmp_path: Path, root: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("key secret\n")
+    keys.chmod(0o600)
     settings = {"auth_file": str(keys), "auth_excluded": "/ /sub/* /Svc/public*", "web_root": str(root)}
     with serve(tmp_path / "data", **settings) as live, SocketClient(live.server.addresses["zbus"]) as service:
 

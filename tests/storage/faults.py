@@ -9,7 +9,7 @@ for an arbitrary choice of the pages, sizes and names that nobody flushed.
 import errno
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from babelbus.storage.errors import FolderLockedError
 from babelbus.storage.files import File
@@ -224,7 +224,7 @@ class FaultyFiles:
         file = self.open(path)
         return file.pread(file.size(), 0)
 
-    def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+    def replace_file(self, path: str, content: bytes, *, mode: int = 0o600) -> None:
         temporary = f"{path}.new"
         file = self.open(temporary, create=True)
         try:
@@ -241,6 +241,9 @@ class FaultyFiles:
         while path not in self._folders:
             self._folders.add(path)
             path = path.rpartition("/")[0]
+
+    def close_to_others(self, path: str, names: Sequence[str], *, mode: int = 0o700) -> None:
+        """Return: there are no modes here."""
 
     def list_folder(self, path: str) -> list[str]:
         start = f"{path}/"

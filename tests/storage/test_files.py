@@ -89,6 +89,39 @@ def test_a_replaced_file_has_the_mode_that_was_asked_for(tmp_path: Path) -> None
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_only_the_owner_may_read_what_is_made(tmp_path: Path) -> None:
+    files = LocalFiles()
+    files.make_folder(f"{tmp_path}/a/b")
+    files.open(f"{tmp_path}/a/b/log", create=True).close()
+    files.replace_file(f"{tmp_path}/a/b/settings", b"")
+    files.lock(f"{tmp_path}/a/lock").close()
+    assert [mode_of(tmp_path / "a"), mode_of(tmp_path / "a/b")] == [0o700, 0o700]
+    assert [mode_of(tmp_path / name) for name in ("a/b/log", "a/b/settings", "a/lock")] == [0o600] * 3
+
+
+def test_a_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    root, names = tmp_path / "data", ("topics", "conf", "lock", "groups.*")
+    for name in ("topics/t/0", "conf", "run"):
+        (root / name).mkdir(parents=True)
+        (root / name / "file").touch()
+    for name in ("lock", "groups.0", "letter"):
+        (root / name).touch()
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (root / "topics/elsewhere").symlink_to(tmp_path)
+    LocalFiles().close_to_others(str(root), names)
+    assert {mode_of(root / name) for name in (".", "topics", "topics/t", "topics/t/0", "conf")} == {0o700}
+    assert {mode_of(root / name) for name in ("lock", "groups.0")} == {0o600}
+    assert [mode_of(root / name) for name in ("run", "run/file", "letter")] == [0o755, 0o644, 0o644]
+    (root / "conf").chmod(0o755)
+    LocalFiles().close_to_others(str(root), names, mode=0o711)
+    assert (mode_of(root), mode_of(root / "conf")) == (0o711, 0o700)
+
+
 def test_a_file_that_cannot_be_replaced_stays_and_takes_no_room(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(OSError, match="directory"):

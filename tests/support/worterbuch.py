@@ -9,10 +9,12 @@ from babelbus.config import WorterbuchSettings
 from babelbus.core.settings import TopicSettings
 from babelbus.core.state import KEY_BYTES_MAX
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
+from babelbus.identities.guessing import Guessing
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.names import USUAL, Symbols
+from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import MAIN, Endpoint, Profile
 from babelbus.storage.files import FileSystem
 from tests.support.bus import Bus
@@ -130,7 +132,15 @@ def make_hub(
     """A hub on a bus of its own."""
     bus = Bus(files, defaults=topics)
     bus.open_state(ack=ack, key_bytes_max=key_bytes_max)
-    return bus, Hub(bus.broker, bus.metrics, bus.clock, WorterbuchSettings(**settings), key)
+    return bus, Hub(
+        bus.broker,
+        bus.metrics,
+        bus.clock,
+        Guessing(bus.clock, bus.metrics),
+        WorterbuchSettings(**settings),
+        key=key,
+        verifier=None if key is None else Verifier(key),
+    )
 
 
 def get(tid: int, key: str) -> dict[str, Any]:

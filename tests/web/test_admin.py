@@ -22,6 +22,7 @@ from babelbus.metrics import Metrics
 from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import BadRange
 from babelbus.storage.errors import DiskFullError
+from babelbus.web import admin
 from babelbus.web.admin import AdminServer
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
 from tests.storage.faults import FaultyFiles
@@ -105,11 +106,40 @@ def test_the_api_needs_the_token_and_metrics_and_health_do_not() -> None:
             for wrong in (None, "Bearer", "Bearer ", f"Bearer {TOKEN}x", TOKEN, f"Basic {TOKEN}", "Bearer \u00fc"):
                 status, body = await call(method, path, authorization=wrong)
                 assert (status, body["code"]) == (401, "unauthorized"), (method, path, wrong)
+                bus.bus.clock.advance(60)
         assert bus.reloads == 0
         assert (await call("GET", "/health", authorization=None))[0] == 200
         assert (await call("GET", "/ready", authorization=None))[0] == 200
         async with call.session.get(call.base + "/metrics") as reply:
             assert reply.status == 200
+
+    serve(test)
+
+
+def test_the_name_of_the_scheme_knows_no_letter_case() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        for right in (f"bearer {TOKEN}", f"BEARER {TOKEN}", f"Bearer  {TOKEN}"):
+            assert (await call("GET", "/api/topics", authorization=right))[0] == 200
+
+    serve(test)
+
+
+def test_a_client_that_guesses_the_token_is_told_to_wait_and_the_token_is_taken_all_the_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "REFUSAL_SECONDS", 0.0)
+
+    async def test(call: Caller, bus: FakeServer) -> None:
+        assert (await call("GET", "/api/topics", authorization=None))[0] == 401  # no guess
+        for guess, expected in enumerate((401, 429, 429)):
+            status, body = await call("GET", "/api/topics", authorization=f"Bearer {guess}")
+            assert (status, body["code"]) == (expected, {401: "unauthorized", 429: "too_many_guesses"}[expected])
+        headers = {"Authorization": "Bearer guess"}
+        async with call.session.get(call.base + "/api/topics", headers=headers) as reply:
+            assert (reply.status, reply.headers["Retry-After"], reply.headers["Connection"]) == (429, "1", "close")
+        assert (await call("GET", "/api/topics"))[0] == 200
+        bus.bus.clock.advance(1)
+        assert (await call("GET", "/api/topics", authorization="Bearer 4"))[0] == 401
 
     serve(test)
 

@@ -14,7 +14,8 @@ import msgspec
 
 from babelbus.config import TlsSettings
 from babelbus.errors import ConfigError
-from babelbus.private_files import NotPrivateError, check_private
+from babelbus.identities.errors import KeyFileError
+from babelbus.identities.key_files import check_key_file
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +54,10 @@ class Tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = _VERSIONS[settings.minimum_version]
         try:
-            check_private(self.key_file)
+            check_key_file(self.key_file)
             # A password cannot be asked for: the terminal, if there is one, may be of somebody else.
             context.load_cert_chain(self.cert_file, self.key_file, password="")
-        except (NotPrivateError, OSError, ValueError) as error:
+        except (KeyFileError, OSError, ValueError) as error:
             raise ConfigError(f"{', '.join(self.names)}: {_without_code(error)}") from error
         if settings.client_ca_file is not None:
             try:

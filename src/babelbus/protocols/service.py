@@ -11,6 +11,7 @@ from babelbus.config import Config
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.quotas import Quotas
+from babelbus.identities.guessing import Guessing
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
@@ -42,6 +43,8 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Counts the connections of each address."""
     quotas: Quotas
     """Bounds what each principal uses."""
+    guessing: Guessing
+    """Makes clients wait that send wrong proofs of identity."""
 
     @property
     def server_key(self) -> str:

@@ -23,6 +23,7 @@ from babelbus.core.topic import Topic
 from babelbus.core.work import Writer
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError
+from babelbus.identities.guessing import Guessing
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
@@ -36,7 +37,7 @@ from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
 from babelbus.storage.contract import Fit, PartitionLog, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
-from babelbus.storage.files import File, FileSystem, LocalFiles
+from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.web.admin import AdminServer
 from babelbus.web.token import ensure_token
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 STATE_NAME = "state"
 STAGING_NAME = "staging"
 DATABASE_NAME = "db.sqlite"
+OWN_NAMES = (CONF_NAME, "topics", STATE_NAME, STAGING_NAME, LOCK_NAME, "groups.*", "*.json", f"{DATABASE_NAME}*")
+"""The entries of the data folder that a server makes, without the folder of its sockets."""
 DRAIN_STEP_SECONDS = 0.01
 GC_FIRST_THRESHOLD = 50_000
 """Objects between two looks of the cycle collector: batches are thousands of objects without a cycle among them."""
@@ -60,6 +63,7 @@ class Server:
         self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
+        self.guessing = Guessing(self.clock, self.metrics)
         self.folder = os.path.abspath(config.data.folder)
         self.addresses: dict[str, str] = {}
         self.started_at = self.clock.monotonic()
@@ -96,6 +100,7 @@ class Server:
         self._files.make_folder(self.folder)
         self._lock = self._files.lock(os.path.join(self.folder, LOCK_NAME))
         try:
+            self._close_folder_to_others()
             conf = os.path.join(self.folder, CONF_NAME)
             self._files.make_folder(conf)
             self._lists.reload()
@@ -112,6 +117,17 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_FIRST_THRESHOLD)
+
+    def _close_folder_to_others(self) -> None:
+        """Set the modes of a folder that an earlier version made: every user of the machine could read it."""
+        sections = [getattr(self.config, name) for name in SERVICES]
+        has_guests = any(section.enabled and getattr(section, "has_guests", False) for section in sections)
+        # Other users may pass through the folder to a socket in it, and see nothing else.
+        mode = 0o711 if has_guests else FOLDER_MODE
+        try:
+            self._files.close_to_others(self.folder, OWN_NAMES, mode=mode)
+        except OSError as error:
+            log.warning("other users may read %s: %s; 'chmod -R go-rwx' it", self.folder, error.strerror)
 
     async def _open_broker(self) -> None:
         topics = self.config.topics
@@ -242,6 +258,7 @@ class Server:
             self._certificates,
             Crowd(self.config.server),
             self.quotas,
+            self.guessing,
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
@@ -260,6 +277,7 @@ class Server:
                 guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host, is_tls=self.admin_tls),
                 crowd=context.crowd,
                 tls=admin_tls,
+                guessing=self.guessing,
             )
             await self._admin.start()
             self.addresses["admin"] = "{}:{}".format(*self._admin.address)
@@ -270,6 +288,8 @@ class Server:
 
         Clients that are not in the lists any more lose their connection.
 
+        Nobody has to wait any longer for wrong proofs of identity.
+
         Raises:
             ConfigError: a line of a list or a certificate is wrong; what was known before still holds.
             BabelbusError: a topic of the list cannot be made; the lists of clients hold all the same.
@@ -279,6 +299,7 @@ class Server:
         run = asyncio.get_running_loop().run_in_executor
         listed = await run(None, self._lists.read_topics)  # before anything changes
         await run(None, self._lists.reload)
+        self.guessing.clear()
         for service in self.services.values():
             service.access_changed()
         await self._reconcile_topics(listed, before)

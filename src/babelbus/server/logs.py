@@ -5,6 +5,7 @@ secrets are never logged; fields that are named like one are withheld, should so
 """
 
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from typing import TextIO
@@ -12,6 +13,9 @@ from typing import TextIO
 import msgspec
 
 WITHHELD = frozenset({"authorization", "key", "password", "payload", "private_key", "secret", "token", "value"})
+
+# What a library may write of a url, and what nobody may read: the password in front of a host, or as an option.
+_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*:)[^@\s]+(?=@)|((?:password|passwd|secret|token)=)[^&\s'\"]+", re.IGNORECASE)
 
 # What every LogRecord has by itself; whatever else is on one came through `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -27,7 +31,7 @@ class TextFormatter(logging.Formatter):
         """Return the line, followed by the lines of a traceback if there is one."""
         fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
         message = (record.getMessage() + fields).translate(_CONTROL)
-        line = f"{_time(record)} {record.levelname} {record.name}: {message}"
+        line = f"{_time(record)} {record.levelname} {record.name}: {_masked(message)}"
         trace = _trace(record)
         return f"{line}\n{trace}" if trace else line
 
@@ -41,9 +45,10 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _masked(record.getMessage()),
         }
-        line |= {name: value for name, value in _extra(record).items() if name not in line}
+        more = {name: _masked(one) if isinstance(one, str) else one for name, one in _extra(record).items()}
+        line |= {name: value for name, value in more.items() if name not in line}
         trace = _trace(record)
         if trace:
             line["exception"] = trace
@@ -83,4 +88,8 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _trace(record: logging.LogRecord) -> str:
-    return logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+    return _masked(logging.Formatter().formatException(record.exc_info)) if record.exc_info else ""
+
+
+def _masked(text: str) -> str:
+    return _PASSWORD.sub(lambda match: f"{match[1] or match[2]}[withheld]", text)

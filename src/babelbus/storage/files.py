@@ -8,13 +8,18 @@
 import contextlib
 import errno
 import fcntl
+import fnmatch
 import os
 import shutil
+from collections.abc import Sequence
 from typing import Protocol
 
 from babelbus.errors import StorageError
 from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError
 
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+"""Events are for those who may read them over a protocol, not for every user of the machine."""
 FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -56,11 +61,17 @@ class FileSystem(Protocol):
     def read_file(self, path: str) -> bytes:
         """Return the whole content of a small file."""
 
-    def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+    def replace_file(self, path: str, content: bytes, *, mode: int = FILE_MODE) -> None:
         """Replace the file by one with `content`, durably; a crash leaves the old file or the new one."""
 
     def make_folder(self, path: str) -> None:
         """Build a folder and those above it, durably; it may be there."""
+
+    def close_to_others(self, path: str, names: Sequence[str], *, mode: int = FOLDER_MODE) -> None:
+        """Set the modes of a folder and of what is in it, so that no other user reads a file there.
+
+        `mode` is that of the folder itself; `names` are the entries of it that are set, as for a shell (`db.sqlite*`).
+        """
 
     def list_folder(self, path: str) -> list[str]:
         """Return the names in a folder, sorted; a missing folder is an empty one."""
@@ -143,14 +154,14 @@ class LocalFiles:
     def open(self, path: str, *, create: bool = False, write: bool = True) -> File:
         """Open a file; `create` makes it when it is missing."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0) | os.O_CLOEXEC
-        return LocalFile(os.open(path, flags, 0o644))
+        return LocalFile(os.open(path, flags, FILE_MODE))
 
     def read_file(self, path: str) -> bytes:
         """Return the whole content of a small file."""
         with open(path, "rb") as file:
             return file.read()
 
-    def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+    def replace_file(self, path: str, content: bytes, *, mode: int = FILE_MODE) -> None:
         """Replace the file by one with `content`, durably; a crash leaves the old file or the new one."""
         temporary = f"{path}.new"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -173,8 +184,26 @@ class LocalFiles:
         parent = os.path.dirname(os.path.abspath(path))
         self.make_folder(parent)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
+            os.mkdir(path, FOLDER_MODE)
         self.flush_folder(parent)
+
+    def close_to_others(self, path: str, names: Sequence[str], *, mode: int = FOLDER_MODE) -> None:
+        """Set the modes of a folder and of all below it; see `FileSystem`.
+
+        A folder that has its mode is not looked into: everything below was made, or set right, for the mode it has. So
+        the folder itself comes last, and a start after a crash begins again.
+        """
+        if os.stat(path).st_mode & 0o777 == mode:
+            return
+        with os.scandir(path) as entries:
+            ours = [entry for entry in entries if any(fnmatch.fnmatchcase(entry.name, name) for name in names)]
+        for entry in ours:
+            if entry.is_file(follow_symlinks=False):
+                os.chmod(entry.path, FILE_MODE)
+            elif entry.is_dir(follow_symlinks=False):
+                for folder, _, _ in os.walk(entry.path):
+                    os.chmod(folder, FOLDER_MODE)
+        os.chmod(path, mode)
 
     def list_folder(self, path: str) -> list[str]:
         """Return the names in a folder, sorted; a missing folder is an empty one."""
@@ -211,7 +240,7 @@ class LocalFiles:
 
     def lock(self, path: str) -> File:
         """Lock the lock file of a data folder; the error names the process that has it; see `FileSystem`."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -2,10 +2,10 @@
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from babelbus.storage.errors import FolderLockedError
-from babelbus.storage.files import File
+from babelbus.storage.files import FILE_MODE, FOLDER_MODE, File
 
 
 def _missing(path: str) -> FileNotFoundError:
@@ -86,7 +86,7 @@ class MemoryFiles:
             raise _missing(path)
         return bytes(content)
 
-    def replace_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+    def replace_file(self, path: str, content: bytes, *, mode: int = FILE_MODE) -> None:
         """Replace the content of the file."""
         self._contents[path] = bytearray(content)
 
@@ -95,6 +95,9 @@ class MemoryFiles:
         while path and path not in self._folders:
             self._folders.add(path)
             path = path.rpartition("/")[0]
+
+    def close_to_others(self, path: str, names: Sequence[str], *, mode: int = FOLDER_MODE) -> None:
+        """Return: other processes do not see the memory."""
 
     def list_folder(self, path: str) -> list[str]:
         """Return the names in a folder, sorted; a missing folder is an empty one."""

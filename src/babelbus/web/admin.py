@@ -7,8 +7,9 @@
 
 import asyncio
 import hmac
+import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 from aiohttp import hdrs, web
@@ -21,6 +22,7 @@ from babelbus.core.broker import Broker
 from babelbus.core.groups import DeadLetterTopics
 from babelbus.core.state import StateEditor
 from babelbus.core.topic import Topic
+from babelbus.identities.guessing import Guessing
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
@@ -35,6 +37,11 @@ from babelbus.web.requests import RequestRoutes
 from babelbus.web.state import StateRoutes
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
 
+PROTOCOL_NAME = "admin"
+ADMINISTRATOR = "admin"
+"""The principal that the token proves."""
+REFUSAL_SECONDS = 1.0
+"""How long a client waits at the most to hear that it guesses too often."""
 BODY_BYTES_MAX = 2**20
 STOP_SECONDS = 2.0
 SLOW_FLUSH_SECONDS = 1.0
@@ -105,6 +112,7 @@ class AdminServer:
         read_value: Callable[[bytes], bytes],
         token: str,
         settings: AdminSettings,
+        guessing: Guessing | None = None,
         guard: BrowserGuard | None = None,
         crowd: Crowd | None = None,
         tls: Tls | None = None,
@@ -113,7 +121,8 @@ class AdminServer:
         self._server = server
         self._broker = broker = server.broker
         self._metrics = metrics
-        self._expected = f"Bearer {token}".encode()
+        self._token = token.encode()
+        self._door = (guessing or Guessing(server.clock, metrics)).door(PROTOCOL_NAME)
         self._settings = settings
         self._limits = ConnectionLimits(
             metrics,
@@ -218,15 +227,33 @@ class AdminServer:
 
     def _with_token(self, handler: Handler) -> Handler:
         async def check(request: web.Request) -> web.StreamResponse:
-            given = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
-            # In constant time: how long a wrong guess takes must not tell how much of it was right.
-            if not hmac.compare_digest(given, self._expected):
-                raise web.HTTPUnauthorized(
-                    text="the admin token is missing or wrong", headers={"WWW-Authenticate": "Bearer"}
-                )
+            scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+            given = token.strip(" ").encode("utf-8", "surrogateescape")
+            # In constant time: how long a wrong guess takes must not tell how much of it was right. The right token
+            # passes also while its address waits: nobody guesses 256 bits, and on loopback all have one address.
+            if not hmac.compare_digest(given, self._token) or scheme.lower() != "bearer":
+                await self._refuse(request.remote or "local", is_guess=bool(given))
             return await handler(request)
 
         return check
+
+    async def _refuse(self, address: str, *, is_guess: bool) -> NoReturn:
+        """Refuse a request without the token; a client that sends wrong tokens is told to wait.
+
+        Raises:
+            web.HTTPException: always.
+        """
+        wait = self._door.check(address, ADMINISTRATOR) if is_guess else 0.0
+        if wait:
+            # Answered late, on a connection that then closes: a flood of guesses costs no more than its connections.
+            await asyncio.sleep(min(wait, REFUSAL_SECONDS))
+            seconds = str(math.ceil(wait))
+            raise web.HTTPTooManyRequests(
+                text=f"too many wrong tokens; try again in {seconds} s", headers={"Retry-After": seconds}
+            )
+        if is_guess:
+            self._door.failed(address, ADMINISTRATOR)
+        raise web.HTTPUnauthorized(text="the admin token is missing or wrong", headers={"WWW-Authenticate": "Bearer"})
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))

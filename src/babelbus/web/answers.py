@@ -99,10 +99,12 @@ CODES = {
     405: "method_not_allowed",
     413: "too_large",
     421: "misdirected",
+    429: "too_many_guesses",
     503: "busy",
 }
-TOLD_STATUSES = (400, 401, 403, 421, 503)
+TOLD_STATUSES = (400, 401, 403, 421, 429, 503)
 """Whose text is ours and says more than the status."""
+TOLD_HEADERS = (hdrs.ALLOW, hdrs.RETRY_AFTER, hdrs.WWW_AUTHENTICATE)
 
 
 @web.middleware
@@ -111,9 +113,12 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except web.HTTPException as error:
-        headers = {name: value for name, value in error.headers.items() if name in (hdrs.ALLOW, hdrs.WWW_AUTHENTICATE)}
+        headers = {name: value for name, value in error.headers.items() if name in TOLD_HEADERS}
         text = error.text if error.status in TOLD_STATUSES else error.reason
-        return answer({"error": text, "code": CODES.get(error.status, "failed")}, status=error.status, headers=headers)
+        reply = answer({"error": text, "code": CODES.get(error.status, "failed")}, status=error.status, headers=headers)
+        if error.status == 429:
+            reply.force_close()
+        return reply
     except BabelbusError as error:
         status, code = next((status, code) for type_, status, code in ERRORS if isinstance(error, type_))
         more = {"offset": error.offset, "time_ms": error.time_ms} if isinstance(error, HistoryGoneError) else {}

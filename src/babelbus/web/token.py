@@ -4,7 +4,8 @@ import os
 import secrets
 
 from babelbus.errors import BabelbusError
-from babelbus.private_files import NotPrivateError, check_private
+from babelbus.identities.errors import KeyFileError
+from babelbus.identities.key_files import check_key_file, make_key_file
 
 
 class TokenError(BabelbusError):
@@ -43,26 +44,9 @@ def ensure_token(data_folder: str) -> str:
     """
     path = token_path(data_folder)
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        if not os.path.exists(path):
-            _write(path, secrets.token_urlsafe(32))
-        check_private(path)
-    except OSError as error:
-        raise TokenError(f"cannot make {path}: {error.strerror}") from error
-    except NotPrivateError as error:
+        make_key_file(path, f"{secrets.token_urlsafe(32)}\n".encode())
+        check_key_file(path)
+    except KeyFileError as error:
         # Others may know the token already, so a tighter mode would help nobody.
         raise TokenError(f"{error}. Remove it: the next start makes a new token") from error
     return read_token(data_folder)
-
-
-def _write(path: str, token: str) -> None:
-    """Write the file under another name first: a crash must not leave an empty token behind."""
-    temporary = f"{path}.new"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(descriptor, 0o600)  # a leftover of an earlier crash keeps its own mode otherwise
-        os.write(descriptor, f"{token}\n".encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)

@@ -244,6 +244,7 @@ def test_wrong_addresses_and_silent_servers_are_told(live: LiveServer, tmp_path:
 
 def test_a_token_is_shown_to_the_server_and_judged(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(SECRET)
+    (tmp_path / "key").chmod(0o600)
     with serve(tmp_path, auth_key_file=str(tmp_path / "key")) as live:
         for url in urls(live).values():
             with BlockingClient(url, token=token({"read": ["a/#"], "write": ["a/#"]})) as client:

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.errors import ConfigError
+from babelbus.identities.jwts import TOKEN_BYTES_MAX
 from babelbus.protocols.worterbuch.errors import UnauthorizedError
 from babelbus.protocols.worterbuch.privileges import (
     EVERYTHING,
-    TOKEN_BYTES_MAX,
     Privilege,
     Privileges,
     Verifier,
@@ -33,7 +33,7 @@ CLAIMS: dict[str, Any] = {
     "worterbuchPrivileges": {"read": ["a/#", "b"], "write": ["?"], "profile": True, "web-login": True},
     "extra": [1],
 }
-PROVED = Privileges("me", "My Name", ("a/#", "b"), ("?",), (), profile=True, web_login=True)
+PROVED = Privileges("me", "My Name", ("a/#", "b"), ("?",), (), profile=True, web_login=True, ends_seconds=1060)
 
 
 def public_pem(key: Any) -> str:
@@ -129,7 +129,7 @@ def test_garbage_proves_nothing_and_raises_our_error_only(token: str) -> None:
 
 @pytest.mark.parametrize(("now_seconds", "valid"), [(0.0, True), (1000.0, True), (1060.0, True), (1060.1, False)])
 def test_a_token_is_good_until_a_minute_after_its_end(now_seconds: float, valid: bool) -> None:
-    token = signed({**CLAIMS, "iat": 10**10, "nbf": 10**10})  # upstream looks at neither
+    token = signed({**CLAIMS, "iat": 10**10})  # nobody looks at it
     if valid:
         assert Verifier(SECRET).verify(token, now_seconds) == PROVED
     else:
@@ -137,10 +137,23 @@ def test_a_token_is_good_until_a_minute_after_its_end(now_seconds: float, valid:
             Verifier(SECRET).verify(token, now_seconds)
 
 
+def test_a_token_is_good_from_a_minute_before_its_beginning() -> None:
+    token = signed({**CLAIMS, "nbf": 500})
+    assert Verifier(SECRET).verify(token, 440.0) == PROVED
+    with pytest.raises(UnauthorizedError, match="not valid yet"):
+        Verifier(SECRET).verify(token, 439.9)
+
+
+def test_a_secret_that_could_be_guessed_is_known_as_such() -> None:
+    assert Verifier("x" * 31).guessable
+    assert not Verifier("x" * 32).guessable
+    assert not Verifier(public_pem(ED_KEY)).guessable
+
+
 def test_privileges_that_are_absent_or_null_grant_nothing() -> None:
     granted = {"read": None, "profile": None}
     proved = Verifier(SECRET).verify(signed({**CLAIMS, "exp": 9.5, "worterbuchPrivileges": granted}), 0.0)
-    assert proved == Privileges("me", "My Name")
+    assert proved == Privileges("me", "My Name", ends_seconds=69.5)
     assert not any(proved.may(privilege, "a") for privilege in ALL)
 
 
@@ -164,8 +177,8 @@ def test_a_privilege_is_had_for_what_one_of_its_patterns_covers() -> None:
     "configured",
     [
         *("", " \n", "-----BEGIN PUBLIC KEY-----\nx\n-----END PUBLIC KEY-----\n"),
-        public_pem(rsa.generate_private_key(65537, 2048)),
-        public_pem(ec.generate_private_key(ec.SECP384R1())),
+        public_pem(rsa.generate_private_key(65537, 1024)),
+        public_pem(ec.generate_private_key(ec.SECP256K1())),
         EC_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode(),
     ],
 )

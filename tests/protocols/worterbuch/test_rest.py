@@ -14,6 +14,7 @@ import pytest
 from babelbus.config import QuotaSettings, ServerSettings, WorterbuchSettings
 from babelbus.core.quotas import Quotas
 from babelbus.errors import ConfigError
+from babelbus.identities.guessing import Guessing
 from babelbus.limited_log import LimitedLog
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Door as ListenerDoor
@@ -49,10 +50,17 @@ def web(live: LiveServer) -> Iterator[Web]:
         client.ask("DELETE", "/api/v1/pdelete/%23")
 
 
+@pytest.fixture
+def locked(locked_server: LiveServer) -> LiveServer:
+    locked_server.server.guessing.clear()
+    return locked_server
+
+
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("locked")
     (folder / "key").write_text(SECRET)
+    (folder / "key").chmod(0o600)
     with serve(folder / "data", auth_key_file=str(folder / "key")) as server:
         yield server
 
@@ -593,7 +601,13 @@ class Door:
 
     async def __aenter__(self) -> "Door":
         metrics: Metrics = self.bus.metrics
-        hub = Hub(self.bus.broker, metrics, self.bus.clock, WorterbuchSettings())
+        hub = Hub(
+            self.bus.broker,
+            metrics,
+            self.bus.clock,
+            Guessing(self.bus.clock, metrics),
+            WorterbuchSettings(),
+        )
         options = WebOptions(paths={})
         self.connections: set[Connection] = set()
 

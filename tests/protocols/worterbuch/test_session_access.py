@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jwt
 import pytest
 
 from babelbus.protocols.worterbuch.profiles import PROFILES
@@ -173,3 +174,57 @@ async def test_a_client_of_0_7_proves_the_shared_secret_by_its_hash() -> None:
     wrong = Talker(hub, profile=PROFILES["0.7"])
     assert wrong.one(good)["err"]["errorCode"] == 10
     assert wrong.ended is not None
+
+
+@in_loop
+async def test_a_connection_ends_a_minute_after_its_token() -> None:
+    bus, hub = locked()
+    now = bus.clock.now_ms() // 1000
+    talker, other = Talker(hub), Talker(hub)
+    for one, end in ((talker, now + 100), (other, now + 10_000)):
+        granted = {"authorizationRequest": {"authToken": token({"read": ["#"]}, exp=end)}}
+        assert one.ask(granted) == [{"authorized": {"transactionId": 0}}]
+    bus.clock.advance(160)
+    hub.tick()
+    assert not talker.aborted
+    bus.clock.advance(1)
+    hub.tick()
+    assert (talker.aborted, other.aborted) == (True, False)
+    bus.clock.jump_to(2**50)  # a clock that jumps forward ends every token
+    hub.tick()
+    assert other.aborted
+
+
+@in_loop
+async def test_a_token_that_begins_later_ends_the_connection() -> None:
+    bus, hub = locked()
+    now = bus.clock.now_ms() // 1000
+    claims = {"sub": "me", "name": "me", "exp": now + 500, "nbf": now + 61, "worterbuchPrivileges": {"read": ["#"]}}
+    heard = Talker(hub).ask({"authorizationRequest": {"authToken": jwt.encode(claims, SECRET, "HS256")}})
+    assert heard[0]["err"]["errorCode"] == 14
+    assert "not valid yet" in heard[0]["err"]["metadata"]
+
+
+@in_loop
+async def test_wrong_tokens_are_told_to_wait_and_right_ones_are_taken_all_the_while() -> None:
+    bus, hub = locked()
+    wrong = {"authorizationRequest": {"authToken": token({}, key="another" * 10)}}
+    texts = [Talker(hub).ask(wrong)[0]["err"]["metadata"] for _ in range(3)]
+    assert ["wait" in text or "try again in 1 s" in text for text in texts] == [False, True, True]
+    assert Talker(hub).ask(authorize(read=["#"])) == [{"authorized": {"transactionId": 0}}]
+    expired = {"authorizationRequest": {"authToken": token({}, exp=1)}}
+    assert "expired" in Talker(hub).ask(expired)[0]["err"]["metadata"]  # no guess
+    bus.clock.advance(1)
+    assert "try again" not in Talker(hub).ask(wrong)[0]["err"]["metadata"]
+
+
+@pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
+@in_loop
+async def test_a_short_secret_is_not_looked_at_while_its_address_waits() -> None:
+    bus, hub = make_hub(key="a word")
+    granted = {"authorizationRequest": {"authToken": token({"read": ["#"]}, key="a word")}}
+    wrong = {"authorizationRequest": {"authToken": token({}, key="another" * 10)}}
+    Talker(hub).ask(wrong)
+    assert "try again in 1 s" in Talker(hub).ask(granted)[0]["err"]["metadata"]
+    bus.clock.advance(1)
+    assert Talker(hub).ask(granted) == [{"authorized": {"transactionId": 0}}]

@@ -9,6 +9,7 @@ import msgspec
 from babelbus.clock import ManualClock
 from babelbus.config import Ack, ZbusSettings
 from babelbus.core.settings import TopicSettings
+from babelbus.identities.guessing import Guessing
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import Hub
@@ -58,6 +59,7 @@ class House:
             "data",
             metrics=self.bus.metrics,
             clock=self.clock,
+            guessing=Guessing(self.clock, self.bus.metrics),
             settings=ZbusSettings(**options),
             loop=asyncio.get_running_loop(),
         )

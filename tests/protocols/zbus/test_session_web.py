@@ -384,7 +384,7 @@ async def test_over_http_the_signature_names_what_it_covers() -> None:
 
 
 @in_loop
-async def test_a_replayed_message_is_refused_within_the_window_if_it_has_an_id() -> None:
+async def test_a_replayed_message_is_refused_within_the_window_whether_it_has_an_id_or_not() -> None:
     house = House(replay_window_seconds=60.0)
     client = Client(house, keys=KEYS)
     frame = signed(command("create", mq="Q", channel="C", id="1"))
@@ -392,6 +392,10 @@ async def test_a_replayed_message_is_refused_within_the_window_if_it_has_an_id()
     for data in (frame, frame, refill, refill):
         client.send(data)
     assert [one["status"] for one in client.messages()] == [200, 403]
+    thief = Client(house, keys=KEYS)
+    for data in (frame, refill, signed(command("pub", mq="Q", ack="true"))):
+        thief.send(data)
+    assert [one["status"] for one in thief.messages()] == [403, 403, 200]
     house.clock.advance(60)
     client.send(frame)
     assert [one["status"] for one in client.messages()] == [200]

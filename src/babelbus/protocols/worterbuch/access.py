@@ -1,7 +1,7 @@
 """The rights of a client and their proofs (docs/specifications/worterbuch.md, sections 9.2 and 10)."""
 
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, RefusedError, UnauthorizedError
-from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.hub import Hub, host_of
 from babelbus.protocols.worterbuch.names import is_below_sys
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges, proves_secret
 
@@ -12,8 +12,9 @@ OWN_KEYS = ("graveGoods", "lastWill", "clientName")
 class Access:
     """The rights of one client: none while a token is needed and it has shown none, then what its token grants."""
 
-    def __init__(self, hub: Hub, client_id: str) -> None:
+    def __init__(self, hub: Hub, client_id: str, address: str | None) -> None:
         self._hub = hub
+        self._address = address
         self._client_id = client_id
         self._privileges: Privileges | None = None
         self.locked = hub.verifier is not None
@@ -24,8 +25,8 @@ class Access:
         """Whether no request needs a privilege."""
         return not self.locked and self._privileges is None
 
-    def authorize(self, token: str) -> str | None:
-        """Check a client's JWT; return the name that it proves, `None` where no client needs a token.
+    def authorize(self, token: str) -> Privileges | None:
+        """Check a client's JWT; return what it proves, `None` where no client needs a token.
 
         Raises:
             FinalRefusalError: the token is invalid, or the second of this client.
@@ -36,11 +37,11 @@ class Access:
         if verifier is None:
             return None
         try:
-            self._privileges = verifier.verify(token, self._hub.clock.now_ms() / 1000)
+            self._privileges = self._hub.verify(token, self._address)
         except UnauthorizedError as error:
             raise FinalRefusalError(ErrorCode.UNAUTHORIZED, str(error)) from error
         self.locked = False
-        return self._privileges.name
+        return self._privileges
 
     def authenticate(self, token: str) -> None:
         """Check the hash that clients of servers 0.42 send.
@@ -51,11 +52,17 @@ class Access:
         secret, verifier = self._hub.shared_secret, self._hub.verifier
         if secret is None:
             return
-        if verifier is not None and verifier.algorithm != "HS256":  # a public key is no secret
+        if verifier is not None and not verifier.takes_secret:  # a public key is no secret
             raise FinalRefusalError(ErrorCode.AUTHORIZATION_FAILED, "this server needs a JWT")
         if not self.locked:
             raise FinalRefusalError(ErrorCode.ALREADY_AUTHORIZED, "already authenticated")
+        place = host_of(self._address)
+        try:
+            self._hub.admit(place)  # the secret may be a word
+        except UnauthorizedError as error:
+            raise FinalRefusalError(ErrorCode.AUTHORIZATION_FAILED, str(error)) from error
         if not proves_secret(token, self._client_id, secret):
+            self._hub.refuse(place)
             raise FinalRefusalError(ErrorCode.AUTHORIZATION_FAILED, "wrong token")
         self.locked = False
 

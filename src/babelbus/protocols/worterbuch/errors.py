@@ -1,5 +1,6 @@
 """Error codes of Wörterbuch (docs/specifications/worterbuch.md, section 11), and the errors that its modules raise."""
 
+import math
 from enum import IntEnum
 
 from babelbus.errors import BabelbusError, RemoteProtocolError
@@ -49,6 +50,18 @@ class UnauthorizedError(BabelbusError):
     """A token does not prove what its client claims; the message says why, and never the token."""
 
     code = ErrorCode.UNAUTHORIZED
+
+
+class MisfitTokenError(UnauthorizedError):
+    """A genuine token that has expired, is for others or lacks a claim, or whose key is not known yet: no guess."""
+
+
+class TooManyTokensError(UnauthorizedError):
+    """The client has to wait for some seconds after wrong tokens."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = math.ceil(seconds)
+        super().__init__(f"too many wrong tokens; try again in {self.seconds} s")
 
 
 class RefusedError(BabelbusError):

@@ -8,6 +8,7 @@ export, an import, a file) runs beside the event loop and fills the outbox until
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -84,7 +85,7 @@ class WebSession(HttpSession):
         self._close = close
         self._address = address
         self._options = options
-        self._rest = Rest(hub)
+        self._rest = Rest(hub, address)
         self._client_id = str(uuid.uuid4())
         self._done: list[tuple[Call, Privileges | None, Reply]] = []
         """The requests that were handled, and are neither stored nor answered yet."""
@@ -101,11 +102,7 @@ class WebSession(HttpSession):
 
     def proves_sender(self, head: Request) -> bool:
         """Return whether a request has a valid token, or needs none."""
-        try:
-            self._rest.identify(head)
-        except RequestRefusedError:
-            return False
-        return True
+        return self._rest.proves_sender(head)
 
     def answer_request(self, request: Request, refusal: Refusal | None) -> bool:
         """Handle a request; return `False` if it has to wait until the outbox has room."""
@@ -167,7 +164,7 @@ class WebSession(HttpSession):
         if not is_open:
             self._rest.need(call, privileges)
         if action in STREAMS:
-            self._begin_stream(call, source)
+            self._begin_stream(call, source, privileges)
         elif action is Action.EXPORT:
             self._begin_job(request, lambda: self._export(request))
         elif action is Action.IMPORT:
@@ -225,7 +222,7 @@ class WebSession(HttpSession):
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def _begin_stream(self, call: Call, source: str) -> None:
+    def _begin_stream(self, call: Call, source: str, privileges: Privileges | None) -> None:
         request = call.request
         chunked = request.version != "1.0"
         headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), *self._headers(request)]
@@ -236,6 +233,7 @@ class WebSession(HttpSession):
         self.stream()
         stream = EventStream(self._hub, self._outbox, self._close, address=self._address, chunked=chunked)
         stream.source = source
+        stream.ends_seconds = math.inf if privileges is None else privileges.ends_seconds
         self._stream = stream
         unique, live_only = call.flag("unique"), call.flag("liveOnly")
         if call.action is Action.SUBSCRIBE:

@@ -23,10 +23,12 @@ from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
 from babelbus.core.subject import PathPattern
+from babelbus.identities.guessing import Guessing
 from babelbus.metrics import Metrics, Traffic
+from babelbus.protocols.worterbuch.errors import MisfitTokenError, TooManyTokensError, UnauthorizedError
 from babelbus.protocols.worterbuch.names import SYS, is_below_sys
 from babelbus.protocols.worterbuch.peer import Peer, Subscriber
-from babelbus.protocols.worterbuch.privileges import Verifier
+from babelbus.protocols.worterbuch.privileges import Privileges, Verifier
 from babelbus.protocols.worterbuch.values import parse_value
 
 log = logging.getLogger(__name__)
@@ -48,15 +50,24 @@ class Hub:
     """The shared part of all Wörterbuch connections of one server."""
 
     def __init__(
-        self, broker: Broker, metrics: Metrics, clock: Clock, settings: WorterbuchSettings, key: str | None = None
+        self,
+        broker: Broker,
+        metrics: Metrics,
+        clock: Clock,
+        guessing: Guessing,
+        settings: WorterbuchSettings,
+        *,
+        key: str | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         self.broker = broker
         self.state: State = broker.state
         self.settings = settings
-        self.verifier = None if key is None else Verifier(key)
+        self.verifier = verifier
         """Checks tokens; without a verifier, no client needs a token (section 10)."""
         self.shared_secret = key
         """Clients of servers 0.42 hash this secret with their id."""
+        self._door = guessing.door(PROTOCOL)
         self.clock = clock
         self.clients: dict[str, Peer] = {}
         self.received: Traffic = metrics.live_received(PROTOCOL)
@@ -103,13 +114,55 @@ class Hub:
         self.show("uptime", int(self.clock.monotonic() - self._started))
         self.show("store/values/count", len(self.state))
         self.commit()
+        now_seconds = self.clock.now_ms() / 1000
         for session in list(self.clients.values()):
-            session.tick()
+            if now_seconds > session.ends_seconds:
+                session.end()
+            else:
+                session.tick()
 
     def commit(self, source: str = PROTOCOL) -> None:
         """Write the changes that no client waits for to the log."""
         receipt = self.state.commit(source)
         receipt.when_done(_note_failure)
+
+    # -- tokens ------------------------------------------------------------------------------------------------------
+
+    def verify(self, token: str, address: str | None) -> Privileges:
+        """Return what the token of a client proves now.
+
+        Raises:
+            TooManyTokensError: the client has to wait after wrong tokens.
+            UnauthorizedError: the token proves nothing.
+        """
+        verifier, place = self.verifier, host_of(address)
+        assert verifier is not None
+        if verifier.guessable:
+            self.admit(place)
+        try:
+            return verifier.verify(token, self.clock.now_ms() / 1000)
+        except MisfitTokenError:
+            raise
+        except UnauthorizedError:
+            # A right token passes also while others of its address wait: nobody guesses 256 bits.
+            if not verifier.guessable:
+                self.admit(place)
+            self.refuse(place)
+            raise
+
+    def admit(self, place: str) -> None:
+        """Check that the clients of an address do not have to wait.
+
+        Raises:
+            TooManyTokensError: they have to.
+        """
+        wait = self._door.check(place, "")
+        if wait:
+            raise TooManyTokensError(wait)
+
+    def refuse(self, place: str) -> None:
+        """Record a wrong token of an address."""
+        self._door.failed(place, "")
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -309,6 +362,11 @@ class Hub:
     def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call back after some seconds."""
         return self._loop.call_later(seconds, callback)
+
+
+def host_of(address: str | None) -> str:
+    """Return the address of a client without its port; all unix sockets are one address."""
+    return "local" if address is None else address.rpartition(":")[0]
 
 
 def foreign_value(event: Event) -> bytes:

@@ -4,6 +4,8 @@ Specification: docs/specifications/worterbuch.md, 7.
 """
 
 import asyncio
+import logging
+import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,6 +17,8 @@ from babelbus.core.state import Change, Kept, Kind
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch.codec import encode_ack
 from babelbus.protocols.worterbuch.values import same_value
+
+log = logging.getLogger(__name__)
 
 DELETED = Kind.DELETED
 
@@ -147,6 +151,8 @@ class Peer(ABC):
         self.source = f"worterbuch:{self.client_id}"
         self.subscribers: dict[int, Subscriber] = {}
         self.ls_subscribers: dict[int, Subscriber] = {}
+        self.ends_seconds = math.inf
+        """Unix time at which the token of the client ends."""
         self.counted = 0
         """Subscriptions that `$SYS` shows."""
         self._settings = settings
@@ -179,6 +185,11 @@ class Peer(ABC):
     @abstractmethod
     def tick(self) -> None:
         """Handle the end of a second."""
+
+    def end(self) -> None:
+        """Close the connection: the client's token has expired."""
+        log.info("worterbuch %s: closing: the token has expired", self.address or "local")
+        self._close()
 
     def send_granted(self, waits: Sequence[int]) -> None:
         """Answer `acquireLock` requests: answers, unlike events, are never dropped."""

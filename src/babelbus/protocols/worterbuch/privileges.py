@@ -2,23 +2,16 @@
 
 import hashlib
 import hmac
+import math
 from typing import Literal
 
 import msgspec
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from jwt import PyJWS, PyJWTError
-from jwt.algorithms import ECAlgorithm, HMACAlgorithm, OKPAlgorithm
 
 from babelbus.core.state import covers
-from babelbus.errors import ConfigError
-from babelbus.protocols.worterbuch.errors import UnauthorizedError
-
-LEEWAY_SECONDS = 60
-TOKEN_BYTES_MAX = 65_536
-"""Longer tokens are refused unread; nobody has proved anything yet when they arrive."""
+from babelbus.identities import jwts
+from babelbus.identities.errors import InvalidProofError, MisfitProofError
+from babelbus.identities.jwts import SECRET_BYTES_MIN, Keys, OneKey, public_key, secret_key
+from babelbus.protocols.worterbuch.errors import MisfitTokenError, UnauthorizedError
 
 Privilege = Literal["read", "write", "delete"]
 
@@ -34,19 +27,10 @@ class _Granted(msgspec.Struct, frozen=True, rename={"web_login": "web-login"}):
 class _Claims(msgspec.Struct, frozen=True, rename={"granted": "worterbuchPrivileges"}):
     sub: str
     name: str
-    exp: int | float
     granted: _Granted
-    aud: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 _decode_claims = msgspec.json.Decoder(_Claims).decode
-
-
-class _AnySecret(HMACAlgorithm):
-    """HS256 that takes the secrets upstream takes: the library would give a Python warning for each token."""
-
-    def check_key_length(self, key: bytes) -> None:
-        """Check nothing: upstream has no minimum."""
 
 
 class Privileges(msgspec.Struct, frozen=True):
@@ -59,6 +43,8 @@ class Privileges(msgspec.Struct, frozen=True):
     delete: tuple[str, ...] = ()
     profile: bool = False
     web_login: bool = False
+    ends_seconds: float = math.inf
+    """Unix time at which the privileges end, and with them every connection and stream that the token opened."""
 
     def may(self, privilege: Privilege, pattern: str) -> bool:
         """Return whether this is granted for a key or a pattern."""
@@ -71,49 +57,45 @@ EVERYTHING = Privileges("", "", ("#",), ("#",), ("#",), profile=True, web_login=
 
 
 class Verifier:
-    """Checks tokens against the one configured key.
-
-    The key chooses the algorithm, never the token: else whoever knows a public key could sign with it as HMAC secret.
+    """Checks tokens against the configured keys, and reads the privileges in them.
 
     Args:
-        secret_or_pem: an HMAC secret (HS256), or a public key in PEM: of P-256 (ES256) or Ed25519 (EdDSA).
+        keys: an HMAC secret of any length (HS256), as upstream takes it; a public key in PEM; or the keys of a set.
+        issuer: the claim `iss` that a token must have, if set.
+        audience: what the claim `aud` must name; without an audience, a token for any audience is refused.
 
     Raises:
-        ConfigError: it is empty, or a PEM of something else.
+        ConfigError: the key is empty, or a PEM of something else.
     """
 
-    def __init__(self, secret_or_pem: str) -> None:
-        if not secret_or_pem.strip():
-            raise ConfigError("the key for tokens is empty")
-        algorithm: HMACAlgorithm | ECAlgorithm | OKPAlgorithm = _AnySecret(HMACAlgorithm.SHA256)
-        self.algorithm = "HS256"
-        self._key: bytes | EllipticCurvePublicKey | Ed25519PublicKey = secret_or_pem.encode()
-        if "-----BEGIN" in secret_or_pem:
-            self._key = _load(secret_or_pem)
-            if isinstance(self._key, Ed25519PublicKey):
-                algorithm, self.algorithm = OKPAlgorithm(), "EdDSA"
-            else:
-                algorithm, self.algorithm = ECAlgorithm(ECAlgorithm.SHA256), "ES256"
-        self._signatures = PyJWS(algorithms=[])
-        self._signatures.register_algorithm(self.algorithm, algorithm)
+    def __init__(self, keys: str | Keys, *, issuer: str | None = None, audience: str | None = None) -> None:
+        self.takes_secret = False
+        """Whether tokens are signed with a secret that clients of servers 0.42 prove by its hash."""
+        self.guessable = False
+        """Whether the secret is so short that wrong tokens could find it."""
+        if isinstance(keys, str):
+            is_public = "-----BEGIN" in keys
+            self.takes_secret = not is_public
+            self.guessable = not is_public and len(keys.encode()) < SECRET_BYTES_MIN
+            keys = OneKey(public_key(keys) if is_public else secret_key(keys, short=True))
+        self._tokens = jwts.Verifier(keys, issuer=issuer, audience=audience)
 
     def verify(self, token: str, now_seconds: float) -> Privileges:
-        """Return what a token proves at this time (Unix); its end is checked here and not again, with a minute's
-        leeway.
+        """Return what a token proves at this time (Unix), and until when, with a minute's leeway.
 
         Raises:
-            UnauthorizedError: the signature is wrong, the token has expired, or lacks a claim.
+            MisfitTokenError: the token has expired, is not valid yet, lacks a claim, or its key is not known yet.
+            UnauthorizedError: the signature is wrong, or the text is no token.
         """
-        if len(token) > TOKEN_BYTES_MAX:
-            raise UnauthorizedError(f"a token of {len(token)} characters, limit {TOKEN_BYTES_MAX}")
         try:
-            claims = _decode_claims(self._signatures.decode(token, self._key, algorithms=[self.algorithm]))
-        except (PyJWTError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise UnauthorizedError(f"no valid token: {error}") from error
-        if claims.aud is not msgspec.UNSET:
-            raise UnauthorizedError("the token is for another audience")
-        if claims.exp < now_seconds - LEEWAY_SECONDS:
-            raise UnauthorizedError("the token has expired")
+            proof = self._tokens.verify(token, now_seconds)
+            claims = _decode_claims(proof.claims)
+        except MisfitProofError as error:
+            raise MisfitTokenError(str(error)) from error
+        except InvalidProofError as error:
+            raise UnauthorizedError(str(error)) from error
+        except msgspec.MsgspecError as error:
+            raise MisfitTokenError(f"no valid token: {error}") from error
         granted = claims.granted
         return Privileges(
             claims.sub,
@@ -123,19 +105,8 @@ class Verifier:
             granted.delete or (),
             bool(granted.profile),
             bool(granted.web_login),
+            proof.ends_seconds,
         )
-
-
-def _load(pem: str) -> EllipticCurvePublicKey | Ed25519PublicKey:
-    try:
-        key = load_pem_public_key(pem.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError("the key for tokens is a PEM, but of no public key") from error
-    if isinstance(key, Ed25519PublicKey) or (
-        isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1)
-    ):
-        return key
-    raise ConfigError("the key for tokens is to be of P-256 or Ed25519")
 
 
 def hashed_token(client_id: str, secret: str) -> str:

@@ -19,7 +19,7 @@ from babelbus.core.state import (
     store_pattern,
 )
 from babelbus.protocols.worterbuch.codec import encode_info, encode_names, encode_pairs
-from babelbus.protocols.worterbuch.errors import ErrorCode, UnauthorizedError
+from babelbus.protocols.worterbuch.errors import ErrorCode, TooManyTokensError, UnauthorizedError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.names import is_below_sys
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges
@@ -65,10 +65,11 @@ def error_reply(error: RequestRefusedError) -> Reply:
 
 
 class Rest:
-    """The requests of all connections to the HTTP port."""
+    """The requests of one connection to the HTTP port."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, address: str | None = None) -> None:
         self._hub = hub
+        self._address = address
         self._state = hub.state
 
     def identify(self, request: Request) -> Privileges | None:
@@ -84,11 +85,22 @@ class Rest:
             raise RequestRefusedError(401, "a token is needed", (("www-authenticate", "Bearer"),))
         return self._verify(token)
 
-    def _verify(self, token: str) -> Privileges:
+    def proves_sender(self, request: Request) -> bool:
+        """Return whether a request, whose body is still to come, has a valid token or needs none; counts no guess."""
         verifier = self._hub.verifier
-        assert verifier is not None
+        if verifier is None:
+            return True
+        token = _bearer(request) or _cookie(request)
         try:
-            return verifier.verify(token, self._hub.clock.now_ms() / 1000)
+            return token is not None and bool(verifier.verify(token, self._hub.clock.now_ms() / 1000))
+        except UnauthorizedError:
+            return False
+
+    def _verify(self, token: str) -> Privileges:
+        try:
+            return self._hub.verify(token, self._address)
+        except TooManyTokensError as error:
+            raise RequestRefusedError(429, str(error), (("retry-after", str(error.seconds)),)) from error
         except UnauthorizedError as error:
             raise RequestRefusedError(403, str(error)) from error
 

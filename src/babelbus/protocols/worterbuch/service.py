@@ -1,10 +1,16 @@
 """Wörterbuch as a server offers it: hub and listeners (docs/protocols/worterbuch.md)."""
 
+import logging
 import os
 import re
 from collections.abc import Callable
 
+from babelbus.config import WorterbuchSettings
 from babelbus.errors import ConfigError
+from babelbus.identities.errors import KeyFileError
+from babelbus.identities.jwts import SECRET_BYTES_MIN
+from babelbus.identities.key_files import read_key_file
+from babelbus.identities.key_sets import KeySet
 from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
@@ -13,9 +19,12 @@ from babelbus.protocols.worterbuch.http import WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.names import Symbols
+from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES, Endpoint
 from babelbus.wire.cors import Cors
 from babelbus.wire.http import Files
+
+log = logging.getLogger(__name__)
 
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 CORS_HEADERS = "authorization, content-type"
@@ -35,7 +44,18 @@ class WorterbuchService(StreamService):
             PROTOCOL, context.metrics, host=settings.host, origins=origins, is_tls=self._tls is not None
         )
         self._cors = Cors(origins, CORS_METHODS, CORS_HEADERS, credentials=True) if origins else None
-        self.hub = Hub(context.broker, context.metrics, context.clock, settings, _read_key(settings.auth_key_file))
+        key = _read_key(settings.auth_key_file)
+        self._key_set = _key_set(settings, context)
+        keys = key if self._key_set is None else self._key_set
+        self.hub = Hub(
+            context.broker,
+            context.metrics,
+            context.clock,
+            context.guessing,
+            settings,
+            key=key,
+            verifier=None if keys is None else _make_verifier(keys, settings),
+        )
         read_file_name(settings.export_name)
 
     async def start(self) -> None:
@@ -45,6 +65,8 @@ class WorterbuchService(StreamService):
             OSError: an address is taken.
         """
         settings, listeners, tls = self._settings, self.listeners, self._tls
+        if self._key_set is not None:
+            self._key_set.start()
         paths = {"/ws": MAIN_ENDPOINT}
         ports = {}
         for place, endpoint in map(read_endpoint, (settings.more_endpoints or "").split()):
@@ -62,6 +84,12 @@ class WorterbuchService(StreamService):
             lines = self._make_lines(MAIN_ENDPOINT, "UNIX")
             await listeners.listen_unix("worterbuch-unix", settings.unix_path, lines)
         listeners.tick(TICK_SECONDS, self.hub.tick)
+
+    async def drain(self) -> None:
+        """Stop to fetch keys, close the listeners and read no more requests."""
+        if self._key_set is not None:
+            await self._key_set.close()
+        await super().drain()
 
     def _make_lines(self, endpoint: Endpoint, transport_name: str) -> MakeSession:
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
@@ -143,7 +171,28 @@ def _read_key(path: str | None) -> str | None:
     if path is None:
         return None
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"worterbuch.auth_key_file: {path}: {error}") from error
+        return read_key_file(path, public=True).decode().strip()
+    except (KeyFileError, UnicodeDecodeError) as error:
+        raise ConfigError(f"worterbuch.auth_key_file: {error}") from error
+
+
+def _key_set(settings: WorterbuchSettings, context: ServiceContext) -> KeySet | None:
+    if settings.auth_key_set is None:
+        return None
+    if settings.auth_key_file is not None:
+        raise ConfigError("worterbuch.auth_key_set and worterbuch.auth_key_file exclude each other")
+    try:
+        return KeySet(settings.auth_key_set, context.clock, context.metrics)
+    except ConfigError as error:
+        raise ConfigError(f"worterbuch.auth_key_set: {error}") from error
+
+
+def _make_verifier(keys: str | KeySet, settings: WorterbuchSettings) -> Verifier:
+    verifier = Verifier(keys, issuer=settings.auth_issuer, audience=settings.auth_audience)
+    if verifier.guessable:
+        log.warning(
+            "the secret in worterbuch.auth_key_file is shorter than %d bytes and could be guessed: replace it, as with "
+            "'openssl rand -base64 32'",
+            SECRET_BYTES_MIN,
+        )
+    return verifier

@@ -64,7 +64,7 @@ class Session(Peer):
         self._translator = translator = Translator(
             endpoint.profile, endpoint.symbols, key_bytes_max=hub.state.key_bytes_max
         )
-        self._access = access = Access(hub, self.client_id)
+        self._access = access = Access(hub, self.client_id, address)
         self._answers = answers = Answers(self, hub, outbox, framing, translator, self._answer)
         tree = TreeRequests(hub, self.client_id, translator, access, answers)
         subscriptions = SubscriptionRequests(self, hub, translator, access, answers)
@@ -280,9 +280,10 @@ class Session(Peer):
             subscriber.shape = ""  # or others would get bytes of this dialect
 
     def _authorize(self, message: m.Authorization) -> bytes:
-        name = self._access.authorize(message.token)
-        if name is not None:
-            self.source = f"worterbuch:{name}"
+        privileges = self._access.authorize(message.token)
+        if privileges is not None:
+            self.source = f"worterbuch:{privileges.name}"
+            self.ends_seconds = privileges.ends_seconds
         return AUTHORIZED
 
     def _authenticate(self, message: m.Authentication) -> bytes:

@@ -145,6 +145,7 @@ class WebSession(HttpSession):
         self.session: Session[Request] = Session(
             hub, outbox, self._framing, receiver=None, address=address, monitor=options.monitor
         )
+        self._prover = hub.prover(address, self.session.id)
         hub.peers[self.session.id] = self
 
     # -- bytes -------------------------------------------------------------------------------------------------------
@@ -245,8 +246,8 @@ class WebSession(HttpSession):
             message = decode_request(request)
             if self._keys and not is_free(message) and not self._options.open_urls.has(message, target_of(request)):
                 request_id = routing.request_id_of(message, target_of(request))
-                verify_request(message, self._keys, partial=self._hub.settings.partial_sign_fields)
-                self._hub.admit(message)
+                partial = self._hub.settings.partial_sign_fields
+                self._prover.check(message, lambda: verify_request(message, self._keys, partial=partial))
         except RequestError as error:
             session.refuse(error, request, request_id)
             return None

@@ -25,6 +25,7 @@ from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import Topic
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
+from babelbus.identities.guessing import Guessing
 from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.book import UNKNOWN, Book, Entry
@@ -32,10 +33,10 @@ from babelbus.protocols.zbus.errors import NotFoundError, RequestError
 from babelbus.protocols.zbus.filters import record_filter
 from babelbus.protocols.zbus.heads import Heads, stored_id
 from babelbus.protocols.zbus.messages import PROTOCOL, Mask, Message
+from babelbus.protocols.zbus.proofs import Prover, ReplayGuard
 from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.protocols.zbus.services import Services
-from babelbus.protocols.zbus.signature import ReplayGuard
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError, encode_bodies
 from babelbus.storage.errors import OffsetOutOfRangeError
@@ -48,8 +49,6 @@ MASK_LABEL = "zbus.mask"
 ENGINES = (m.MEMORY, m.DISK, m.DATABASE)
 IDS = 1024
 """So many new ids are made at once."""
-REPLAYS_MAX = 100_000
-"""So many signatures are remembered."""
 RING = {
     "retention_records": 1000, "segment_bytes": 2**20, "cleanup": "delete",
     "retention_bytes": None, "retention_seconds": None,
@@ -101,6 +100,7 @@ class Hub:
         *,
         metrics: Metrics,
         clock: Clock,
+        guessing: Guessing,
         settings: ZbusSettings,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -113,7 +113,9 @@ class Hub:
         self.calls: Requests[Message] = Requests(clock, loop, metrics)
         """Calls over plain HTTP, which wait for the answer of a service behind an MQ (6.3)."""
         self.calls.keep_expired = settings.rpc_keep_expired
-        self._guard = ReplayGuard(settings.replay_window_seconds or 0.0, REPLAYS_MAX)
+        self._door = guessing.door(m.PROTOCOL)
+        window = settings.replay_window_seconds
+        self._guard = None if window is None else ReplayGuard(window)
         self.peers: dict[str, Peer] = {}
         self.subscribers: dict[tuple[str, str], dict[Subscriber, None]] = {}
         self.stopping = False
@@ -128,14 +130,9 @@ class Hub:
         self.groups.register_filter(FILTER_KIND, record_filter)
         self._book.open(self._current)
 
-    def admit(self, message: Message) -> None:
-        """Reject a replayed signed message; only messages with an id are tracked (7.1).
-
-        Raises:
-            AuthenticationError: the message is a replay.
-        """
-        if self.settings.replay_window_seconds and "id" in message.headers:
-            self._guard.admit(message.headers["signature"], self.clock.monotonic())
+    def prover(self, address: str | None, connection: str) -> Prover:
+        """Return the checks of the signatures of a new connection."""
+        return Prover(self._door, self._guard, self.clock.monotonic, address, connection)
 
     def new_id(self) -> str:
         """Return a new UUID of version 4; costs about 0.5 us, a fifth of `uuid.uuid4`."""

@@ -172,6 +172,7 @@ MISSING_SIGNATURE: Final = "missing signature in request"
 UNKNOWN_API_KEY: Final = "apiKey not exists"
 UNKNOWN_SECRET_KEY: Final = "secretKey not exists"  # noqa: S105  # a text, no secret
 SIGNATURE_MISMATCHED: Final = "signature mismatched"
+TOO_MANY_PROOFS: Final = "too many wrong signatures, try again later"
 
 
 missing_mq: Final = "{} command, missing mq field".format

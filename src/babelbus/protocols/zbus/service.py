@@ -8,6 +8,8 @@ import msgspec
 
 from babelbus.config import ZbusSettings
 from babelbus.errors import ConfigError
+from babelbus.identities.errors import KeyFileError
+from babelbus.identities.key_files import read_key_file
 from babelbus.protocols.browsers import read_origins, read_words
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox
@@ -50,6 +52,7 @@ class ZbusService(StreamService):
             context.folder,
             metrics=context.metrics,
             clock=context.clock,
+            guessing=context.guessing,
             settings=settings,
             loop=asyncio.get_running_loop(),
         )
@@ -89,10 +92,9 @@ def read_keys(path: str | None) -> Keys:
     if path is None:
         return {}
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"zbus.auth_file: {path}: {error}") from error
+        lines = read_key_file(path).decode().splitlines()
+    except (KeyFileError, UnicodeDecodeError) as error:
+        raise ConfigError(f"zbus.auth_file: {error}") from error
     keys: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()

@@ -15,7 +15,7 @@ import msgspec
 
 from babelbus.protocols.zbus import messages
 from babelbus.protocols.zbus.content import is_json, parse_json
-from babelbus.protocols.zbus.errors import AuthenticationError, MalformedMessageError
+from babelbus.protocols.zbus.errors import AuthenticationError
 from babelbus.protocols.zbus.messages import HEADER_NAMES, Message, canonical_name
 
 Keys = Mapping[str, str]
@@ -245,39 +245,3 @@ def _string(text: str, *, escape: bool) -> bytes:
 def _escaped(found: "re.Match[str]") -> str:
     units = found[0].encode("utf-16-be")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
-
-
-class ReplayGuard:
-    """Refuses a signature that was seen in the last `window_seconds`; remembers `entries_max` of them at the most.
-
-    The protocol signs neither a time nor a nonce (7.1): a replay after the window passes, and two messages that are the
-    same in every byte have one signature. A client's refill of a window (`sub` without `id`) is such a message: ask
-    only for messages with an `id`.
-    """
-
-    def __init__(self, window_seconds: float, entries_max: int) -> None:
-        self._window_seconds = window_seconds
-        self._entries_max = entries_max
-        self._seen: dict[bytes, float] = {}
-
-    def admit(self, signature: str, now_seconds: float) -> None:
-        """Record the signature of a message that was verified, at a time of the monotonic clock.
-
-        Raises:
-            AuthenticationError: the signature was recorded already.
-        """
-        seen = self._seen
-        while seen:
-            oldest = next(iter(seen))
-            if now_seconds - seen[oldest] < self._window_seconds:
-                break
-            del seen[oldest]
-        try:
-            key = bytes.fromhex(signature)
-        except ValueError as error:
-            raise MalformedMessageError("signature is no hex") from error
-        if key in seen:
-            raise AuthenticationError(messages.SIGNATURE_MISMATCHED)
-        if len(seen) >= self._entries_max:
-            del seen[next(iter(seen))]
-        seen[key] = now_seconds

@@ -87,6 +87,7 @@ class SocketSession(WebSocketSession):
         self.session: Session[None] = Session(
             hub, outbox, FRAMES, receiver=self, address=address, session_id=session_id, monitor=options.monitor
         )
+        self._prover = hub.prover(address, self.session.id)
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
@@ -132,8 +133,8 @@ class SocketSession(WebSocketSession):
             request_id = message.headers.get("id")
             if not is_free(message) and not self._open_urls.has(message):
                 request_id = routing.request_id_of(message, message.url)
-                verify_frame(message, text, self._keys, partial=self._hub.settings.partial_sign_fields)
-                self._hub.admit(message)
+                partial = self._hub.settings.partial_sign_fields
+                self._prover.check(message, lambda: verify_frame(message, text, self._keys, partial=partial))
         except RequestError as error:
             self.session.refuse(error, None, request_id)
             return None

@@ -70,6 +70,7 @@ class SqliteDatabase(Database):
             owner = str(error).partition(" in use by ")[2].partition(";")[0]
             raise FolderLockedError(f"{self.name} is in use by {owner}; one server owns a database") from None
         self.ends.load()
+        self._files.open(self._path, create=True).close()  # SQLite gives the file, WAL and index the mode of the file
         self._connect()
         self._files.flush_folder(folder)
 

@@ -1,0 +1,222 @@
+"""Key sets (JWKS) of a url or a file: fetched in the background, kept when a fetch fails.
+
+A provider that hangs, fails or answers nonsense changes nothing: the keys of the last good answer stay. A token that
+names an unknown key asks for a fetch, at most one in 30 s; the unknown key ids are remembered, so that tokens with
+made-up ids cause no fetch each.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.errors import ConfigError
+from babelbus.identities.errors import UnknownKeyError
+from babelbus.identities.jwts import Key, key_of
+from babelbus.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+SET_BYTES_MAX: Final = 1_048_576
+KEYS_MAX: Final = 32
+REFRESH_SECONDS: Final = 300.0
+FETCH_SECONDS_MIN: Final = 30.0
+FETCH_SECONDS_MAX: Final = 10.0
+UNKNOWN_SECONDS: Final = 300.0
+UNKNOWN_MAX: Final = 1_000
+KEY_ID_MAX: Final = 255
+
+
+class _Set(msgspec.Struct, frozen=True):
+    keys: list[dict[str, Any]]
+
+
+class KeySetError(Exception):
+    """A fetch failed; the text says why."""
+
+
+class KeySet:
+    """The keys of one provider. `start` it in the event loop; until the first fetch is done it has no key.
+
+    Args:
+        place: an https url, an http url of this machine, or the path of a file.
+
+    Raises:
+        ConfigError: the url is neither.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        refresh_seconds: float = REFRESH_SECONDS,
+        fetch_seconds_max: float = FETCH_SECONDS_MAX,
+    ) -> None:
+        self.place = place
+        self._is_url = "://" in place
+        if self._is_url:
+            _check_url(place)
+        self._clock = clock
+        self._fetches = metrics.key_set_fetches_total
+        self._refresh_seconds = refresh_seconds
+        self._fetch_seconds_max = fetch_seconds_max
+        self._keys: dict[str | None, list[Key]] = {}
+        self._unknown: dict[str, float] = {}
+        self._fetched_at: float | None = None
+        self._asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.fetches = 0
+
+    def start(self) -> None:
+        """Start to fetch."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; a fetch that is under way is given up."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    def find(self, key_id: str | None) -> Sequence[Key]:
+        """Return the keys with an id; every key for a token without an id, whose issuer has one key most of the time.
+
+        Raises:
+            UnknownKeyError: there is no such key; it is asked for in the background.
+        """
+        keys = [key for some in self._keys.values() for key in some] if key_id is None else self._keys.get(key_id, [])
+        if not keys:
+            self._ask(key_id)
+            raise UnknownKeyError("the key of this token is not known; try again in some seconds")
+        return keys
+
+    def _ask(self, key_id: str | None) -> None:
+        """Fetch soon, unless the key id was not in a set that was fetched in the last minutes."""
+        now = self._clock.monotonic()
+        if key_id is not None:
+            if len(key_id) > KEY_ID_MAX:
+                return
+            until = self._unknown.get(key_id)
+            if until is not None and now < until:
+                return
+            self._unknown.pop(key_id, None)
+            while len(self._unknown) >= UNKNOWN_MAX:
+                del self._unknown[next(iter(self._unknown))]
+            self._unknown[key_id] = now + UNKNOWN_SECONDS
+        if self._fetched_at is None or now - self._fetched_at >= FETCH_SECONDS_MIN:
+            self._asked.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._asked.clear()
+            try:
+                await self.refresh()
+            except Exception:  # a defect of ours: without the task, no new key would ever come
+                log.exception("cannot fetch the keys of %s", self.place)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._refresh_seconds if self._keys else FETCH_SECONDS_MIN):
+                    await self._asked.wait()
+
+    async def refresh(self) -> bool:
+        """Fetch once; return whether the keys are new. A failure is logged, and the keys stay."""
+        self._fetched_at = self._clock.monotonic()
+        self.fetches += 1
+        try:
+            async with asyncio.timeout(self._fetch_seconds_max):
+                content = await (self._read_url() if self._is_url else asyncio.to_thread(self._read_file))
+            keys = _read_set(content)
+        except (OSError, aiohttp.ClientError, KeySetError, ValueError) as error:  # TimeoutError is an OSError
+            self._fetches.labels("failed").inc()
+            reason = str(error) or type(error).__name__
+            if isinstance(error, TimeoutError):
+                reason = f"no answer within {self._fetch_seconds_max:g} s"
+            kept = sum(map(len, self._keys.values()))
+            log.warning("cannot fetch the keys of %s: %s; %d keys of before stay valid", self.place, reason, kept)
+            return False
+        self._fetches.labels("ok").inc()
+        self._keys = keys
+        for key_id in [key_id for key_id in self._unknown if key_id in keys]:
+            del self._unknown[key_id]
+        return True
+
+    async def _read_url(self) -> bytes:
+        # No redirect: it could lead to plain HTTP, or into the operator's network. No compression: a small answer
+        # could unpack to gigabytes.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        async with (
+            aiohttp.ClientSession(
+                auto_decompress=False, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
+            ) as client,
+            client.get(self.place, headers=headers, allow_redirects=False) as response,
+        ):
+            if response.status != 200:
+                raise KeySetError(f"the answer has status {response.status}")
+            content = bytearray()
+            async for chunk in response.content.iter_chunked(65_536):
+                content += chunk
+                if len(content) > SET_BYTES_MAX:
+                    raise KeySetError(f"the answer has over {SET_BYTES_MAX} bytes")
+            return bytes(content)
+
+    def _read_file(self) -> bytes:
+        descriptor = os.open(self.place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe without a writer waits
+        with os.fdopen(descriptor, "rb") as file:
+            content = file.read(SET_BYTES_MAX + 1)
+        if len(content) > SET_BYTES_MAX:
+            raise KeySetError(f"the file has over {SET_BYTES_MAX} bytes")
+        return content
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        port_is_valid = parts.port is None or parts.port > 0
+    except ValueError as error:
+        raise ConfigError(f"the url of the key set is malformed: {error}") from error
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError("the url of the key set has a user or a password in it, which would be logged")
+    if not host or not port_is_valid or parts.scheme not in ("http", "https"):
+        raise ConfigError("the key set is an https url or the path of a file")
+    if parts.scheme == "http" and not _is_loopback(host):
+        raise ConfigError("the url of the key set is to begin with https: keys that somebody replaces prove everything")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_set(content: bytes) -> dict[str | None, list[Key]]:
+    """Return the keys of a set by their ids.
+
+    Raises:
+        KeySetError: the content is no set, or has no key that can be used.
+    """
+    try:
+        entries = msgspec.json.decode(content, type=_Set).keys
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise KeySetError(f"the answer is no key set: {error}") from error
+    if len(entries) > KEYS_MAX:
+        raise KeySetError(f"the set has {len(entries)} keys, limit {KEYS_MAX}")
+    keys: dict[str | None, list[Key]] = {}
+    for entry in entries:
+        key, key_id = key_of(entry), entry.get("kid")
+        if key is not None:
+            keys.setdefault(key_id if isinstance(key_id, str) else None, []).append(key)
+    if not keys:
+        raise KeySetError("no key of the set can be used")
+    return keys
