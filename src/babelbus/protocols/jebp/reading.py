@@ -2,7 +2,7 @@
 
 import logging
 
-from babelbus.core.access import Action, Identity
+from babelbus.core.access import NOBODY, Action, Identity
 from babelbus.core.broker import Broker
 from babelbus.core.groups import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
 from babelbus.core.partition import Partition
@@ -47,7 +47,7 @@ Said = tuple[Outcome, list[Data]]
 
 
 def _may_read(client: Identity, broker: Broker, name: str) -> bool:
-    return broker.has_topic(name) and broker.may(client, Action.SUBSCRIBE, name)
+    return broker.has_topic(name) and broker.may_topic(client, Action.READ, name)
 
 
 async def tell_positions(request: TellPositions, broker: Broker, client: Identity, bytes_max: int) -> Said:
@@ -177,7 +177,7 @@ _OF_READERS = {"reader": PROTOCOL}
 
 async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Said:
     """Set a group to where its reader says that it is; its cursor is saved with the next ones, within a second."""
-    if not _may_read(client, broker, request.topic):
+    if not (broker.has_topic(request.topic) and broker.may_topic(client, Action.CONSUME, request.topic)):
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
     topic = broker.topic(request.topic)
     try:
@@ -185,7 +185,7 @@ async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Sa
             topic.partition(partition)
         settings = GroupSettings(ack="explicit", labels=_OF_READERS)
         known = broker.groups.find(request.topic, request.group)
-        group = known or broker.groups.create(request.topic, request.group, settings)
+        group = known or broker.groups.create(request.topic, request.group, settings, principal=client)
         if group.members or group.settings.labels != _OF_READERS:
             raise GroupClosedError(f"group {request.group!r} is one for members to share: choose another name")
         for partition, offset in request.offsets:
@@ -209,6 +209,7 @@ class Subscription:
         self._broker = broker
         self._metrics = metrics
         self._subscribed: dict[str, Topic] = {}
+        self._client = NOBODY
 
     def subscribe(self, request: Subscribe, client: Identity) -> tuple[Outcome, bytes]:
         """Replace the topics that fetch reads (DECISION 23)."""
@@ -217,6 +218,7 @@ class Subscription:
         if missing:
             return Outcome.SUBSCRIBE_MISSING, encode_missing_topics(missing)
         self._subscribed = {name: broker.topic(name) for name in request.topics}
+        self._client = client
         return Outcome.SUBSCRIBED, b""
 
     def end(self) -> None:
@@ -225,9 +227,14 @@ class Subscription:
 
     async def fetch(self, request: Fetch, bytes_max: int) -> tuple[Outcome, list[Data]]:
         """Read the subscribed topics, partitions ascending (DECISION 26 to 29), `bytes_max` together at the most."""
-        # A topic that was removed, or made again under its name, is not subscribed any more.
-        find = self._broker.find_topic
-        self._subscribed = {name: topic for name, topic in self._subscribed.items() if find(name) is topic}
+        # A topic that was removed, or made again under its name, is not subscribed any more; nor one that the client
+        # may not read any more.
+        find, client, broker = self._broker.find_topic, self._client, self._broker
+        self._subscribed = {
+            name: topic
+            for name, topic in self._subscribed.items()
+            if find(name) is topic and broker.may_topic(client, Action.READ, name)
+        }
         try:
             return await self._collect(request, min(request.bytes_max, bytes_max))
         except CorruptRecordError as error:

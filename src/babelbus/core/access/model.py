@@ -1,0 +1,189 @@
+"""The words of access control: actions, rows, principals with their credentials, and the identity of a connection.
+
+A row allows or denies an action on the subjects of a pattern to a principal, to a role (`role:NAME`) or to everybody
+(`*`). In the pattern of a row, `?` is one whole element, `#` at the end is the element before it and everything below,
+and `{name}` is one whole element, the principal's own name.
+"""
+
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from babelbus.core.subject import PathPattern
+from babelbus.errors import BabelbusError
+
+if TYPE_CHECKING:
+    from babelbus.core.access.rights import Rights
+
+ROLE_PREFIX: Final = "role:"
+EVERYBODY: Final = "*"
+ANY_ACTION: Final = "*"
+ANONYMOUS: Final = "anonymous"
+"""The principal of clients that prove nothing; it has the rows of its own name and those of everybody."""
+NAME_PLACE: Final = "{name}"
+NAME_LENGTH_MAX = 128
+PATTERN_BYTES_MAX = 4096
+ONE, REST, SEPARATOR = "?", "#", "/"
+_NAME = re.compile(r"[^\s/?#*,{}\x00-\x1f\x7f]+")
+
+
+class InvalidAccessError(BabelbusError):
+    """A row or a principal is not valid; the message names the part."""
+
+
+class Action(Enum):
+    """The actions that a row allows or denies."""
+
+    PUBLISH = "publish"
+    SUBSCRIBE = "subscribe"
+    READ = "read"
+    CONSUME = "consume"
+    WRITE_STATE = "write-state"
+    MANAGE = "manage"
+    ADMIN = "admin"
+
+    __hash__ = object.__hash__  # members are single objects; the hash of Enum costs a call
+
+
+ACTIONS: Final = {action.value: action for action in Action}
+
+
+class Effect(Enum):
+    """The effect of a row."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of the table; the action `None` means every action."""
+
+    who: str
+    action: str
+    pattern: str
+    effect: Effect = Effect.ALLOW
+
+    def check(self) -> None:
+        """Check the row.
+
+        Raises:
+            InvalidAccessError: a part is not valid.
+        """
+        if self.who != EVERYBODY:
+            check_name(self.who.removeprefix(ROLE_PREFIX))
+        if self.action != ANY_ACTION and self.action not in ACTIONS:
+            names = ", ".join([*ACTIONS, ANY_ACTION])
+            raise InvalidAccessError(f"there is no action {self.action!r}; the actions are {names}")
+        check_pattern(self.pattern)
+
+
+class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One way for a principal to prove its identity: `kind` and `id` find it, `data` belongs to the kind."""
+
+    kind: str
+    id: str
+    data: dict[str, Any] = {}
+    created_ms: int = 0
+    expires_ms: int | None = None
+
+
+class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One principal: its roles (without `role:`) and its credentials."""
+
+    name: str
+    roles: tuple[str, ...] = ()
+    credentials: tuple[Credential, ...] = ()
+
+    def check(self) -> None:
+        """Check the names.
+
+        Raises:
+            InvalidAccessError: a name is not valid.
+        """
+        for name in (self.name, *self.roles):
+            check_name(name)
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """The verified client of a connection. `source` goes into `ce_source`: protocol and name.
+
+    `rights` is `None` for the server itself, and while the gate is off for clients whose protocol has no list of its
+    own: then nothing is checked.
+    """
+
+    source: str
+    name: str
+    rights: "Rights | None"
+
+
+SERVER: Final = Identity("server", "server", None)
+"""The server itself: nobody else writes the topics whose names it reserves."""
+CLIENT: Final = Identity("", "", None)
+"""A client of whom nothing is known and who may do whatever is not reserved."""
+
+
+class AccessRefusedError(BabelbusError):
+    """The principal has no right to do this. `id` names the refusal in the audit, if it is recorded."""
+
+    def __init__(self, action: Action, subject: str, id: str = "") -> None:  # noqa: A002  # the word of the field
+        super().__init__(f"no right to {action.value} {subject!r}" + (f" (refusal {id})" if id else ""))
+        self.action, self.subject, self.id = action, subject, id
+
+
+def check_name(name: str) -> None:
+    """Check the name of a principal or a role: one element of a subject without a wildcard, blanks or commas.
+
+    Raises:
+        InvalidAccessError: the name is not valid.
+    """
+    if not is_name(name):
+        raise InvalidAccessError(
+            f"{name!r} is no name: a name has 1 to {NAME_LENGTH_MAX} characters, no blank and none of / ? # * , {{ }}"
+        )
+
+
+def is_name(name: str) -> bool:
+    """Return whether a principal or a role may have this name."""
+    return (
+        len(name) <= NAME_LENGTH_MAX
+        and _NAME.fullmatch(name) is not None
+        and not name.startswith(ROLE_PREFIX)
+        and name.isprintable()
+    )
+
+
+def check_pattern(pattern: str) -> None:
+    """Check the pattern of a row.
+
+    Raises:
+        InvalidAccessError: the pattern is empty, too long, or has a wildcard where none is allowed.
+    """
+    if not pattern or len(pattern.encode("utf-8", "surrogatepass")) > PATTERN_BYTES_MAX:
+        raise InvalidAccessError(f"a pattern has 1 to {PATTERN_BYTES_MAX:,} bytes")
+    elements = pattern.split(SEPARATOR)
+    if REST in elements[:-1]:
+        raise InvalidAccessError(f"pattern {pattern!r}: # stands only at the end")
+    for element in elements:
+        if element == "*":
+            raise InvalidAccessError(f"pattern {pattern!r}: * is no wildcard here; ? is one element, # the rest")
+        if NAME_PLACE in element and element != NAME_PLACE:
+            raise InvalidAccessError(f"pattern {pattern!r}: {NAME_PLACE} is a whole element")
+
+
+def read_pattern(pattern: str, name: str | None = None) -> tuple[PathPattern, ...]:
+    """Return the subjects of a row's pattern for the principal `name`; none if the name cannot stand in the pattern."""
+    elements: list[str | None] = []
+    parts = pattern.split(SEPARATOR)
+    for element in parts:
+        if element == NAME_PLACE:
+            if name is None or not is_name(name):
+                return ()
+            elements.append(name)
+        else:
+            elements.append(None if element == ONE else element)
+    if parts[-1] != REST:
+        return (PathPattern(tuple(elements)),)
+    below = PathPattern(tuple(elements[:-1]), rest=True)
+    return (PathPattern(below.elements), below) if below.elements else (below,)
