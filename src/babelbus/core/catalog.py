@@ -361,7 +361,7 @@ class Catalog:
         return _Kept(partitions, change_settings(self._defaults, settings), _new_id(), owner)
 
     async def _alter(self, name: str, changes: dict[str, Any], principal: Identity) -> Topic:
-        self._check_managed(principal, name)
+        self.check_managed(principal, name)
         topic = self.topic(name)
         _check_not_reserved(name)
         count = len(topic.partitions)
@@ -390,7 +390,7 @@ class Catalog:
             partition.configure(settings, self._checkpoint_bytes)
 
     async def _remove(self, name: str, principal: Identity) -> None:
-        self._check_managed(principal, name)
+        self.check_managed(principal, name)
         topic = self.topic(name)
         _check_not_reserved(name)
         del self._topics[name]
@@ -499,7 +499,12 @@ class Catalog:
         if not self.may_topic(principal, action, name):
             raise refusal(principal, action, name)
 
-    def _check_managed(self, principal: Identity, name: str) -> None:
+    def check_managed(self, principal: Identity, name: str) -> None:
+        """Check that a principal may manage a topic; for a free name, that it may create the topic.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
         topic = self._topics.get(name)
         if not self.may_manage(principal, name, "" if topic is None else topic.owner):
             raise refusal(principal, Action.MANAGE, name)
