@@ -61,9 +61,9 @@ def test_rights_come_from_the_two_lists() -> None:
         C: ClientEntry(C, C[:16], False),
     }
     assert folder.lists.entries() == [
-        Principal("the console", ("admin",), (Credential("jebp", A),)),
-        Principal("sensor  7", ("client",), (Credential("jebp", B),)),
-        Principal(C[:16], ("client",), (Credential("jebp", C),)),
+        Principal("the console", ("admin",), (Credential("jebp", A, {"fingerprint": A}),)),
+        Principal("sensor  7", ("client",), (Credential("jebp", B, {"fingerprint": B}),)),
+        Principal(C[:16], ("client",), (Credential("jebp", C, {"fingerprint": C}),)),
     ]
 
 
@@ -77,7 +77,7 @@ def test_keys_of_one_name_are_principals_of_their_own() -> None:
 def test_administrative_rights_alone_let_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
     folder = Folder(client_fingerprints=f"{A} a\n", client_admin_rights=f"{B}\n")
     folder.lists.reload()
-    assert folder.lists.entries() == [Principal("a", ("client",), (Credential("jebp", A),))]
+    assert folder.lists.entries() == [Principal("a", ("client",), (Credential("jebp", A, {"fingerprint": A}),))]
     assert B in caplog.text
 
 

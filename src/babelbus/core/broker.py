@@ -222,7 +222,7 @@ class Broker(Catalog):
         return self.gate.table.rights(principal) if self.gate.enforcing else None
 
     def access_changed(self) -> None:
-        """Apply a change of the table of access to live subscriptions and responders."""
+        """Update live subscriptions and responders after a change of the table of access."""
         self.router.forget_all()
         self.responders.access_changed()
         if hasattr(self, "groups"):

@@ -80,7 +80,7 @@ class AccessLists:
                 if names[entry.name] == 1 and not is_taken(entry.name)
                 else f"{entry.name}-{fingerprint[:16]}",
                 (ADMIN_ROLE if entry.admin else CLIENT_ROLE,),
-                (Credential(JEBP_KEY, fingerprint),),
+                (Credential(JEBP_KEY, fingerprint, {"fingerprint": fingerprint}),),
             )
             for fingerprint, entry in self.clients.items()
         ]

@@ -180,7 +180,7 @@ class Server:
             await self._apply_table_file(access.file)
 
     async def _apply_table_file(self, path: str) -> None:
-        """Apply the table file of the configuration; a file with an error leaves the table as it was."""
+        """Load the table file of the configuration; a file with an error leaves the table as it was."""
         read = partial(self._files.read_file, path)
         try:
             text = (await asyncio.get_running_loop().run_in_executor(None, read)).decode()
@@ -211,7 +211,7 @@ class Server:
         if found is None:
             return None
         principal, credential = found
-        if credential.expires_ms is not None and credential.expires_ms <= self.clock.now_ms():
+        if credential.expires is not None and credential.expires <= self.clock.now_ms():
             return None
         return self.gate.identity(f"jebp:{principal.name}", principal.name)
 

@@ -161,7 +161,7 @@ class Gate:
         return whole, last
 
     async def settle(self) -> None:
-        """Take back a change that a crash cut short.
+        """Remove a change that a crash cut short.
 
         Raises:
             StorageError: the disk refused.
@@ -173,7 +173,7 @@ class Gate:
     # -- changing ----------------------------------------------------------------------------------------------------
 
     async def change(self, edits: Sequence[Edit], by: Identity, *, version: int | None = None) -> int:
-        """Change entries of the table, all or none, durably; return the new version.
+        """Update entries of the table, all or none, durably; return the new version.
 
         `version` is the version that the change was made for; with `None` the change is made whatever came before.
 
@@ -207,7 +207,7 @@ class Gate:
         return await self.change(edits_for((), entries), by, version=version)
 
     async def enable(self, by: Identity, *, enforce: bool = True) -> int:
-        """Turn the gate on in the table, or off again; see `change`."""
+        """Set the gate on in the table, or off again; see `change`."""
         return await self.change([(MODE_ID, Mode(enforce) if enforce else None)], by)
 
     async def apply_file(self, text: str, path: str, by: Identity, *, version: int | None = None) -> int:

@@ -7,15 +7,12 @@ and `{name}` is one whole element, the principal's own name.
 
 import re
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, Protocol
 
 import msgspec
 
-from babelbus.core.subject import PathPattern
+from babelbus.core.subject import PathPattern, Pattern
 from babelbus.errors import BabelbusError
-
-if TYPE_CHECKING:
-    from babelbus.core.access.rights import Rights
 
 ROLE_PREFIX: Final = "role:"
 EVERYBODY: Final = "*"
@@ -79,14 +76,17 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_pattern(self.pattern)
 
 
-class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One way for a principal to prove its identity: `kind` and `id` find it, `data` belongs to the kind."""
+class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One way for a principal to prove its identity: `kind` and `id` find it, `data` belongs to the kind.
+
+    `created` and `expires` are milliseconds since 1970; without `expires` it is valid for ever.
+    """
 
     kind: str
     id: str
-    data: dict[str, Any] = {}
-    created_ms: int = 0
-    expires_ms: int | None = None
+    data: dict[str, str | int] = {}
+    created: int = 0
+    expires: int | None = None
 
 
 class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +106,36 @@ class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_name(name)
 
 
+class Narrowing(Enum):
+    """How much of a pattern a principal is granted."""
+
+    WHOLE = "whole"
+    PART = "part"
+    NONE = "none"
+
+
+class Granted(Protocol):
+    """The rights of an identity, as the core asks for them; `Rights` are those of the table."""
+
+    def may(self, action: Action, subject: str) -> bool:
+        """Return whether the action is granted on a subject."""
+
+    def may_topic(self, action: Action, name: str) -> bool:
+        """Return whether the action is granted on all subjects that a topic records."""
+
+    def covers(self, action: Action, *patterns: Pattern) -> bool:
+        """Return whether the action is granted on every subject of patterns."""
+
+    def overlaps(self, action: Action, pattern: Pattern) -> Narrowing:
+        """Return how much of a pattern is granted."""
+
+    def denies(self, action: Action, *patterns: Pattern) -> bool:
+        """Return whether a row denies the action on some subject of patterns."""
+
+    def record_refusal(self, principal: "Identity", action: Action, subject: str) -> str:
+        """Record a refusal in the audit; return the id of the record."""
+
+
 class Identity(msgspec.Struct, frozen=True):
     """The verified client of a connection. `source` goes into `ce_source`: protocol and name.
 
@@ -115,7 +145,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     source: str
     name: str
-    rights: "Rights | None"
+    rights: Granted | None
 
 
 SERVER: Final = Identity("server", "server", None)

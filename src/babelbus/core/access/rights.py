@@ -6,7 +6,6 @@ live: a change of the table replaces what is inside.
 """
 
 from collections.abc import Callable, Iterable
-from enum import Enum
 from itertools import chain
 from typing import Final
 
@@ -18,6 +17,7 @@ from babelbus.core.access.model import (
     Action,
     Effect,
     Identity,
+    Narrowing,
     Row,
     read_pattern,
 )
@@ -26,14 +26,6 @@ from babelbus.core.subject_index import SubjectIndex
 
 ANSWERS_MAX = 4096
 """Most answers of each action that a principal remembers; subjects are chosen by clients."""
-
-
-class Narrowing(Enum):
-    """How much of a pattern a principal is granted."""
-
-    WHOLE = "whole"
-    PART = "part"
-    NONE = "none"
 
 
 class _Subjects:

@@ -100,7 +100,7 @@ class Table:
         return [self._principals[name] for name in sorted(self._principals)]
 
     def principal(self, name: str) -> Principal | None:
-        """Return a principal, `None` if there is none of this name."""
+        """Return a principal, `None` if nobody has the name."""
         found = self._principals.get(name)
         return None if found is None else found[0]
 
@@ -120,7 +120,7 @@ class Table:
         return dict(sorted(roles.items()))
 
     def find_credential(self, kind: str, id: str) -> tuple[Principal, Credential] | None:  # noqa: A002  # the field
-        """Return who has a credential; the caller checks `expires_ms`."""
+        """Return who has a credential; the caller checks `expires`."""
         found = self._credentials.get((kind, id))
         return None if found is None else (self._principals[found[0]][0], found[1])
 
@@ -197,7 +197,7 @@ class Table:
                         raise InvalidAccessError(f"principal {owner} has the {one.kind} credential {one.id} already")
 
     def apply(self, edits: Iterable[Edit]) -> None:
-        """Apply edits that `check` has seen; rights that sessions hold change with them."""
+        """Add and remove what edits say that `check` has seen; rights that sessions hold change with them."""
         touched: set[str] = set()
         people = False
         for id_, entry in edits:
@@ -247,7 +247,7 @@ class Table:
         return rows
 
     def _find_principals(self) -> None:
-        """Index the principals: those of the table first, imported ones where the name is free."""
+        """Find the principals: those of the table first, imported ones where the name is free."""
         self._principals = {}
         self._credentials = {}
         mine = [(entry, KEPT) for entry in self.entries.values()]

@@ -10,15 +10,16 @@ from collections.abc import Hashable, Iterable, Sequence
 from babelbus.core.access import (
     STATE_TOPIC,
     Action,
+    Granted,
     Identity,
     Narrowing,
-    Rights,
     refusal,
 )
 from babelbus.core.receipt import Promise
 from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, Revision
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
-from babelbus.core.state.locks import Granted, Locks
+from babelbus.core.state.locks import Granted as GrantedLock
+from babelbus.core.state.locks import Locks
 from babelbus.core.state.patterns import MULTI_WILDCARD, WILDCARD
 from babelbus.core.state.tree import Listener, NoSuchKeyError, State, Testament
 from babelbus.core.subject import PathPattern, Pattern, below, exactly
@@ -30,7 +31,7 @@ class _Guard:
     def __init__(self, principal: Identity) -> None:
         assert principal.rights is not None
         self.principal = principal
-        self._rights: Rights = principal.rights
+        self._rights: Granted = principal.rights
 
     def _check(self, action: Action, key: str) -> None:
         if not self._rights.may(action, key):
@@ -203,11 +204,11 @@ class GuardedLocks(_Guard):
         self._check(Action.WRITE_STATE, key)
         return self._locks.acquire(key, owner, wait)
 
-    def release(self, key: str, owner: Hashable) -> Granted:
+    def release(self, key: str, owner: Hashable) -> GrantedLock:
         """Release a lock; see `Locks.release`."""
         return self._locks.release(key, owner)
 
-    def drop(self, owner: Hashable) -> list[Granted]:
+    def drop(self, owner: Hashable) -> list[GrantedLock]:
         """Release all that an owner holds; see `Locks.drop`."""
         return self._locks.drop(owner)
 
