@@ -21,6 +21,7 @@ from babelbus.core.access import (
     STATE_TOPIC,
     Action,
     Identity,
+    Narrowing,
     check_topic,
     may_topic,
     refusal,
@@ -482,6 +483,15 @@ class Catalog:
             return False
         topic = self._topics.get(name)
         return topic is None or all(may_topic(principal, action, source) for source in self._sources(topic))
+
+    def may_some(self, principal: Identity, action: Action, name: str) -> bool:
+        """Return whether a principal may do this with something that a topic holds."""
+        rights = principal.rights
+        return (
+            rights is None
+            or rights.may_topic(action, name)
+            or any(rights.overlaps(action, part) is not Narrowing.NONE for part in subjects_of_topic(name))
+        )
 
     def may_manage(self, principal: Identity, name: str, owner: str) -> bool:
         """Return whether a principal may manage a topic, or something on the topic whose owner is given."""

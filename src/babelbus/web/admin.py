@@ -22,6 +22,7 @@ from babelbus.core.groups import DeadLetterTopics
 from babelbus.core.state import StateEditor
 from babelbus.core.topic import Topic
 from babelbus.metrics import Metrics
+from babelbus.web.access import AccessRoutes
 from babelbus.web.answers import Handler, answer, answer_errors, read_body
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
@@ -124,6 +125,7 @@ class AdminServer:
         self._live = LiveRoutes(broker, editor, metrics)
         self._requests = RequestRoutes(broker, server.clock)
         self._state = StateRoutes(editor)
+        self._access = AccessRoutes(broker, server.clock.now_ms)
         self._groups = (
             *GroupRoutes(broker.groups).routes,
             *ConsumerRoutes(broker.groups).routes,
@@ -195,6 +197,7 @@ class AdminServer:
             *self._requests.routes,
             *self._groups,
             *self._pipelines.routes,
+            *self._access.routes,
         ):
             router.add_route(method, path, self._with_token(handler))
         return application

@@ -2,7 +2,7 @@
 
 import logging
 
-from babelbus.core.access import NOBODY, Action, Identity
+from babelbus.core.access import NOBODY, AccessRefusedError, Action, Identity
 from babelbus.core.broker import Broker
 from babelbus.core.groups import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
 from babelbus.core.partition import Partition
@@ -50,9 +50,20 @@ def _may_read(client: Identity, broker: Broker, name: str) -> bool:
     return broker.has_topic(name) and broker.may_topic(client, Action.READ, name)
 
 
+def _asked(client: Identity, broker: Broker, name: str, action: Action = Action.READ) -> bool:
+    """Return whether a client may do this with a topic that it named; a refusal is recorded."""
+    if not broker.has_topic(name):
+        return False
+    try:
+        broker.check_topic(client, action, name)
+    except AccessRefusedError:
+        return False
+    return True
+
+
 async def tell_positions(request: TellPositions, broker: Broker, client: Identity, bytes_max: int) -> Said:
     """Return where the partitions of topics begin and end, in the order of their names, in `bytes_max` at the most."""
-    missing = [name for name in request.topics if not _may_read(client, broker, name)]
+    missing = [name for name in request.topics if not _asked(client, broker, name)]
     if missing:
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics(missing)]
     names = sorted(name for name in request.topics or broker.topic_names() if name > request.after)
@@ -122,7 +133,7 @@ async def fetch_partition(
     request: FetchPartition, broker: Broker, client: Identity, metrics: Metrics, bytes_max: int
 ) -> Said:
     """Read one partition; the answer's content has `bytes_max` bytes at the most."""
-    if not _may_read(client, broker, request.topic):
+    if not _asked(client, broker, request.topic):
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
     topic = broker.topic(request.topic)
     try:
@@ -177,7 +188,7 @@ _OF_READERS = {"reader": PROTOCOL}
 
 async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Said:
     """Set a group to where its reader says that it is; its cursor is saved with the next ones, within a second."""
-    if not (broker.has_topic(request.topic) and broker.may_topic(client, Action.CONSUME, request.topic)):
+    if not _asked(client, broker, request.topic, Action.CONSUME):
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
     topic = broker.topic(request.topic)
     try:
@@ -214,7 +225,7 @@ class Subscription:
     def subscribe(self, request: Subscribe, client: Identity) -> tuple[Outcome, bytes]:
         """Replace the topics that fetch reads (DECISION 23)."""
         broker = self._broker
-        missing = [name for name in request.topics if not _may_read(client, broker, name)]
+        missing = [name for name in request.topics if not _asked(client, broker, name)]
         if missing:
             return Outcome.SUBSCRIBE_MISSING, encode_missing_topics(missing)
         self._subscribed = {name: broker.topic(name) for name in request.topics}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from babelbus.core.access import Action, Identity
+from babelbus.core.access import Action, Identity, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.receipt import Promise
 from babelbus.core.transactions import (
@@ -63,6 +63,7 @@ def _refuse(reason: str) -> Reply:
 
 def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
     if not broker.may_topic(client, Action.PUBLISH, request.topic):
+        refusal(client, Action.PUBLISH, request.topic)
         return _refuse(f"no right to publish to {request.topic!r}")
     batch = parse_records(request.records)
     receipt = broker.staging.stage(
