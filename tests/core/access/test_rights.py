@@ -225,6 +225,14 @@ def test_what_is_remembered_of_subjects_has_a_bound() -> None:
     assert made.may(Action.PUBLISH, "a" * 100_000)
 
 
+def test_the_first_subject_that_is_refused_is_named() -> None:
+    made = rights(("publish", "a/#"))
+    for _ in range(2):  # asked anew, and remembered
+        assert made.find_refused(Action.PUBLISH, ["a/1", "a/2"]) is None
+        assert made.find_refused(Action.PUBLISH, ["a/1", "b", "c"]) == "b"
+    assert made.find_refused(Action.PUBLISH, []) is None
+
+
 def test_a_row_of_everything_is_one_pattern() -> None:
     assert read_pattern("#") == (EVERYTHING,)
 

@@ -6,6 +6,7 @@ and `{name}` is one whole element, the principal's own name.
 """
 
 import re
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final, Protocol
 
@@ -119,6 +120,9 @@ class Granted(Protocol):
 
     def may(self, action: Action, subject: str) -> bool:
         """Return whether the action is granted on a subject."""
+
+    def find_refused(self, action: Action, subjects: Sequence[str]) -> str | None:
+        """Return the first subject on which the action is not granted."""
 
     def may_topic(self, action: Action, name: str) -> bool:
         """Return whether the action is granted on all subjects that a topic records."""

@@ -8,7 +8,6 @@ is granted is refused.
 from collections.abc import Hashable, Iterable, Sequence
 
 from babelbus.core.access import (
-    STATE_TOPIC,
     Action,
     Granted,
     Identity,
@@ -134,10 +133,9 @@ class GuardedState(_Guard):
 
     def set_all(self, keys: Sequence[str], values: Sequence[bytes]) -> bool:
         """Set plain values, or none; see `State.set_all`."""
-        rights = self._rights
-        if not rights.may_topic(Action.WRITE_STATE, STATE_TOPIC):
-            for key in keys:
-                self._check(Action.WRITE_STATE, key)
+        refused = self._rights.find_refused(Action.WRITE_STATE, keys)
+        if refused is not None:
+            raise refusal(self.principal, Action.WRITE_STATE, refused)
         return self._state.set_all(keys, values)
 
     def put(self, key: str, value: bytes, version: int = 0) -> None:
