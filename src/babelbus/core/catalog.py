@@ -337,7 +337,7 @@ class Catalog:
 
     async def _create(self, name: str, partitions: int | None, settings: dict[str, Any], principal: Identity) -> Topic:
         check_topic(principal, Action.MANAGE, name)
-        kept = self._check_new(name, partitions, settings, "" if principal is SERVER else principal.name)
+        kept = self._check_new(name, partitions, settings, "" if principal.rights is None else principal.name)
         engine = kept.settings.engine
         if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
             await self._loop.run_in_executor(None, self._stores.__getitem__, engine)

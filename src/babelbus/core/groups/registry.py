@@ -130,7 +130,7 @@ class Groups:
         settings = settings or self.defaults
         self._check(owner, name, settings)
         self._check_letters(principal, settings)
-        made_by = "" if principal is SERVER else principal.name
+        made_by = "" if principal.rights is None else principal.name
         group = self._make(owner, name, settings, self._clock.now_ms(), {}, paused=False, owner=made_by)
         self._groups[topic, name] = group
         if start.partition is not None:

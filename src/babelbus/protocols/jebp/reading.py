@@ -2,7 +2,7 @@
 
 import logging
 
-from babelbus.core.access import NOBODY, AccessRefusedError, Action, Identity
+from babelbus.core.access import NOBODY, SERVER, AccessRefusedError, Action, Identity
 from babelbus.core.broker import Broker
 from babelbus.core.groups import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
 from babelbus.core.partition import Partition
@@ -200,7 +200,7 @@ async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Sa
         if group.members or group.settings.labels != _OF_READERS:
             raise GroupClosedError(f"group {request.group!r} is one for members to share: choose another name")
         for partition, offset in request.offsets:
-            group.seek(at_offset(offset, partition))
+            group.seek(at_offset(offset, partition), SERVER)  # it may consume, which is to move its cursors
         if known is None:
             await group.saved.wait()
     except UnknownPartitionError as error:

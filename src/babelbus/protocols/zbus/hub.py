@@ -220,7 +220,7 @@ class Hub:
             return entry if mq in self.broker.damaged_topics else None
         if topic.settings.engine == m.MEMORY:
             if entry.ring and topic.settings.retention_records is None:  # made before there was the setting
-                self.broker.alter_topic(mq, RING).when_done(_note_not_altered)
+                self.broker.alter_topic(mq, RING, SERVER).when_done(_note_not_altered)
             return msgspec.structs.replace(entry, topic_id=topic.id, ring=False)
         return entry if entry.topic_id in ("", topic.id) else None
 
