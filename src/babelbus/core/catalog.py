@@ -286,8 +286,12 @@ class Catalog:
         partitions: int | None = None,
         settings: dict[str, Any] | None = None,
         principal: Identity = SERVER,
+        *,
+        source: str | None = None,
     ) -> Work[Topic]:
         """Create a topic, durably, with the default number of partitions unless told otherwise. The principal owns it.
+
+        `source` is the topic whose records it is to hold copies of.
 
         Errors of the work:
             AccessRefusedError: the principal may not manage all subjects that the topic would record.
@@ -296,7 +300,7 @@ class Catalog:
             TopicExistsError: a topic has this name.
             StorageError: the disk refused.
         """
-        return Work(self._in_turn(name, lambda: self._create(name, partitions, settings or {}, principal)))
+        return Work(self._in_turn(name, lambda: self._create(name, partitions, settings or {}, principal, source)))
 
     def alter_topic(self, name: str, changes: dict[str, Any], principal: Identity = SERVER) -> Work[Topic]:
         """Update settings of a topic while it is used; `partitions` may only grow.
@@ -335,9 +339,18 @@ class Catalog:
                 del self._changes[name]
             done.resolve()
 
-    async def _create(self, name: str, partitions: int | None, settings: dict[str, Any], principal: Identity) -> Topic:
+    async def _create(
+        self,
+        name: str,
+        partitions: int | None,
+        settings: dict[str, Any],
+        principal: Identity,
+        source: str | None,
+    ) -> Topic:
         check_topic(principal, Action.MANAGE, name)
         kept = self._check_new(name, partitions, settings, "" if principal.rights is None else principal.name)
+        if source is not None:
+            kept = msgspec.structs.replace(kept, sources=tuple(sorted(self._with_sources(source))))
         engine = kept.settings.engine
         if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
             await self._loop.run_in_executor(None, self._stores.__getitem__, engine)
@@ -529,14 +542,18 @@ class Catalog:
         topic = self._topics.get(self._table.find(subject) or "")
         return () if topic is None else self._sources(topic)
 
+    def _with_sources(self, name: str) -> set[str]:
+        """Return a topic and the topics that its own records come from."""
+        topic = self._topics.get(name)
+        return {name, *(() if topic is None else self._sources(topic))}
+
     def add_source(self, name: str, source: str) -> Work[None]:
         """Record, durably, that a topic has copies of the records of another topic."""
         return Work(self._in_turn(name, lambda: self._add_source(name, source)))
 
     async def _add_source(self, name: str, source: str) -> None:
         topic = self.topic(name)
-        behind = self._topics.get(source)
-        wanted = {source, *(() if behind is None else self._sources(behind))}
+        wanted = self._with_sources(source)
         if wanted <= set(topic.sources):
             return
         before = self._sources(topic) if any(one.next_offset for one in topic.partitions) else topic.sources

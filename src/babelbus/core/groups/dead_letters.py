@@ -60,8 +60,8 @@ class TopicDoor(Protocol):
     def publish(self, publication: Publication) -> Receipt:
         """Publish; whatever prevents it is the error of the receipt."""
 
-    def create_topic(self, name: str) -> Work[Topic]:
-        """Create a topic, durably."""
+    def create_topic(self, name: str, *, source: str | None = None) -> Work[Topic]:
+        """Create a topic, durably; `source` is the topic whose records it is to hold copies of."""
 
     def remove_topic(self, name: str, principal: Identity = SERVER) -> Work[None]:
         """Remove a topic and its records, durably."""
@@ -183,11 +183,11 @@ class DeadLetters:
         def note(made: Work[Topic]) -> None:
             if made.error is not None and not self._door.has_topic(name):
                 receipt.resolve(made.error)
-            else:
+            else:  # somebody else may have made it
                 self._door.add_source(name, letter.topic).when_done(publish)
 
         if topic is None:
-            self._door.create_topic(name).when_done(note)
+            self._door.create_topic(name, source=letter.topic).when_done(note)
         else:
             self._door.add_source(name, letter.topic).when_done(publish)
         return receipt
