@@ -624,6 +624,40 @@ class AdminSettings(msgspec.Struct, frozen=True):
         return "with metrics that need no token, and over plain HTTP if there is no TLS"
 
 
+class AccessSettings(msgspec.Struct, frozen=True):
+    """The gate: who may do what, in one table for all protocols (docs/access.md)."""
+
+    mode: Annotated[
+        Literal["off", "enforce"],
+        of("off asks nobody, unless `babelbus access enable` has turned the gate on; enforce lets principals do what "
+           "the table grants, and nothing else"),
+    ] = "off"  # fmt: skip
+    wildcards: Annotated[
+        Literal["narrow", "refuse"],
+        of("a subscription to a pattern that is granted in part gets that part, or is refused"),
+    ] = "narrow"
+    file: (
+        Annotated[
+            str,
+            of("TOML file with rows and principals that is applied at each start; if it has an error, the table stays "
+               "as it was"),
+        ]
+        | None
+    ) = None  # fmt: skip
+
+
+class AuditSettings(msgspec.Struct, frozen=True):
+    """The audit: logins, refusals and changes of the table, in the topic $audit (docs/access.md)."""
+
+    retention_seconds: (
+        Annotated[float, of("records of the audit older than this are removed", "seconds", gt=0)] | None
+    ) = 90 * 86_400.0
+    retention_bytes: (
+        Annotated[int, of("oldest records of the audit are removed while it is larger than this", "bytes", ge=65536)]
+        | None
+    ) = 1024 * MIB
+
+
 class ServerSettings(msgspec.Struct, frozen=True):
     """Settings of all protocols."""
 
@@ -708,6 +742,8 @@ class Config(msgspec.Struct, frozen=True):
     admin: AdminSettings = AdminSettings()
     tls: TlsSettings = TlsSettings()
     quotas: QuotaSettings = QuotaSettings()
+    access: AccessSettings = AccessSettings()
+    audit: AuditSettings = AuditSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from babelbus.core.access import CLIENT, SERVER, AccessRefusedError, Action, Grant, Identity
+from babelbus.core.access import CLIENT, SERVER, AccessRefusedError, Identity, Rights, Row
+from babelbus.core.access.rights import RowSet
 from babelbus.core.catalog import UnknownTopicError
 from babelbus.core.publish import GATHER_RECORDS_MAX, Bodies, Content, Gathered, Payloads, Publication
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
-from babelbus.core.subject import EVERYTHING, below
+from babelbus.core.subject import EVERYTHING
 from babelbus.core.topic import ReservedTopicError, SequenceGapError
 from babelbus.records.format import encode_batch
 from babelbus.records.ingest import parse_records
@@ -20,7 +21,7 @@ from babelbus.storage.errors import DiskError, DiskFullError
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, batch, done, events, in_loop, payloads
 
-ONLY_PLANT = Identity("jebp:a", "a", (Grant(Action.PUBLISH, below("plant")),))
+ONLY_PLANT = Identity("jebp:a", "a", Rights("a", [RowSet([Row("a", "publish", "plant/#")])]))
 
 
 def plain(*values: bytes, topic: str = "news", protocol: str = "test") -> Publication:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.access import Action, may
+from babelbus.core.access import Credential, Principal
 from babelbus.core.subject import check_topic_name
 from babelbus.errors import ConfigError, InvalidTopicNameError
 from babelbus.server.access import AccessLists, ClientEntry
@@ -45,7 +45,7 @@ def test_missing_files_let_nobody_in() -> None:
     folder = Folder()
     folder.lists.reload()
     assert folder.lists.clients == {}
-    assert folder.lists.authorise(A) is None
+    assert folder.lists.entries() == []
     assert folder.lists.read_topics() == {}
 
 
@@ -60,20 +60,24 @@ def test_rights_come_from_the_two_lists() -> None:
         B: ClientEntry(B, "sensor  7", False),
         C: ClientEntry(C, C[:16], False),
     }
-    console, sensor = folder.lists.authorise(A), folder.lists.authorise(B)
-    assert console is not None
-    assert sensor is not None
-    assert console.source == "jebp:the console"
-    assert may(console, Action.ADMIN, "x")
-    assert may(sensor, Action.PUBLISH, "x")
-    assert may(sensor, Action.SUBSCRIBE, "x")
-    assert not may(sensor, Action.ADMIN, "x")
+    assert folder.lists.entries() == [
+        Principal("the console", ("admin",), (Credential("jebp", A, {"fingerprint": A}),)),
+        Principal("sensor  7", ("client",), (Credential("jebp", B, {"fingerprint": B}),)),
+        Principal(C[:16], ("client",), (Credential("jebp", C, {"fingerprint": C}),)),
+    ]
+
+
+def test_keys_of_one_name_are_principals_of_their_own() -> None:
+    folder = Folder(client_fingerprints=f"{A} x\n{B} x\n{C} y\n", client_admin_rights=f"{A}\n")
+    folder.lists.reload()
+    names = {one.name: one.roles for one in folder.lists.entries(lambda name: name == "y")}
+    assert names == {f"x-{A[:16]}": ("admin",), f"x-{B[:16]}": ("client",), f"y-{C[:16]}": ("client",)}
 
 
 def test_administrative_rights_alone_let_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
     folder = Folder(client_fingerprints=f"{A} a\n", client_admin_rights=f"{B}\n")
     folder.lists.reload()
-    assert folder.lists.authorise(B) is None
+    assert folder.lists.entries() == [Principal("a", ("client",), (Credential("jebp", A, {"fingerprint": A}),))]
     assert B in caplog.text
 
 
@@ -108,7 +112,7 @@ def test_changing_a_client_keeps_comments_and_order() -> None:
     folder.lists.remove(A)
     assert folder.read("client_fingerprints") == f"# head\n\n# the sensors\n{B} b\n# end\n{C} new\n"
     assert folder.read("client_admin_rights") == "# few\n"
-    assert folder.lists.authorise(A) is None
+    assert A not in folder.lists.clients
 
 
 def test_a_client_that_stands_there_twice_is_put_and_removed_once_for_all() -> None:

@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
 from babelbus.clock import ManualClock
-from babelbus.core.broker import STATE_TOPIC
+from babelbus.core.access import STATE_TOPIC
 from babelbus.core.state import log as state_log
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.tree import Testament

@@ -4,10 +4,11 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from babelbus.clock import ManualClock
 from babelbus.core.access import CLIENT
+from babelbus.core.access.gate import Gate as AccessGate
 from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
 from babelbus.core.publish import Payloads, Publication
@@ -108,6 +109,14 @@ class Bus:
     def topic(self, name: str = "news", partitions: int = 1, **settings: object) -> Topic:
         """Make a topic."""
         return self.broker.create_topic(name, partitions, dict(settings)).result()
+
+    def open_gate(
+        self, mode: Literal["off", "enforce"] = "enforce", wildcards: Literal["narrow", "refuse"] = "narrow"
+    ) -> AccessGate:
+        """Open the table of access, before the state."""
+        return self.broker.open_gate(
+            settings=TopicSettings(cleanup="compact"), audit_settings=TopicSettings(), mode=mode, wildcards=wildcards
+        )
 
     def open_state(
         self, *, checkpoint_bytes: int = 2**20, key_bytes_max: int = KEY_BYTES_MAX, **settings: Any

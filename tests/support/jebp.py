@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from babelbus.client import Client as BusClient
 from babelbus.config import JebpSettings
-from babelbus.core.access import ADMIN_GRANTS, CLIENT_GRANTS
+from babelbus.core.access import ADMIN_RIGHTS, CLIENT_RIGHTS
 from babelbus.core.access import Identity as Client
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.codec import decode_batches, encode_request
@@ -129,8 +129,8 @@ class Wire:
 
 def everyone(fingerprint: str) -> Client | None:
     """The access list of these tests: the administrator, and everybody else as an ordinary client."""
-    grants = ADMIN_GRANTS if fingerprint == ADMIN.fingerprint else CLIENT_GRANTS
-    return Client("jebp:test", "test", grants)
+    rights = ADMIN_RIGHTS if fingerprint == ADMIN.fingerprint else CLIENT_RIGHTS
+    return Client("jebp:test", "test", rights)
 
 
 class Conversation:

@@ -231,7 +231,7 @@ def test_every_error_is_json_with_a_code(monkeypatch: pytest.MonkeyPatch) -> Non
             (StorageError("sick disk"), (503, {"error": "sick disk", "code": "storage"})),
         ):
 
-            def fail(name: str, error: StorageError = error) -> None:
+            def fail(name: str, principal: object, error: StorageError = error) -> None:
                 raise error
 
             monkeypatch.setattr(bus.broker, "remove_topic", fail)

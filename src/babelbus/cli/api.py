@@ -36,6 +36,9 @@ HINTS = {
     "invalid_key": "'babelbus state match' takes patterns",
     "versioned": "add --version N with the version that 'babelbus state get --json' shows",
     "version_mismatch": "somebody was faster, or it is the wrong number: 'babelbus state get --json' shows it",
+    "access_conflict": "'babelbus access list' shows the table as it is now",
+    "unknown_principal": "'babelbus principals list' shows who there is",
+    "imported_principal": "'babelbus clients' changes the clients of jebp",
     "history_gone": "ask for that moment or a later one; state.history_seconds says how long changes are kept",
     "offset_out_of_range": "'babelbus state history KEY' shows the offsets of a key, --as-of also takes a time",
 }

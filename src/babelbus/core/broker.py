@@ -3,16 +3,29 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import StagingLimits
-from babelbus.core.access import SERVER, AccessRefusedError, Action, Identity, may
+from babelbus.core.access import (
+    SERVER,
+    STATE_TOPIC,
+    AccessRefusedError,
+    Action,
+    Identity,
+    Narrowing,
+    Rights,
+    may,
+    overlaps,
+    refusal,
+)
+from babelbus.core.access.gate import Gate
 from babelbus.core.catalog import Catalog, UnknownTopicError
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
-from babelbus.core.publish import Publication
+from babelbus.core.publish import Payloads, Publication
 from babelbus.core.receipt import DONE, Promise, Receipt, join
 from babelbus.core.record import Event
 from babelbus.core.request import Key, Reply, Request, Responders
@@ -23,6 +36,8 @@ from babelbus.core.state import (
     NOTHING_PUBLISHED,
     Change,
     Commit,
+    GuardedHistory,
+    GuardedState,
     History,
     Kind,
     Published,
@@ -30,7 +45,7 @@ from babelbus.core.state import (
     StateLog,
     size_fault,
 )
-from babelbus.core.subject import Pattern, is_text
+from babelbus.core.subject import Pattern, is_text, text_of
 from babelbus.core.tail import TailBudget
 from babelbus.core.topic import RESERVED_PREFIX, ReservedTopicError, Topic, stamped
 from babelbus.core.transactions import Staging
@@ -45,7 +60,6 @@ log = logging.getLogger(__name__)
 
 TAIL_CACHE_BYTES = 64 * 2**20
 """Default memory for the newest records of all partitions."""
-STATE_TOPIC = "$state"
 UNTOLD_KINDS = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 """Kinds of state changes that are not events."""
 
@@ -77,7 +91,10 @@ class Broker(Catalog):
             on_visible=self._route,
             is_heard=lambda: not self.router.empty,
         )
-        self.router = Router()
+        self.on_sources_changed = self.access_changed
+        self.router = Router(self._sources_of)
+        self.gate: Gate
+        """The table of access; there once `open_gate` has returned, which is called before `open_state`."""
         self.responders = Responders(clock, loop, metrics)
         self.state: State
         self.state_receiver: object = object()
@@ -86,10 +103,32 @@ class Broker(Catalog):
         self.staging: Staging
         """Staged, atomic appends; there once `open_staging` has returned, as `state` and `groups` once theirs have."""
         self.groups: Groups
+        self.wildcards: Literal["narrow", "refuse"] = "narrow"
+        """The answer to a subscription to a pattern of which the principal is granted a part."""
         self._opened: list[Callable[[], Awaitable[None]]] = []
         """The functions that close the opened parts, in the order of opening."""
 
     # -- parts -------------------------------------------------------------------------------------------------------
+
+    def open_gate(
+        self,
+        *,
+        settings: TopicSettings,
+        audit_settings: TopicSettings,
+        mode: Literal["off", "enforce"] = "off",
+        wildcards: Literal["narrow", "refuse"] = "narrow",
+    ) -> Gate:
+        """Open the gate, whose table and audit are topics with these settings, made when the first record comes.
+
+        Raises:
+            StorageError: the table cannot be read whole.
+        """
+        gate = Gate(self, self._clock, self._loop, settings=settings, audit_settings=audit_settings, mode=mode)
+        gate.open()
+        gate.on_changed.append(self.access_changed)
+        self.gate, self.wildcards = gate, wildcards
+        self._opened.append(gate.close)
+        return gate
 
     def open_state(
         self,
@@ -109,6 +148,8 @@ class Broker(Catalog):
         topic = self.open_reserved(STATE_TOPIC, settings)
         kept = StateLog(topic, self.publish, files, folder, checkpoint_bytes=checkpoint_bytes, transient=transient)
         self.state = State(kept, self._publish_changes, key_bytes_max=key_bytes_max)
+        if hasattr(self, "gate"):
+            self.state.rights_of = self._rights_of
         self.state.open(self._topic_of_key)
         self._opened.append(self.state.close)
         self.history = History(topic)
@@ -162,9 +203,30 @@ class Broker(Catalog):
 
     # -- events ------------------------------------------------------------------------------------------------------
 
+    # Each call that changes or shows something asks for the right to do so. The default principal is the server itself.
+
     def may(self, principal: Identity, action: Action, subject: str) -> bool:
         """Return whether a principal may do this; `publish` asks by itself."""
         return may(principal, action, subject)
+
+    def state_for(self, principal: Identity) -> "State | GuardedState":
+        """Return the state as a principal may read and change it."""
+        return self.state if principal.rights is None else GuardedState(self.state, principal)
+
+    def history_for(self, principal: Identity) -> "History | GuardedHistory":
+        """Return the history of the state as a principal may read it."""
+        return self.history if principal.rights is None else GuardedHistory(self.history, principal)
+
+    def _rights_of(self, principal: str) -> Rights | None:
+        """Return the rights that a testament has."""
+        return self.gate.table.rights(principal) if self.gate.enforcing else None
+
+    def access_changed(self) -> None:
+        """Update live subscriptions and responders after a change of the table of access."""
+        self.router.forget_all()
+        self.responders.access_changed()
+        if hasattr(self, "groups"):
+            self.groups.access_changed()
 
     def publish(self, publication: Publication) -> Receipt:
         """Publish: the only way into topics and to live subscriptions, for clients and for the server itself.
@@ -179,8 +241,11 @@ class Broker(Catalog):
         if topic is None:
             return Receipt.refused(UnknownTopicError(f"there is no topic {name!r}"))
         principal = publication.principal
-        if principal.grants is not None and not may(principal, Action.PUBLISH, name):
-            return Receipt.refused(AccessRefusedError(Action.PUBLISH, name))
+        rights = principal.rights
+        if rights is not None and not rights.may_topic(Action.PUBLISH, name):
+            refused = self._refuse_records(principal, topic, publication)
+            if refused is not None:
+                return Receipt.refused(refused)
         if topic.reserved and principal is not SERVER:
             return Receipt.refused(ReservedTopicError(f"topic {name!r} is the server's own and cannot be written to"))
         return topic.publish(publication)
@@ -208,10 +273,24 @@ class Broker(Catalog):
         return join(receipts)
 
     def _refuse_live(self, principal: Identity, events: Sequence[Event]) -> AccessRefusedError | None:
-        if principal.grants is not None:
+        if principal.rights is not None:
             for subject in {event.subject for event in events}:
                 if not may(principal, Action.PUBLISH, subject):
-                    return AccessRefusedError(Action.PUBLISH, subject)
+                    return refusal(principal, Action.PUBLISH, subject)
+        return None
+
+    def _refuse_records(self, principal: Identity, topic: Topic, publication: Publication) -> AccessRefusedError | None:
+        """Return the refusal of records by a principal without the right to the whole topic: each subject counts."""
+        content = publication.content
+        if isinstance(content, Payloads):
+            subjects = {topic.name}
+        elif isinstance(content, list):
+            subjects = {event.subject for event in content}
+        else:
+            subjects = topic.subjects_of(content)
+        for subject in sorted(subjects):
+            if not may(principal, Action.PUBLISH, subject):
+                return refusal(principal, Action.PUBLISH, subject)
         return None
 
     def _topic_of_key(self, key: str) -> Topic | None:
@@ -236,9 +315,26 @@ class Broker(Catalog):
         """Return the name of the topic that records what is published under a subject, `None` if it is live only."""
         return self._table.find(subject)
 
-    def subscribe(self, pattern: Pattern, receiver: Receiver) -> Subscription:
-        """Register a receiver for the events that are published from now on under matching subjects."""
-        return self.router.add(pattern, receiver)
+    def subscribe(
+        self,
+        pattern: Pattern,
+        receiver: Receiver,
+        principal: Identity = SERVER,
+        *,
+        shared: bool = False,
+        owner: object = None,
+    ) -> Subscription:
+        """Register a receiver for the events that are published from now on under matching subjects; see `Router.add`.
+
+        `narrowing` of the subscription says whether the principal is granted the whole pattern or a part of it.
+
+        Raises:
+            AccessRefusedError: nothing of the pattern is granted, or a part and `wildcards` is "refuse".
+        """
+        narrowing = overlaps(principal, Action.SUBSCRIBE, pattern)
+        if narrowing is Narrowing.NONE or (narrowing is Narrowing.PART and self.wildcards == "refuse"):
+            raise refusal(principal, Action.SUBSCRIBE, text_of(pattern))
+        return self.router.add(pattern, receiver, shared=shared, owner=owner, principal=principal)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """End a live subscription."""

@@ -16,6 +16,17 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.access import (
+    SERVER,
+    STATE_TOPIC,
+    Action,
+    Identity,
+    Narrowing,
+    check_topic,
+    may_topic,
+    refusal,
+    subjects_of_topic,
+)
 from babelbus.core.backend import Backend
 from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.receipt import DONE, Promise
@@ -36,6 +47,8 @@ from babelbus.storage.files import disk_error
 log = logging.getLogger(__name__)
 
 PARTITIONS_MAX = 1024
+DEAD_LETTERS_PREFIX = "dead-letters/"
+"""Begins the names of the topics that hold records of other topics."""
 
 T = TypeVar("T")
 
@@ -55,6 +68,8 @@ class _Kept(msgspec.Struct, frozen=True):
     settings: TopicSettings
     id: str = FIRST_ID
     """Another one when the topic is removed and made again; topics made before there were ids have the first."""
+    owner: str = ""
+    sources: tuple[str, ...] = ()
 
 
 class Catalog:
@@ -107,6 +122,7 @@ class Catalog:
         """The engines that are in use."""
         self.on_topics_changed: Callable[[], Promise] = lambda: DONE
         self._on_changed: list[Callable[[], None]] = []
+        self.on_sources_changed: Callable[[], None] = lambda: None
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -162,6 +178,24 @@ class Catalog:
         elif topic.settings != settings:
             self._save_settings(name, _Kept(len(topic.partitions), settings, topic.id))
             self._configure(topic, settings)
+        return topic
+
+    def ensure_reserved(self, name: str, settings: TopicSettings) -> Work[Topic]:
+        """Return a topic of the server's own; create the topic, durably, if the name is free.
+
+        Errors of the work:
+            StorageError: the disk refused.
+        """
+        assert name.startswith(RESERVED_PREFIX)
+        return Work(self._in_turn(name, lambda: self._ensure_reserved(name, settings)))
+
+    async def _ensure_reserved(self, name: str, settings: TopicSettings) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            kept, backend = _Kept(1, settings, _new_id()), self._backend(settings.engine)
+            logs = await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
+            topic = self._add_topic(name, kept, logs)
+            self._changed()
         return topic
 
     def _load_settings(self, name: str) -> _Kept:
@@ -220,6 +254,8 @@ class Catalog:
             self._is_heard,
             self._loop.call_soon,
             topic_id,
+            kept.owner,
+            kept.sources,
         )
         self._topics[name] = topic
         return topic
@@ -245,37 +281,48 @@ class Catalog:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def create_topic(
-        self, name: str, partitions: int | None = None, settings: dict[str, Any] | None = None
+        self,
+        name: str,
+        partitions: int | None = None,
+        settings: dict[str, Any] | None = None,
+        principal: Identity = SERVER,
+        *,
+        source: str | None = None,
     ) -> Work[Topic]:
-        """Create a topic, durably, with the default number of partitions unless told otherwise.
+        """Create a topic, durably, with the default number of partitions unless told otherwise. The principal owns it.
+
+        `source` is the topic whose records it is to hold copies of.
 
         Errors of the work:
+            AccessRefusedError: the principal may not manage all subjects that the topic would record.
             InvalidTopicNameError: the name is not valid.
             InvalidSettingError: the number of partitions or a setting is not valid.
             TopicExistsError: a topic has this name.
             StorageError: the disk refused.
         """
-        return Work(self._in_turn(name, lambda: self._create(name, partitions, settings or {})))
+        return Work(self._in_turn(name, lambda: self._create(name, partitions, settings or {}, principal, source)))
 
-    def alter_topic(self, name: str, changes: dict[str, Any]) -> Work[Topic]:
+    def alter_topic(self, name: str, changes: dict[str, Any], principal: Identity = SERVER) -> Work[Topic]:
         """Update settings of a topic while it is used; `partitions` may only grow.
 
         Errors of the work:
+            AccessRefusedError: the principal may not manage the topic.
             UnknownTopicError: no topic has this name.
             InvalidSettingError: a setting is unknown, wrong, or cannot change; nothing was changed.
             StorageError: the disk refused.
         """
-        return Work(self._in_turn(name, lambda: self._alter(name, dict(changes))))
+        return Work(self._in_turn(name, lambda: self._alter(name, dict(changes), principal)))
 
-    def remove_topic(self, name: str) -> Work[None]:
+    def remove_topic(self, name: str, principal: Identity = SERVER) -> Work[None]:
         """Remove a topic and its records: gone at once, then durably; the space is given back in the background.
 
         Errors of the work:
+            AccessRefusedError: the principal may not manage the topic.
             UnknownTopicError: no topic has this name.
             InvalidTopicNameError: the name is reserved for the server's own topics.
             StorageError: the disk refused; the topic is still there.
         """
-        return Work(self._in_turn(name, lambda: self._remove(name)))
+        return Work(self._in_turn(name, lambda: self._remove(name, principal)))
 
     async def _in_turn(self, name: str, change: Callable[[], Awaitable[T]]) -> T:
         """Run a change of a topic after the changes that were asked for before."""
@@ -292,8 +339,18 @@ class Catalog:
                 del self._changes[name]
             done.resolve()
 
-    async def _create(self, name: str, partitions: int | None, settings: dict[str, Any]) -> Topic:
-        kept = self._check_new(name, partitions, settings)
+    async def _create(
+        self,
+        name: str,
+        partitions: int | None,
+        settings: dict[str, Any],
+        principal: Identity,
+        source: str | None,
+    ) -> Topic:
+        check_topic(principal, Action.MANAGE, name)
+        kept = self._check_new(name, partitions, settings, "" if principal.rights is None else principal.name)
+        if source is not None:
+            kept = msgspec.structs.replace(kept, sources=tuple(sorted(self._with_sources(source))))
         engine = kept.settings.engine
         if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
             await self._loop.run_in_executor(None, self._stores.__getitem__, engine)
@@ -303,7 +360,7 @@ class Catalog:
         self._changed()
         return topic
 
-    def _check_new(self, name: str, partitions: int | None, settings: dict[str, Any]) -> _Kept:
+    def _check_new(self, name: str, partitions: int | None, settings: dict[str, Any], owner: str) -> _Kept:
         """Return what is to be stored of a new topic. Raises: the errors of `create_topic`."""
         check_topic_name(name)
         _check_not_reserved(name)
@@ -315,9 +372,10 @@ class Catalog:
             partitions = self._default_partitions
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidSettingError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
-        return _Kept(partitions, change_settings(self._defaults, settings), _new_id())
+        return _Kept(partitions, change_settings(self._defaults, settings), _new_id(), owner)
 
-    async def _alter(self, name: str, changes: dict[str, Any]) -> Topic:
+    async def _alter(self, name: str, changes: dict[str, Any], principal: Identity) -> Topic:
+        self.check_managed(principal, name)
         topic = self.topic(name)
         _check_not_reserved(name)
         count = len(topic.partitions)
@@ -332,7 +390,7 @@ class Catalog:
         backend = self._backend(made.engine)
 
         def store() -> list[PartitionLog]:
-            self._save_settings(name, _Kept(partitions, made, topic.id))
+            self._save_settings(name, _Kept(partitions, made, topic.id, topic.owner, topic.sources))
             return self._open_logs(backend, name, made, range(count, partitions))
 
         topic.partitions += self._make_partitions(made, await self._run(backend.changes, store), count)
@@ -345,7 +403,8 @@ class Catalog:
         for partition in topic.partitions:
             partition.configure(settings, self._checkpoint_bytes)
 
-    async def _remove(self, name: str) -> None:
+    async def _remove(self, name: str, principal: Identity) -> None:
+        self.check_managed(principal, name)
         topic = self.topic(name)
         _check_not_reserved(name)
         del self._topics[name]
@@ -356,7 +415,7 @@ class Catalog:
         except OSError as error:
             numbers = range(len(topic.partitions))
             logs = await self._run(backend.changes, lambda: self._open_logs(backend, name, settings, numbers))
-            self._add_topic(name, _Kept(len(numbers), settings, topic.id), logs)
+            self._add_topic(name, _Kept(len(numbers), settings, topic.id, topic.owner, topic.sources), logs)
             raise disk_error(error, f"topic {name!r} could not be removed") from error
         noted = self._changed()
         for store, token in hidden:
@@ -426,6 +485,83 @@ class Catalog:
     def _note_names(self) -> None:
         names = {*self._topics, *self._topics.damaged}
         self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
+
+    # -- access ------------------------------------------------------------------------------------------------------
+
+    def may_topic(self, principal: Identity, action: Action, name: str) -> bool:
+        """Return whether a principal may do this with everything that a topic holds, dead letters of others too."""
+        if principal.rights is None:
+            return True
+        if not may_topic(principal, action, name):
+            return False
+        topic = self._topics.get(name)
+        return topic is None or all(may_topic(principal, action, source) for source in self._sources(topic))
+
+    def may_some(self, principal: Identity, action: Action, name: str) -> bool:
+        """Return whether a principal may do this with something that a topic holds."""
+        rights = principal.rights
+        return (
+            rights is None
+            or rights.may_topic(action, name)
+            or any(rights.overlaps(action, part) is not Narrowing.NONE for part in subjects_of_topic(name))
+        )
+
+    def may_manage(self, principal: Identity, name: str, owner: str) -> bool:
+        """Return whether a principal may manage a topic, or something on the topic whose owner is given."""
+        rights = principal.rights
+        if rights is None or may_topic(principal, Action.MANAGE, name):
+            return True
+        return bool(owner) and owner == principal.name and not rights.denies(Action.MANAGE, *subjects_of_topic(name))
+
+    def check_topic(self, principal: Identity, action: Action, name: str) -> None:
+        """Check that a principal may do this with everything that a topic holds.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        if not self.may_topic(principal, action, name):
+            raise refusal(principal, action, name)
+
+    def check_managed(self, principal: Identity, name: str) -> None:
+        """Check that a principal may manage a topic; for a free name, that it may create the topic.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        topic = self._topics.get(name)
+        if not self.may_manage(principal, name, "" if topic is None else topic.owner):
+            raise refusal(principal, Action.MANAGE, name)
+
+    def _sources(self, topic: Topic) -> tuple[str, ...]:
+        """Return the topics whose rights somebody needs who reads a topic."""
+        if not topic.sources and topic.name.startswith(DEAD_LETTERS_PREFIX):
+            return (STATE_TOPIC,)  # from before sources were kept: it may hold records of every subject
+        return topic.sources
+
+    def _sources_of(self, subject: str) -> tuple[str, ...]:
+        topic = self._topics.get(self._table.find(subject) or "")
+        return () if topic is None else self._sources(topic)
+
+    def _with_sources(self, name: str) -> set[str]:
+        """Return a topic and the topics that its own records come from."""
+        topic = self._topics.get(name)
+        return {name, *(() if topic is None else self._sources(topic))}
+
+    def add_source(self, name: str, source: str) -> Work[None]:
+        """Record, durably, that a topic has copies of the records of another topic."""
+        return Work(self._in_turn(name, lambda: self._add_source(name, source)))
+
+    async def _add_source(self, name: str, source: str) -> None:
+        topic = self.topic(name)
+        wanted = self._with_sources(source)
+        if wanted <= set(topic.sources):
+            return
+        before = self._sources(topic) if any(one.next_offset for one in topic.partitions) else topic.sources
+        sources = tuple(sorted({*before, *wanted}))
+        kept = _Kept(len(topic.partitions), topic.settings, topic.id, topic.owner, sources)
+        await self._run(self._backend(topic.settings.engine).changes, lambda: self._save_settings(name, kept))
+        topic.sources = sources
+        self.on_sources_changed()
 
     # -- what there is -----------------------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import AccessRefusedError, Action, Identity, may
+from babelbus.core.access import SERVER, Action, Identity, Narrowing, may, overlaps, refusal
 from babelbus.core.receipt import Promise
 from babelbus.core.router import Router, Subscription
-from babelbus.core.subject import Pattern
+from babelbus.core.subject import Pattern, text_of
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.records.record import Headers
@@ -225,9 +225,19 @@ class Responders:
         self._router = Router()
         self._numbers = itertools.count()
 
-    def add(self, pattern: Pattern, answerer: Answerer, group: str = "") -> Subscription:
-        """Register a responder for the subjects of a pattern."""
-        return self._router.add(pattern, lambda _: None, owner=_Responder(group, answerer))
+    def add(self, pattern: Pattern, answerer: Answerer, group: str = "", principal: Identity = SERVER) -> Subscription:
+        """Register a responder for the subjects of a pattern.
+
+        Raises:
+            AccessRefusedError: the principal may subscribe to nothing of the pattern.
+        """
+        if overlaps(principal, Action.SUBSCRIBE, pattern) is Narrowing.NONE:
+            raise refusal(principal, Action.SUBSCRIBE, text_of(pattern))
+        return self._router.add(pattern, lambda _: None, owner=_Responder(group, answerer), principal=principal)
+
+    def access_changed(self) -> None:
+        """Find the responders anew: the table of access has changed."""
+        self._router.forget_all()
 
     def remove(self, responder: Subscription) -> None:
         """End what `add` began."""
@@ -245,7 +255,7 @@ class Responders:
         A request is a publication: it needs that right.
         """
         if not may(principal, Action.PUBLISH, subject):
-            return Request.refused(AccessRefusedError(Action.PUBLISH, subject))
+            return Request.refused(refusal(principal, Action.PUBLISH, subject))
         groups: dict[str, list[Answerer]] = {}
         for subscription in self._router.find(subject):
             responder = cast("_Responder", subscription.owner)

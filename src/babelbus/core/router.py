@@ -9,6 +9,7 @@ for longer than a call, look at `valid` first. Neither a new subject nor a new p
 import logging
 from collections.abc import Callable, Sequence
 
+from babelbus.core.access import SERVER, Action, Identity, Narrowing, may, may_topic, overlaps
 from babelbus.core.record import Event
 from babelbus.core.subject import CACHE_MAX, CACHED_LENGTH_MAX, Element, Pattern
 from babelbus.core.subject_index import SubjectIndex
@@ -23,16 +24,34 @@ Receiver = Callable[[Sequence[Event]], None]
 
 
 class Subscription:
-    """One live subscription; `Router.remove` ends it. `owner` is whatever the subscriber wants to find again."""
+    """One live subscription; `Router.remove` ends it. `owner` is whatever the subscriber wants to find again.
 
-    __slots__ = ("key", "number", "owner", "pattern", "receiver")
+    The subscription gets what its principal may subscribe to, by the rights of the moment.
+    """
 
-    def __init__(self, pattern: Pattern, receiver: Receiver, number: int, *, shared: bool, owner: object) -> None:
+    __slots__ = ("key", "number", "owner", "pattern", "principal", "receiver")
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        receiver: Receiver,
+        number: int,
+        *,
+        shared: bool,
+        owner: object,
+        principal: Identity = SERVER,
+    ) -> None:
         self.pattern = pattern
         self.receiver = receiver
         self.number = number
         self.owner = owner
+        self.principal = principal
         self.key: object = receiver if shared else self
+
+    @property
+    def narrowing(self) -> Narrowing:
+        """How much of the pattern the principal is granted now."""
+        return overlaps(self.principal, Action.SUBSCRIBE, self.pattern)
 
     @property
     def rest(self) -> bool:
@@ -66,7 +85,9 @@ class Route:
 class Router:
     """Subject -> receivers, by a look-up that is made once for each subject and kept until a subscription changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources_of: Callable[[str], Sequence[str]] = lambda subject: ()) -> None:
+        self._sources_of = sources_of
+        """Returns the topics whose rights a subject needs too: those that its records were copied from."""
         self._exact: dict[str, dict[Subscription, None]] = {}  # dictionaries: one key may have 100,000 subscribers
         self._patterns: SubjectIndex[Subscription] = SubjectIndex()
         self._cache: dict[str, Route] = {}
@@ -77,15 +98,24 @@ class Router:
         self.count = 0
         """Number of subscriptions."""
 
-    def add(self, pattern: Pattern, receiver: Receiver, *, shared: bool = False, owner: object = None) -> Subscription:
+    def add(
+        self,
+        pattern: Pattern,
+        receiver: Receiver,
+        *,
+        shared: bool = False,
+        owner: object = None,
+        principal: Identity = SERVER,
+    ) -> Subscription:
         """Register a receiver for the events that are published from now on under matching subjects.
 
         A receiver of several subscriptions gets an event once for each; with `shared`, once for all of them: so a
-        protocol encodes an event once, whatever number of its clients want it.
+        protocol encodes an event once, whatever number of its clients want it. Sessions subscribe by
+        `Broker.subscribe`, which refuses patterns of which the principal is granted nothing.
         """
         self._made += 1
         self.count += 1
-        subscription = Subscription(pattern, receiver, self._made, shared=shared, owner=owner)
+        subscription = Subscription(pattern, receiver, self._made, shared=shared, owner=owner, principal=principal)
         literal = pattern.literal
         if literal is None:
             self._patterns.add(subscription)
@@ -135,7 +165,8 @@ class Router:
                 route.valid = False
                 del self._cache[route.subject]
 
-    def _forget_all(self) -> None:
+    def forget_all(self) -> None:
+        """Remove all routes: the table of access has changed."""
         for route in self._cache.values():
             route.valid = False
         self._cache.clear()
@@ -160,17 +191,31 @@ class Router:
             return found
         wild = [one for one in self._patterns.candidates(subject) if one.pattern.matches(subject)]
         wild.sort(key=lambda one: one.number)
-        found = Route(subject, (*self._exact.get(subject, ()), *wild))
+        found = Route(subject, self._granted(subject, [*self._exact.get(subject, ()), *wild]))
         if len(subject) > CACHED_LENGTH_MAX:
             found.valid = False  # nobody would tell it of a change
             return found
         if len(self._cache) >= CACHE_MAX:
-            self._forget_all()
+            self.forget_all()
         if len(self._unindexed) >= CACHE_MAX:
             self._index_routes()
         self._cache[subject] = found
         self._unindexed.append(found)
         return found
+
+    def _granted(self, subject: str, subscriptions: list[Subscription]) -> tuple[Subscription, ...]:
+        """Return the subscriptions whose principal may have the subject."""
+        guarded = [one for one in subscriptions if one.principal.rights is not None]
+        if not guarded:
+            return tuple(subscriptions)
+        sources = self._sources_of(subject)
+        refused = {
+            one
+            for one in guarded
+            if not may(one.principal, Action.SUBSCRIBE, subject)
+            or not all(may_topic(one.principal, Action.SUBSCRIBE, source) for source in sources)
+        }
+        return tuple(one for one in subscriptions if one not in refused)
 
     def route(self, events: Sequence[Event]) -> None:
         """Deliver matching events to each receiver, together and in order, except events that came `via` itself."""

@@ -97,6 +97,15 @@ class PathPattern(msgspec.Struct, frozen=True):
         return all(element is None or element == part for element, part in zip(self.elements, parts, strict=False))
 
 
+def text_of(pattern: Pattern) -> str:
+    """Return a pattern as it stands in messages: `?` is one element, `*` the end of an element, `#` what follows."""
+    parts: list[str] = []
+    while (element := pattern.element(len(parts))) is not None:
+        text, whole = element
+        parts.append(text if whole else f"{text}*" if text else "?")
+    return "/".join([*parts, "#"] if pattern.rest else parts)
+
+
 EVERYTHING = PathPattern((), rest=True)
 
 

@@ -170,6 +170,47 @@ class SubjectIndex(Generic[T]):
             found += branch.ended
         return found
 
+    def around(self, pattern: Item) -> Iterator[T]:
+        """Yield the items that may contain every subject of a pattern; none that does is left out."""
+        branches, depth = [self._root], 0
+        while branches:
+            step = pattern.element(depth) if depth < DEPTH_MAX else None
+            following = []
+            for branch in branches:
+                yield from branch.rest
+                if step is None:
+                    yield from branch.ended
+                    continue
+                children = [] if not step[1] else [branch.literals.get(step[0])]
+                children += [child for text, child in branch.beginnings.items() if step[0].startswith(text)]
+                for child in children:
+                    if isinstance(child, list):
+                        yield from child
+                    elif child is not None:
+                        following.append(child)
+            branches = following
+            depth += 1
+
+    def related(self, pattern: Item) -> Iterator[T]:
+        """Yield the items that may have a subject in common with a pattern; none that has is left out."""
+        waiting = [(self._root, 0)]
+        while waiting:
+            branch, depth = waiting.pop()
+            yield from branch.rest
+            step = pattern.element(depth) if depth < DEPTH_MAX else None
+            if step is None:
+                yield from branch.ended
+                if not pattern.rest:
+                    continue
+                step = ("", False)
+            text, whole = step
+            children = list(_related_edges(branch, text, whole=whole))
+            for child in children:
+                if isinstance(child, list):
+                    yield from child
+                else:
+                    waiting.append((child, depth + 1))
+
     def take(self, pattern: Item, concerns: Callable[[T], bool]) -> list[T]:
         """Remove and return the items that a pattern concerns.
 
@@ -211,3 +252,15 @@ class SubjectIndex(Generic[T]):
                 branch.remove_edge(text, whole=whole)
             elif not isinstance(child, list) and size <= FEW_AGAIN:
                 edges[text] = list(child)
+
+
+def _related_edges(branch: _Branch[T], text: str, *, whole: bool) -> Iterator["_Branch[T] | list[T]"]:
+    """Yield what is below the edges that may fit an element of a pattern."""
+    if whole:
+        if text in branch.literals:
+            yield branch.literals[text]
+    else:
+        yield from (child for literal, child in branch.literals.items() if literal.startswith(text))
+    for beginning, child in branch.beginnings.items():
+        if text.startswith(beginning) or (not whole and beginning.startswith(text)):
+            yield child

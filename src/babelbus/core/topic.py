@@ -92,11 +92,17 @@ class Topic:
         is_heard: Callable[[], bool],
         later: Callable[[Callable[[], None]], object],
         topic_id: str = FIRST_ID,
+        owner: str = "",
+        sources: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.id = topic_id
         """Another one when the topic was removed and made again."""
         self.settings = settings
+        self.owner = owner
+        """The principal that made the topic; empty for the server, and for topics from before there was a gate."""
+        self.sources = sources
+        """The topics whose records dead letters brought here: whoever reads the letters needs the rights to them."""
         self.partitions = partitions
         self._clock = clock
         self._metrics = metrics
@@ -355,6 +361,13 @@ class Topic:
         """Return stored records of this topic as events."""
         columns = decode_columns(data, np.asarray(positions, np.int64))
         return [event_of(self.name, record) for record in iterate(columns)]
+
+    def subjects_of(self, content: Bodies | RecordBatch) -> set[str]:
+        """Return the subjects of records that are to be stored."""
+        batch = content
+        if isinstance(batch, Bodies):
+            batch = encode_bodies(batch.bodies, batch.timestamps, 0)
+        return {event.subject for event in self.decode(bytes(batch.data), batch.positions)}
 
     async def close(self, run: Run, error: StorageError | None = None) -> None:
         """Close the logs, in a thread that `run` chooses; who waits is answered, with `error` if there is one."""

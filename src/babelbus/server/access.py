@@ -7,12 +7,13 @@ Three text files in `<data>/conf`, one entry a line, blank lines and lines that 
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from urllib.parse import quote, unquote
 
 import msgspec
 
-from babelbus.core.access import ADMIN_GRANTS, CLIENT_GRANTS, Identity
+from babelbus.core.access import ADMIN_ROLE, CLIENT_ROLE, Credential, Principal
 from babelbus.core.catalog import PARTITIONS_MAX
 from babelbus.core.subject import check_topic_name
 from babelbus.errors import ConfigError, InvalidTopicNameError
@@ -23,6 +24,10 @@ log = logging.getLogger(__name__)
 FINGERPRINTS_NAME = "client_fingerprints"
 ADMINS_NAME = "client_admin_rights"
 TOPICS_NAME = "topics"
+CLIENTS_ORIGIN = "client lists"
+"""The origin of the principals that the lists of clients name."""
+JEBP_KEY = "jebp"
+"""The kind of credential that is the fingerprint of a jebp certificate."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 # What a line of the list of topics cannot hold as it is: a comment's sign in front, blanks at an end, other line ends.
 _ENCODED = re.compile(r"%|^#|^\s+|\s+$|[^\S ]")
@@ -62,12 +67,23 @@ class AccessLists:
             fingerprint: ClientEntry(fingerprint, name, fingerprint in admins) for fingerprint, name in names.items()
         }
 
-    def authorise(self, fingerprint: str) -> Identity | None:
-        """Return the client of a verified certificate with its rights; `None` if the fingerprint is unknown."""
-        entry = self.clients.get(fingerprint)
-        if entry is None:
-            return None
-        return Identity(f"jebp:{entry.name}", entry.name, ADMIN_GRANTS if entry.admin else CLIENT_GRANTS)
+    def entries(self, is_taken: Callable[[str], bool] = lambda name: False) -> list[Principal]:
+        """Return the clients as principals of the table of access.
+
+        Names that are not unique, or that a principal of the table has, get the beginning of the fingerprint: rights
+        belong to a key, and must not be those of another key of the same name.
+        """
+        names = Counter(entry.name for entry in self.clients.values())
+        return [
+            Principal(
+                entry.name
+                if names[entry.name] == 1 and not is_taken(entry.name)
+                else f"{entry.name}-{fingerprint[:16]}",
+                (ADMIN_ROLE if entry.admin else CLIENT_ROLE,),
+                (Credential(JEBP_KEY, fingerprint, {"fingerprint": fingerprint}),),
+            )
+            for fingerprint, entry in self.clients.items()
+        ]
 
     # -- changing ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,9 @@ import msgspec
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config, TopicLayout
+from babelbus.core.access import SERVER, Identity, InvalidAccessError, Principal
+from babelbus.core.access.gate import Gate
+from babelbus.core.access.table import id_of
 from babelbus.core.broker import Broker
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import Promise, settled
@@ -31,7 +34,7 @@ from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
-from babelbus.server.access import AccessLists
+from babelbus.server.access import CLIENTS_ORIGIN, JEBP_KEY, AccessLists
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
@@ -49,6 +52,8 @@ STAGING_NAME = "staging"
 DATABASE_NAME = "db.sqlite"
 OWN_NAMES = (CONF_NAME, "topics", STATE_NAME, STAGING_NAME, LOCK_NAME, "groups.*", "*.json", f"{DATABASE_NAME}*")
 """The entries of the data folder that a server makes, without the folder of its sockets."""
+ACCESS_SEGMENT_BYTES = 2**20
+AUDIT_SEGMENT_BYTES = 16 * 2**20
 DRAIN_STEP_SECONDS = 0.01
 GC_FIRST_THRESHOLD = 50_000
 """Objects between two looks of the cycle collector: batches are thousands of objects without a cycle among them."""
@@ -86,6 +91,7 @@ class Server:
         self._closed_topics: dict[str, int] = {}
         """Topics of the list that are damaged, and how many partitions the list gives them."""
         self.broker: Broker
+        self.gate: Gate
         self._list: Writer
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -153,6 +159,7 @@ class Server:
             tail_cache_bytes=self.config.storage.tail_cache_bytes,
         )
         removed = set(self.broker.open().values())
+        await self._open_gate()
         state = self.config.state
         self.broker.open_state(
             self._files,
@@ -175,6 +182,62 @@ class Server:
         self.broker.on_topics_changed = self._note_topics
         await self._note_topics().wait()
         self._watch_broker()
+
+    async def _open_gate(self) -> None:
+        """Open the table of access, take in the lists of clients, and apply the table file of the configuration."""
+        access, audit, segment_bytes = self.config.access, self.config.audit, self.config.storage.segment_bytes
+        self.gate = self.broker.open_gate(
+            settings=TopicSettings(cleanup="compact", segment_bytes=min(segment_bytes, ACCESS_SEGMENT_BYTES)),
+            audit_settings=TopicSettings(
+                ack="written",
+                retention_seconds=audit.retention_seconds,
+                retention_bytes=audit.retention_bytes,
+                segment_bytes=min(segment_bytes, AUDIT_SEGMENT_BYTES),
+            ),
+            mode=access.mode,
+            wildcards=access.wildcards,
+        )
+        await self.gate.settle()
+        self._import_clients()
+        self.gate.on_changed.append(self._access_changed)
+        if access.file is not None:
+            await self._apply_table_file(access.file)
+
+    async def _apply_table_file(self, path: str) -> None:
+        """Load the table file of the configuration; a file with an error leaves the table as it was."""
+        read = partial(self._files.read_file, path)
+        try:
+            text = (await asyncio.get_running_loop().run_in_executor(None, read)).decode()
+            await self.gate.apply_file(text, path, SERVER)
+        except (OSError, UnicodeDecodeError, InvalidAccessError) as error:
+            log.error("access: the table stays as it was: %s", error)
+
+    def _import_clients(self) -> None:
+        """Show the lists of jebp clients in the table of access."""
+        self.gate.import_entries(CLIENTS_ORIGIN, self._lists.entries(self._is_principal))
+
+    def _is_principal(self, name: str) -> bool:
+        return id_of(Principal(name)) in self.gate.table.entries
+
+    def _access_changed(self) -> None:
+        for service in self.services.values():
+            service.access_changed()
+
+    def authorise(self, fingerprint: str) -> Identity | None:
+        """Return who owns a verified certificate, with its rights; `None` if nobody does."""
+        if not self.gate.enforcing:
+            entry = self._lists.clients.get(fingerprint)
+            if entry is None:
+                return None
+            rights = self.gate.admin_rights if entry.admin else self.gate.client_rights
+            return Identity(f"jebp:{entry.name}", entry.name, rights)
+        found = self.gate.table.find_credential(JEBP_KEY, fingerprint)
+        if found is None:
+            return None
+        principal, credential = found
+        if credential.expires is not None and credential.expires <= self.clock.now_ms():
+            return None
+        return self.gate.identity(f"jebp:{principal.name}", principal.name)
 
     async def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
         """Create the topics of the list that the store does not have; stored topics are kept in any case."""
@@ -252,7 +315,7 @@ class Server:
             self.clock,
             self._files,
             self.folder,
-            self._lists.authorise,
+            self.authorise,
             read_browsers(self.config.server),
             Budget(self.config.server, self.metrics),
             self._certificates,
@@ -300,8 +363,7 @@ class Server:
         listed = await run(None, self._lists.read_topics)  # before anything changes
         await run(None, self._lists.reload)
         self.guessing.clear()
-        for service in self.services.values():
-            service.access_changed()
+        self._import_clients()
         await self._reconcile_topics(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
         await run(None, self._certificates.reload)

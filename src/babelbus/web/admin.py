@@ -26,12 +26,13 @@ from babelbus.identities.guessing import Guessing
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
+from babelbus.web.access import AccessRoutes
 from babelbus.web.answers import Handler, answer, answer_errors, read_body
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.groups import GroupRoutes
 from babelbus.web.limits import ConnectionLimits
-from babelbus.web.live import PROTOCOL, LiveRoutes
+from babelbus.web.live import ADMIN, PROTOCOL, LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.requests import RequestRoutes
 from babelbus.web.state import StateRoutes
@@ -139,6 +140,7 @@ class AdminServer:
         self._live = LiveRoutes(broker, editor, metrics)
         self._requests = RequestRoutes(broker, server.clock)
         self._state = StateRoutes(editor)
+        self._access = AccessRoutes(broker, server.clock.now_ms)
         self._groups = (
             *GroupRoutes(broker.groups).routes,
             *ConsumerRoutes(broker.groups).routes,
@@ -210,6 +212,7 @@ class AdminServer:
             *self._requests.routes,
             *self._groups,
             *self._pipelines.routes,
+            *self._access.routes,
         ):
             router.add_route(method, path, self._with_token(handler))
         return application
@@ -281,16 +284,16 @@ class AdminServer:
         settings = read_topic_changes(wanted.settings | count)
         partitions = settings.pop("partitions", None)
         assert partitions is None or isinstance(partitions, int)  # read_topic_changes has checked it
-        topic = await self._broker.create_topic(wanted.name, partitions, self._resolve(settings))
+        topic = await self._broker.create_topic(wanted.name, partitions, self._resolve(settings), ADMIN)
         return answer(_describe(topic), status=201)
 
     async def _alter_topic(self, request: web.Request) -> web.Response:
         changes = read_topic_changes(await read_body(request, dict[str, object]))
-        topic = await self._broker.alter_topic(request.match_info["name"], self._resolve(changes))
+        topic = await self._broker.alter_topic(request.match_info["name"], self._resolve(changes), ADMIN)
         return answer(_describe(topic))
 
     async def _remove_topic(self, request: web.Request) -> web.Response:
-        await self._broker.remove_topic(request.match_info["name"])
+        await self._broker.remove_topic(request.match_info["name"], ADMIN)
         return answer({"removed": request.match_info["name"]})
 
     async def _show_server(self, request: web.Request) -> web.Response:

@@ -8,6 +8,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
+from babelbus.core.access import AccessRefusedError, InvalidAccessError
+from babelbus.core.access.gate import AccessConflictError
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.groups import (
     GroupClosedError,
@@ -41,7 +43,14 @@ from babelbus.core.state import (
 from babelbus.core.topic import UnknownPartitionError
 from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, StorageError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
-from babelbus.web.errors import InvalidEventError, TooManyPipelinesError, UnknownConsumerError, UnknownResponderError
+from babelbus.web.errors import (
+    ImportedPrincipalError,
+    InvalidEventError,
+    TooManyPipelinesError,
+    UnknownConsumerError,
+    UnknownPrincipalError,
+    UnknownResponderError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +96,11 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (VersionMismatchError, 409, "version_mismatch"),
     (HistoryGoneError, 410, "history_gone"),
     (OffsetOutOfRangeError, 416, "offset_out_of_range"),
+    (AccessRefusedError, 403, "refused"),
+    (AccessConflictError, 409, "access_conflict"),
+    (UnknownPrincipalError, 404, "unknown_principal"),
+    (ImportedPrincipalError, 409, "imported_principal"),
+    (InvalidAccessError, 400, "invalid_access"),
     (DiskFullError, 507, "disk_full"),
     (StorageError, 503, "storage"),
     (BabelbusError, 500, "failed"),

@@ -29,6 +29,7 @@ from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number
 from babelbus.web.errors import UnknownConsumerError
 from babelbus.web.groups import names
+from babelbus.web.live import ADMIN
 from babelbus.web.record_lines import RecordLine, line_of
 
 HEARTBEAT_SECONDS = 10.0
@@ -122,7 +123,9 @@ class Consumer:
         self._something = asyncio.Event()
         self._end = ""
         self._answered = False
-        self.member = group.join(self.deliver, credit=first, on_closed=self._closed, owner=self, held=True)
+        self.member = group.join(
+            self.deliver, credit=first, on_closed=self._closed, owner=self, held=True, principal=ADMIN
+        )
 
     @property
     def busy(self) -> bool:

@@ -17,3 +17,11 @@ class UnknownResponderError(BabelbusError):
 
 class TooManyPipelinesError(BabelbusError):
     """Too many pipelines, or too many sinks of a pipeline: each sink is a series for Prometheus."""
+
+
+class UnknownPrincipalError(BabelbusError):
+    """The table has no principal of this name that can be changed."""
+
+
+class ImportedPrincipalError(BabelbusError):
+    """The principal comes from a file, and is changed there."""

@@ -9,6 +9,7 @@ from aiohttp import web
 from babelbus.core.groups import Group, Groups, Place
 from babelbus.core.settings import change_settings
 from babelbus.web.answers import Handler, answer, read_body
+from babelbus.web.live import ADMIN
 
 
 class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +75,9 @@ class GroupRoutes:
         if found is not None:
             return answer(found.info())
         settings = change_settings(groups.defaults, wanted.settings, of="a group")
-        made = groups.create(wanted.topic, wanted.name, settings, start=await wanted.start.place(groups, wanted.topic))
+        made = groups.create(
+            wanted.topic, wanted.name, settings, start=await wanted.start.place(groups, wanted.topic), principal=ADMIN
+        )
         await made.saved.wait()
         return answer(made.info(), status=201)
 
@@ -84,20 +87,20 @@ class GroupRoutes:
     async def _alter(self, request: web.Request) -> web.Response:
         changes = await read_body(request, dict[str, Any])
         topic, name = names(request)
-        group = self._groups.alter(topic, name, changes)
+        group = self._groups.alter(topic, name, changes, ADMIN)
         await group.saved.wait()
         return answer(group.info())
 
     async def _remove(self, request: web.Request) -> web.Response:
         topic, name = names(request)
-        await self._groups.remove(topic, name).wait()
+        await self._groups.remove(topic, name, ADMIN).wait()
         return answer({"removed": name, "topic": topic})
 
     async def _seek(self, request: web.Request) -> web.Response:
         """Move the cursor; the answer follows once the new cursor is durable."""
         body, groups = await read_body(request, PlaceBody), self._groups
         group = self._group(request)
-        group.seek(await body.place(groups, group.topic.name))
+        group.seek(await body.place(groups, group.topic.name), ADMIN)
         await groups.commit()
         return answer(group.info())
 
@@ -110,9 +113,9 @@ class GroupRoutes:
     async def _set_paused(self, request: web.Request, *, paused: bool) -> web.Response:
         group = self._group(request)
         if paused:
-            group.pause()
+            group.pause(ADMIN)
         else:
-            group.resume()
+            group.resume(ADMIN)
         await self._groups.commit()
         return answer(group.info())
 

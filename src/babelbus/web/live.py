@@ -124,7 +124,9 @@ class LiveRoutes:
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
             check_state_pattern(pattern, self._broker.state.key_bytes_max)
             subscription = self._broker.subscribe(
-                subscription_pattern(pattern), lambda events: feed.put(partial(encode_event, one) for one in events)
+                subscription_pattern(pattern),
+                lambda events: feed.put(partial(encode_event, one) for one in events),
+                ADMIN,
             )
             return iter(()), lambda: self._broker.unsubscribe(subscription)
 

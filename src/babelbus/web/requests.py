@@ -163,7 +163,7 @@ class _Pool:
 
     def join(self, responder: _Responder) -> None:
         """Add a responder."""
-        responder.membership = self._broker.responders.add(exactly(self._subject), self._ask, self._group)
+        responder.membership = self._broker.responders.add(exactly(self._subject), self._ask, self._group, ADMIN)
         self._responders[responder] = None
         self._dispatch()
 

@@ -506,5 +506,5 @@ async def test_groups_on_real_files_survive_a_stop() -> None:
 def test_the_stored_form_of_a_group_keeps_its_field_names() -> None:
     group = StoredGroup("work", "g", ON_DELIVERY, paused=False, created_ms=1, cursors={0: StoredCursor(2, [(3, 4)])})
     content = msgspec.json.decode(msgspec.json.encode(group))
-    assert list(content) == ["topic", "name", "settings", "paused", "created_ms", "lanes"]
+    assert list(content) == ["topic", "name", "settings", "paused", "created_ms", "lanes", "owner"]
     assert content["lanes"] == {"0": [2, [[3, 4]]]}

@@ -25,6 +25,7 @@ from babelbus.client import (
     UnknownTopicError,
 )
 from babelbus.config import Config, JebpSettings
+from babelbus.core.access import Rights
 from babelbus.core.groups.settings import BEGINNING
 from babelbus.core.record import Event
 from babelbus.core.subject import exactly
@@ -429,7 +430,7 @@ async def test_who_may_not_read_a_topic_is_not_told_of_it(tmp_path: Path) -> Non
         async with Client(server.addresses["jebp"], identity=guest) as client:
             assert [one.topic for one in await client.positions()] == ["$state", "t"]
             (session,) = sessions_of(server)
-            session._client = msgspec.structs.replace(session._client, grants=())  # type: ignore[type-var]
+            session._client = msgspec.structs.replace(session._client, rights=Rights(""))  # type: ignore[type-var]
             assert await client.positions() == []
             with pytest.raises(UnknownTopicError):
                 await client.positions(["t"])

@@ -260,12 +260,12 @@ async def test_a_message_for_a_url_that_has_a_status_is_a_call_like_any_other() 
 async def test_a_mistake_of_our_own_costs_one_message_its_answer_and_not_the_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def fail(mq: str) -> None:
+    async def fail(mq: str, principal: object) -> None:
         raise KeyError(mq)
 
     house = House()
     client = Client(house)
-    house.hub.remove_mq = fail  # type: ignore[method-assign]
+    house.hub.remove_mq = fail  # type: ignore[assignment]
     answer = client.do("remove", mq="Q", id="i")
     assert (answer["status"], answer["headers"]["id"]) == (500, "i")
     assert answer["body"] == "the server failed; its log says more"

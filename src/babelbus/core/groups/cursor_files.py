@@ -35,6 +35,7 @@ class StoredGroup(msgspec.Struct, frozen=True):
     paused: bool
     created_ms: int
     cursors: dict[int, StoredCursor] = msgspec.field(name="lanes")
+    owner: str = ""
 
 
 class _Stored(msgspec.Struct, frozen=True):

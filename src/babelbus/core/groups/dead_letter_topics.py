@@ -10,10 +10,10 @@ from itertools import chain
 
 import msgspec
 
-from babelbus.core.access import CLIENT
+from babelbus.core.access import CLIENT, SERVER, Action, Identity
+from babelbus.core.catalog import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import (
-    PREFIX,
     PROTOCOL,
     DeadLetter,
     NoDeadLetterError,
@@ -142,14 +142,18 @@ class DeadLetterTopics:
         """
         return self._describe(self._find(name))
 
-    async def read(self, name: str, partition: int, offset: int, count_max: int) -> list[Letter]:
+    async def read(
+        self, name: str, partition: int, offset: int, count_max: int, principal: Identity = SERVER
+    ) -> list[Letter]:
         """Return up to `count_max` letters of a partition from an offset on, the oldest first.
 
         Raises:
+            AccessRefusedError: the principal may not read the topic, or a topic that its letters come from.
             NoDeadLetterTopicError, UnknownPartitionError: there is no such topic or partition.
             StorageError: the disk refused, or a letter is damaged.
         """
         topic = self._find(name)
+        self._door.check_topic(principal, Action.READ, topic.name)
         source = topic.partition(partition)
         group = self._groups.find(topic.name, REPLAY_GROUP)
         kept = StoredCursor(0) if group is None else group.stored().get(partition, StoredCursor(0))
@@ -162,7 +166,12 @@ class DeadLetterTopics:
         return letters
 
     async def replay(
-        self, name: str, *, count_max: int | None = None, places: Sequence[tuple[int, int]] = ()
+        self,
+        name: str,
+        *,
+        count_max: int | None = None,
+        places: Sequence[tuple[int, int]] = (),
+        principal: Identity = SERVER,
     ) -> Replayed:
         """Publish letters that were not replayed yet to the topics that they came from, and record that.
 
@@ -170,11 +179,13 @@ class DeadLetterTopics:
         the record again, behind what has come meanwhile.
 
         Raises:
+            AccessRefusedError: the principal may not consume the topic; each letter needs the right to publish it.
             NoDeadLetterTopicError: there is no such topic.
             GroupOwnedError: a replay of it is under way.
             StorageError: the disk refused to save the replay.
         """
         topic = self._find(name)
+        self._door.check_topic(principal, Action.CONSUME, topic.name)
         group = self._groups.ensure(topic.name, REPLAY_GROUP, REPLAY_SETTINGS, start=BEGINNING)
         group.resume()
         outcome, chosen, left = Replayed(topic.name), set(places), count_max
@@ -193,7 +204,7 @@ class DeadLetterTopics:
                     chosen.difference_update((letter.partition, letter.offset) for letter in letters)
                 elif left is not None:
                     left -= len(letters)
-                receipts = [self._publish(member, letter, outcome) for letter in letters]
+                receipts = [self._publish(member, letter, outcome, principal) for letter in letters]
                 try:
                     await settled(receipts)
                 except asyncio.CancelledError:  # the caller has gone; what was published is recorded before the end
@@ -206,7 +217,7 @@ class DeadLetterTopics:
         outcome.waiting = self._waiting(topic, group)
         return outcome
 
-    def _publish(self, member: Member, letter: Delivery, outcome: Replayed) -> Promise:
+    def _publish(self, member: Member, letter: Delivery, outcome: Replayed, principal: Identity) -> Promise:
         """Publish what a letter was; ack the letter when that is as durable as the topic says."""
         try:
             event, topic = origin(letter), read(letter).topic
@@ -221,11 +232,13 @@ class DeadLetterTopics:
                 outcome.replayed += 1
                 member.ack([letter])
 
-        receipt = self._door.publish(Publication(CLIENT, PROTOCOL, [event], topic))
+        receipt = self._door.publish(
+            Publication(CLIENT if principal is SERVER else principal, PROTOCOL, [event], topic)
+        )
         receipt.when_done(settle)
         return receipt
 
-    async def purge(self, name: str, *, everything: bool = False) -> DeadLetterTopicInfo:
+    async def purge(self, name: str, *, everything: bool = False, principal: Identity = SERVER) -> DeadLetterTopicInfo:
         """Remove a topic of dead letters and return its last figures; the next dead letter makes the topic anew.
 
         Raises:
@@ -236,7 +249,7 @@ class DeadLetterTopics:
         info = self._describe(self._find(name))
         if info.waiting and not everything:
             raise LettersWaitingError(info.topic, info.waiting, info.letters)
-        await self._door.remove_topic(info.topic)
+        await self._door.remove_topic(info.topic, principal)
         return info
 
     def _find(self, name: str) -> Topic:

@@ -13,7 +13,8 @@ from urllib.parse import quote
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import CLIENT
+from babelbus.core.access import CLIENT, SERVER, Action, Identity
+from babelbus.core.catalog import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event, Headers, Record
@@ -25,7 +26,6 @@ from babelbus.records.format import HEADERS_MAX
 
 PROTOCOL = "groups"
 """The name of the publisher of dead letters in metrics."""
-PREFIX = "dead-letters/"
 REASON = b"dead-reason"
 ATTEMPTS = b"dead-attempts"
 TOPIC = b"dead-topic"
@@ -60,11 +60,20 @@ class TopicDoor(Protocol):
     def publish(self, publication: Publication) -> Receipt:
         """Publish; whatever prevents it is the error of the receipt."""
 
-    def create_topic(self, name: str) -> Work[Topic]:
-        """Create a topic, durably."""
+    def create_topic(self, name: str, *, source: str | None = None) -> Work[Topic]:
+        """Create a topic, durably; `source` is the topic whose records it is to hold copies of."""
 
-    def remove_topic(self, name: str) -> Work[None]:
+    def remove_topic(self, name: str, principal: Identity = SERVER) -> Work[None]:
         """Remove a topic and its records, durably."""
+
+    def add_source(self, name: str, source: str) -> Work[None]:
+        """Record, durably, that a topic has copies of the records of another topic."""
+
+    def check_topic(self, principal: Identity, action: Action, name: str) -> None:
+        """Check that a principal may do this with everything that a topic holds."""
+
+    def may_manage(self, principal: Identity, name: str, owner: str) -> bool:
+        """Return whether a principal may manage a topic, or something on the topic whose owner is given."""
 
     def writer(self, prepare: Callable[[], Callable[[], None]]) -> Writer:
         """Return a writer of one small file."""
@@ -160,17 +169,27 @@ class DeadLetters:
         The record may be passed when the receipt is done without error.
         """
         publication = Publication(CLIENT, PROTOCOL, [make(name, record, letter)], name)
-        if self._door.has_topic(name):
+        topic = self._door.find_topic(name)
+        if topic is not None and letter.topic in topic.sources:
             return self._door.publish(publication)
         receipt = Receipt()
 
-        def publish(made: Work[Topic]) -> None:
-            if made.error is not None and not self._door.has_topic(name):
-                receipt.resolve(made.error)
+        def publish(noted: Work[None]) -> None:
+            if noted.error is not None:
+                receipt.resolve(noted.error)
             else:
                 receipt.follow(self._door.publish(publication))
 
-        self._door.create_topic(name).when_done(publish)
+        def note(made: Work[Topic]) -> None:
+            if made.error is not None and not self._door.has_topic(name):
+                receipt.resolve(made.error)
+            else:  # somebody else may have made it
+                self._door.add_source(name, letter.topic).when_done(publish)
+
+        if topic is None:
+            self._door.create_topic(name, source=letter.topic).when_done(note)
+        else:
+            self._door.add_source(name, letter.topic).when_done(publish)
         return receipt
 
     def now_ms(self) -> int:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.access import SERVER, AccessRefusedError, Action, Identity, refusal
 from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
@@ -87,8 +88,15 @@ class Group:
         on_lost: Callable[["Group"], None],
         stored: Mapping[int, StoredCursor],
         paused: bool = False,
+        owner: str = "",
+        may_manage: Callable[[Identity, str, str], bool] = lambda principal, topic, owner: True,
+        check_topic: Callable[[Identity, Action, str], None] = lambda principal, action, topic: None,
     ) -> None:
         self.name = name
+        self.owner = owner
+        """The principal that made the group, and may manage it."""
+        self._may_manage = may_manage
+        self._check_topic = check_topic
         self.topic = topic
         self.settings = settings
         self.created_ms = created_ms
@@ -134,6 +142,7 @@ class Group:
         owner: object = None,
         exclusive: bool = False,
         held: bool = False,
+        principal: Identity = SERVER,
     ) -> Member:
         """Add a member; records come to `deliver` from the next turn of the event loop on, unless it is `held`.
 
@@ -142,17 +151,20 @@ class Group:
         wants is dropped for the group.
 
         Raises:
+            AccessRefusedError: the principal may not consume everything that the topic holds.
             GroupOwnedError: `exclusive` was asked for and there are members, or one of them has it.
             GroupClosedError: the group is gone.
             UnknownFilterError: nobody here can read the group's filter.
         """
         self._require_open()
+        self._check_topic(principal, Action.CONSUME, self.topic.name)
         self._load_filter()
         if self.members and (exclusive or any(member.exclusive for member in self.members)):
             raise GroupOwnedError(f"group {self.name!r} on topic {self.topic.name!r} has an exclusive member")
         member = Member(
             self, deliver, on_closed,
             credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held,
+            principal=principal,
         )  # fmt: skip
         self.members.append(member)
         self.wake()
@@ -195,15 +207,37 @@ class Group:
         self.wake()
         return done
 
+    # -- access ------------------------------------------------------------------------------------------------------
+
+    def check_managed(self, principal: Identity) -> None:
+        """Check that a principal may manage the group: its owner may, and who may manage the topic.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        if not self._may_manage(principal, self.topic.name, self.owner):
+            raise refusal(principal, Action.MANAGE, self.topic.name)
+
+    def access_changed(self) -> None:
+        """Close the memberships of principals that may not consume the topic any more."""
+        for member in list(self.members):
+            try:
+                self._check_topic(member.principal, Action.CONSUME, self.topic.name)
+            except AccessRefusedError as error:
+                member.leave()
+                member.on_closed(error)
+
     # -- cursors -----------------------------------------------------------------------------------------------------
 
-    def seek(self, place: Place) -> None:
+    def seek(self, place: Place, principal: Identity = SERVER) -> None:
         """Move the cursors. Outstanding deliveries are dropped; later acks for them count as stale.
 
         Raises:
+            AccessRefusedError: the principal may not manage the group.
             UnknownPartitionError: the place names a partition that there is not.
         """
         self._require_open()
+        self.check_managed(principal)
         cursors = self._cursors if place.partition is None else [self._cursor(place.partition)]
         for cursor in cursors:
             if self._flight is not None:
@@ -220,16 +254,17 @@ class Group:
             if cursor.stored().committed < oldest:
                 self.seek(at_offset(oldest, cursor.number))
 
-    def pause(self) -> None:
+    def pause(self, principal: Identity = SERVER) -> None:
         """Stop all deliveries, pushed and taken, until `resume`, also after a restart; acks still count."""
-        self._set_paused(True)
+        self._set_paused(True, principal)
 
-    def resume(self) -> None:
+    def resume(self, principal: Identity = SERVER) -> None:
         """Resume deliveries."""
-        self._set_paused(False)
+        self._set_paused(False, principal)
 
-    def _set_paused(self, paused: bool) -> None:
+    def _set_paused(self, paused: bool, principal: Identity) -> None:
         self._require_open()
+        self.check_managed(principal)
         if self.paused != paused:
             self.paused = self._dispatcher.stopped = paused
             self._changed()
@@ -267,7 +302,7 @@ class Group:
 
     # -- pulling -----------------------------------------------------------------------------------------------------
 
-    def take(self, count: int, member: Member | None = None) -> list[Sequence[Delivery]]:
+    def take(self, count: int, member: Member | None = None, principal: Identity = SERVER) -> list[Sequence[Delivery]]:
         """Fetch up to `count` records now, in competition with the members; an empty list when nothing is there.
 
         The records come as a member gets them, see `Deliver`. `take` never waits: if `loading` is not `None`
@@ -275,6 +310,7 @@ class Group:
         it may return nothing although there are records further on, and the next call continues from there.
 
         Raises:
+            AccessRefusedError: the principal may not consume everything that the topic holds.
             GroupClosedError: the group is gone, or mode `explicit` asks for a member (who acks).
             UnknownFilterError: nobody here can read the group's filter.
         """
@@ -282,6 +318,7 @@ class Group:
         if member is None:
             if self._flight is not None:
                 raise GroupClosedError(f"group {self.name!r} wants acks: join it to take from it")
+            self._check_topic(principal, Action.CONSUME, self.topic.name)
             member = Member(self, lambda _: None, credit=count)
         elif member.closed:
             raise GroupClosedError("the member has left its group")

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from babelbus.core.access import SERVER, Identity
 from babelbus.core.groups.in_flight import Delivery, Holder
 from babelbus.core.groups.settings import GroupSettings, RecordFilter
 from babelbus.errors import BabelbusError
@@ -59,6 +60,7 @@ class Member(Holder):
         owner: object = None,
         exclusive: bool = False,
         held: bool = False,
+        principal: Identity = SERVER,
     ) -> None:
         super().__init__()
         self.group = group
@@ -70,6 +72,7 @@ class Member(Holder):
         self.owner = owner
         self.exclusive = exclusive
         self.held = held
+        self.principal = principal
         self.closed = False
 
     @property

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.access import SERVER, Action, Identity
 from babelbus.core.groups.cursor_files import GroupFile, StoredCursor, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, topic_name
 from babelbus.core.groups.group import Group
@@ -97,17 +98,27 @@ class Groups:
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
-    def create(self, topic: str, name: str, settings: GroupSettings | None = None, *, start: Place = END) -> Group:
+    def create(
+        self,
+        topic: str,
+        name: str,
+        settings: GroupSettings | None = None,
+        *,
+        start: Place = END,
+        principal: Identity = SERVER,
+    ) -> Group:
         """Create a group on a topic; `Group.saved` is done when that is durable, or when the disk refused.
 
-        In the second case the group is removed again.
+        In the second case the group is removed again. The principal owns the group, and may manage it.
 
         Raises:
+            AccessRefusedError: the principal may not consume everything that the topic holds.
             UnknownTopicError: there is no such topic.
             GroupExistsError: there is a group of this name on it.
             InvalidGroupNameError, InvalidSettingError, UnknownFilterError: the name or a setting is invalid.
             UnknownPartitionError: `start` names a partition that there is not.
         """
+        self._door.check_topic(principal, Action.CONSUME, topic)
         owner = self._door.topic(topic)
         check_group_name(name)
         if self._closed:
@@ -118,7 +129,9 @@ class Groups:
             owner.partition(start.partition)
         settings = settings or self.defaults
         self._check(owner, name, settings)
-        group = self._make(owner, name, settings, self._clock.now_ms(), {}, paused=False)
+        self._check_letters(principal, settings)
+        made_by = "" if principal.rights is None else principal.name
+        group = self._make(owner, name, settings, self._clock.now_ms(), {}, paused=False, owner=made_by)
         self._groups[topic, name] = group
         if start.partition is not None:
             group.seek(END)
@@ -132,13 +145,29 @@ class Groups:
         group.saved.when_done(settle)
         return group
 
-    def ensure(self, topic: str, name: str, settings: GroupSettings | None = None, *, start: Place = END) -> Group:
+    def ensure(
+        self,
+        topic: str,
+        name: str,
+        settings: GroupSettings | None = None,
+        *,
+        start: Place = END,
+        principal: Identity = SERVER,
+    ) -> Group:
         """Return a group, with the settings that it has; create it if the name is free.
 
         Raises: as `create`, but for `GroupExistsError`.
         """
         group = self._groups.get((topic, name))
-        return group if group is not None else self.create(topic, name, settings, start=start)
+        if group is None:
+            return self.create(topic, name, settings, start=start, principal=principal)
+        self._door.check_topic(principal, Action.CONSUME, topic)
+        return group
+
+    def access_changed(self) -> None:
+        """Close the memberships of principals that lost the right to consume."""
+        for group in self.all():
+            group.access_changed()
 
     async def at_time(self, topic: str, timestamp: int, partition: int | None = None) -> Place:
         """Return the place of the first records whose time (ms since the epoch) is `timestamp` or later, else the end.
@@ -156,16 +185,18 @@ class Groups:
             offsets[one.number] = one.high_watermark if offset is None else offset
         return Place("offset", partition=partition, offsets=offsets)
 
-    def alter(self, topic: str, name: str, changes: dict[str, Any]) -> Group:
+    def alter(self, topic: str, name: str, changes: dict[str, Any], principal: Identity = SERVER) -> Group:
         """Update settings of a group while it is used; `Group.saved` is done when they are durable.
 
         If the disk refuses, they change back.
 
         Raises:
+            AccessRefusedError: the principal may not manage the group.
             UnknownGroupError: there is no such group.
             InvalidSettingError, UnknownFilterError: a setting is unknown, wrong, or cannot change.
         """
         group, before = self.get(topic, name), self.get(topic, name).settings
+        group.check_managed(principal)
         settings = change_settings(before, changes, of="a group")
         if settings.ack != before.ack:
             raise InvalidSettingError("ack is fixed when a group is made")
@@ -174,6 +205,8 @@ class Groups:
                 group.saved = DONE
             return group
         self._check(group.topic, name, settings)
+        if settings.dead_letter_topic != before.dead_letter_topic:
+            self._check_letters(principal, settings)
         group.alter(settings)
         self._note(group)
 
@@ -186,22 +219,32 @@ class Groups:
         group.saved.when_done(settle)
         return group
 
-    def remove(self, topic: str, name: str) -> Promise:
+    def remove(self, topic: str, name: str, principal: Identity = SERVER) -> Promise:
         """Remove a group and tell its members; return what is done when that is durable.
 
         If the disk refuses, the group is there again, without members.
 
         Raises:
+            AccessRefusedError: the principal may not manage the group.
             UnknownGroupError: there is no such group.
         """
         group = self.get(topic, name)
+        group.check_managed(principal)
         cursors = group.stored()
         self._drop(group, f"group {name!r} on topic {topic!r} was removed")
         self._unsaved = True
 
         def settle(saved: Promise) -> None:
             if saved.error is not None and self._door.find_topic(topic) is group.topic and not self._closed:
-                again = self._make(group.topic, name, group.settings, group.created_ms, cursors, paused=group.paused)
+                again = self._make(
+                    group.topic,
+                    name,
+                    group.settings,
+                    group.created_ms,
+                    cursors,
+                    paused=group.paused,
+                    owner=group.owner,
+                )
                 self._groups.setdefault((topic, name), again)
 
         saved = self.saved()
@@ -262,6 +305,15 @@ class Groups:
         if (dead or topic_name(name)) == topic.name:
             raise InvalidSettingError(f"group {name!r} cannot send its dead letters to the topic that it reads")
 
+    def _check_letters(self, principal: Identity, settings: GroupSettings) -> None:
+        """Check that a principal may publish to the topic that it names for dead letters.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        if settings.dead_letter_topic is not None:
+            self._door.check_topic(principal, Action.PUBLISH, settings.dead_letter_topic)
+
     def _make(
         self,
         topic: Topic,
@@ -271,6 +323,7 @@ class Groups:
         cursors: dict[int, StoredCursor],
         *,
         paused: bool,
+        owner: str,
     ) -> Group:
         return Group(
             name,
@@ -286,6 +339,9 @@ class Groups:
             on_lost=self._lost,
             stored=cursors,
             paused=paused,
+            owner=owner,
+            may_manage=self._door.may_manage,
+            check_topic=self._door.check_topic,
         )
 
     def _make_filter(self, settings: GroupSettings) -> RecordFilter | None:
@@ -335,7 +391,15 @@ class Groups:
                 continue
             # A topic in memory begins anew, and so do the cursors in it.
             cursors = {} if topic.settings.engine == "memory" else stored.cursors
-            group = self._make(topic, stored.name, stored.settings, stored.created_ms, cursors, paused=stored.paused)
+            group = self._make(
+                topic,
+                stored.name,
+                stored.settings,
+                stored.created_ms,
+                cursors,
+                paused=stored.paused,
+                owner=stored.owner,
+            )
             self._groups[stored.topic, stored.name] = group
         if self._unsaved:
             self._note_unsaved()
@@ -366,7 +430,13 @@ class Groups:
             if group not in self._encoded:
                 self._encoded[group] = _encode(
                     StoredGroup(
-                        group.topic.name, group.name, group.settings, group.paused, group.created_ms, group.stored()
+                        group.topic.name,
+                        group.name,
+                        group.settings,
+                        group.paused,
+                        group.created_ms,
+                        group.stored(),
+                        group.owner,
                     )
                 )
         groups = [*self._waiting, *(self._encoded[group] for group in self._groups.values())]

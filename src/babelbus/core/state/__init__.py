@@ -9,6 +9,7 @@ from babelbus.core.state.editor import (
     StateEditor,
     check_state_pattern,
 )
+from babelbus.core.state.guard import GuardedHistory, GuardedState
 from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, HistoryGoneError, Revision
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.state.locks import Granted, LockHeldError, NotLockedError
@@ -53,6 +54,8 @@ __all__ = [
     "Commit",
     "Entry",
     "Granted",
+    "GuardedHistory",
+    "GuardedState",
     "History",
     "HistoryGoneError",
     "InvalidKeyError",

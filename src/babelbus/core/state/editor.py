@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.state.guard import GuardedHistory, GuardedState
 from babelbus.core.state.history import AsOf, History, Revision
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Change, Kind
@@ -60,7 +61,12 @@ class StateEditor:
     """
 
     def __init__(
-        self, state: State, history: History, clock: Clock, source: str, read_value: Callable[[bytes], bytes]
+        self,
+        state: State | GuardedState,
+        history: History | GuardedHistory,
+        clock: Clock,
+        source: str,
+        read_value: Callable[[bytes], bytes],
     ) -> None:
         self._state = state
         self._history = history
@@ -140,7 +146,11 @@ class StateEditor:
         def hear(changes: Sequence[Change], commit: Commit) -> None:
             if commit.number <= since:
                 return  # told with what there was
-            found = [change for change in changes if change[0] in _TOLD_KINDS and matches(change[1])]
+            found = [
+                change
+                for change in changes
+                if change[0] in _TOLD_KINDS and matches(change[1]) and state.may_see(change[1])
+            ]
             if found:
                 now = clock.now_ms()
                 receiver([_change_of(change, commit.source, now) for change in found])

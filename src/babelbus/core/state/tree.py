@@ -11,6 +11,7 @@ from itertools import repeat
 
 import msgspec
 
+from babelbus.core.access import Action, Rights
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
@@ -69,11 +70,13 @@ Published = tuple[Promise, Callable[[], None]]
 Publish = Callable[[Sequence[Change], Commit], Published]
 
 
-class Testament(msgspec.Struct, frozen=True):
+class Testament(msgspec.Struct, frozen=True, omit_defaults=True):
     """The changes when an owner is gone: the keys of these patterns are deleted, then these values are set."""
 
     grave_goods: tuple[KeyPattern, ...] = ()
     last_will: tuple[tuple[str, msgspec.Raw], ...] = ()
+    principal: str = ""
+    """The principal that set it while the gate was on; its rights of then and of now count."""
 
 
 _read_testament = msgspec.json.Decoder(Testament).decode
@@ -105,6 +108,8 @@ class State:
         self._open: dict[int, Sequence[Change]] = {}
         """Commits that the log has not answered yet, in order."""
         self._last = DONE
+        self.rights_of: Callable[[str], Rights | None] = lambda principal: None
+        """Returns the rights of the principal of a testament; `None` while the gate is off."""
         self.locks = Locks()
         self.listeners: list[Listener] = []
         self.watches_children = False
@@ -156,6 +161,10 @@ class State:
     def commit_number(self) -> int:
         """Number of the last commit: whoever begins to listen now wants what comes after it."""
         return self._number
+
+    def may_see(self, key: str | None) -> bool:
+        """Return whether a value may be seen: always; see `GuardedState`."""
+        return True
 
     def find(self, key: str) -> bytes | None:
         """Return a value, `None` if the key has no value."""
@@ -282,14 +291,18 @@ class State:
         self._pending.append((kind, key, value if kind == Kind.DELETED else b"", before, 0))
         return value
 
-    def delete_matching(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
-        """Delete all values that match a pattern and return them.
+    def delete_matching(
+        self, pattern: KeyPattern, granted: Callable[[str], bool] | None = None
+    ) -> list[tuple[str, bytes]]:
+        """Delete all values that match a pattern, if their keys are `granted`, and return them.
 
         Transient keys stay if the pattern begins with a wildcard.
         """
         keys = self._names.match(pattern)
         if not pattern.elements or pattern.elements[0] is None:
             keys = [key for key in keys if not self._log.is_transient(key)]
+        if granted is not None:
+            keys = [key for key in keys if granted(key)]
         return [(key, self.delete(key)) for key in keys]
 
     def note(self, key: str, value: bytes) -> None:
@@ -306,7 +319,7 @@ class State:
 
     # -- testaments --------------------------------------------------------------------------------------------------
 
-    def set_testament(self, owner: str, testament: Testament) -> None:
+    def set_testament(self, owner: str, testament: Testament, principal: str = "") -> None:
         """Keep the testament of `owner`, also over a restart of the server; an empty one takes it back."""
         before = self._testaments.get(owner)
         if testament == NO_TESTAMENT:
@@ -315,7 +328,7 @@ class State:
             del self._testaments[owner]
             text = b""
         else:
-            text = msgspec.json.encode(testament)
+            text = msgspec.json.encode(msgspec.structs.replace(testament, principal=principal))
             # What was set last is executed last, as after a start from a compacted log, which has no more than that.
             self._testaments.pop(owner, None)
             self._testaments[owner] = text
@@ -324,7 +337,7 @@ class State:
     def execute(self, owner: str) -> None:
         """Run the testament of `owner`: first the grave goods, then the last will, each in order.
 
-        Transient keys are neither deleted nor set.
+        Transient keys, and keys that its principal may not change any more, are neither deleted nor set.
         """
         text = self._testaments.get(owner)
         if text is None:
@@ -334,12 +347,16 @@ class State:
         except msgspec.DecodeError as error:  # of another release: the rest of the state is not its matter
             log.error("state: a testament cannot be read: %s", error)
             testament = NO_TESTAMENT
+        rights = self.rights_of(testament.principal)
+
+        def granted(key: str) -> bool:
+            return not self._log.is_transient(key) and (rights is None or rights.may(Action.WRITE_STATE, key))
+
         for pattern in testament.grave_goods:
-            for key in self._names.match(pattern):
-                if not self._log.is_transient(key):
-                    self.delete(key)
+            for key in filter(granted, self._names.match(pattern)):
+                self.delete(key)
         for key, value in testament.last_will:
-            if not self._log.is_transient(key):
+            if granted(key):
                 self.put(key, bytes(value))
         self.set_testament(owner, NO_TESTAMENT)
 

@@ -114,10 +114,11 @@ class Hub:
         """Return a number that no frame of the server had: the `seq` of a push, or the id of a question."""
         return next(self._numbers)
 
-    async def ensure_topic(self, name: str) -> Topic:
+    async def ensure_topic(self, name: str, principal: Identity | None = None) -> Topic:
         """Return a topic; it is made at the first publish or subscription (specification, 0.6).
 
         Raises:
+            AccessRefusedError: the topic is not there, and the principal may not make it.
             InvalidTopicNameError: no topic can have the name.
             ReservedTopicError: the topic is the server's own.
             StorageError: the disk refused.
@@ -125,32 +126,33 @@ class Hub:
         topic = self.broker.find_topic(name)
         if topic is None:
             try:
-                return await self.broker.create_topic(name)
+                return await self.broker.create_topic(name, principal=principal or self._principal)
             except TopicExistsError:  # another client was first
                 topic = self.broker.topic(name)
         if topic.reserved:
             raise ReservedTopicError(f"topic {name!r} is the server's own")
         return topic
 
-    def group(self, topic: str, name: str) -> Group:
+    def group(self, topic: str, name: str, principal: Identity | None = None) -> Group:
         """Return the group of clients; a new group begins at the end of the topic, and keeps its place while empty.
 
         Raises:
+            AccessRefusedError: the principal may not consume the topic.
             InvalidGroupNameError: no group can have the name.
             UnknownTopicError: there is no such topic.
         """
         self._flush()  # a new group begins behind what was published before
         settings = GroupSettings(ack="explicit", ack_seconds=self.settings.ack_seconds)
-        return self.broker.groups.ensure(topic, name, settings, start=END)
+        return self.broker.groups.ensure(topic, name, settings, start=END, principal=principal or self._principal)
 
-    async def ensure_group(self, topic: str, name: str) -> None:
+    async def ensure_group(self, topic: str, name: str, principal: Identity | None = None) -> None:
         """Create topic and group, durably, if they are not there.
 
         Raises:
             BabelbusError: the topic or the group cannot be.
         """
-        await self.ensure_topic(topic)
-        await self.group(topic, name).saved.wait()
+        await self.ensure_topic(topic, principal)
+        await self.group(topic, name, principal).saved.wait()
 
     def publish(self, events: Sequence[Event]) -> Promise:
         """Publish events as `publish_to` does; if a topic cannot be, no event is published."""

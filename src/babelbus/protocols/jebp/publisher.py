@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from babelbus.core.access import AccessRefusedError, Action
+from babelbus.core.access import AccessRefusedError, Action, refusal
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import UnknownTopicError
@@ -71,17 +71,14 @@ class Publisher:
 
     def create_batches(self, run: Sequence[CreateRecords], client: Client) -> None:
         """Publish batches in the stored form (13, extension jebp/1.1)."""
-        broker = self._broker
-        refused = {
-            topic: not broker.has_topic(topic) or not broker.may(client, Action.PUBLISH, topic)
-            for topic in {request.topic for request in run}
-        }
+        refused = {topic: self._refuse(topic, client) for topic in {request.topic for request in run}}
         # Before anything of a batch is looked at: nobody learns about batches to topics that are not his.
-        batches = iter(parse_many([request.records for request in run if not refused[request.topic]]))
+        batches = iter(parse_many([request.records for request in run if refused[request.topic] is None]))
         places = []
         for request in run:
-            if refused[request.topic]:
-                places.append(NO_TOPIC)
+            known = refused[request.topic]
+            if known is not None:
+                places.append(known)
                 continue
             batch = next(batches)
             places.append(
@@ -93,6 +90,14 @@ class Publisher:
             return created + encode_numbers(RecordsCreated(receipt.partition, receipt.base_offset))
 
         self._answer(places, place, sum([len(request.records) for request in run]))
+
+    def _refuse(self, topic: str, client: Client) -> Receipt | None:
+        """Return the refusal of batches to a topic, `None` if the client may publish something there."""
+        if not self._broker.has_topic(topic):
+            return NO_TOPIC
+        if self._broker.may_some(client, Action.PUBLISH, topic):
+            return None
+        return Receipt.refused(refusal(client, Action.PUBLISH, topic))
 
     def _store(self, request: CreateRecords, batch: RecordBatch, client: Client) -> Receipt:
         return self._broker.publish(

@@ -2,7 +2,7 @@
 
 import logging
 
-from babelbus.core.access import Action, Identity
+from babelbus.core.access import NOBODY, SERVER, AccessRefusedError, Action, Identity
 from babelbus.core.broker import Broker
 from babelbus.core.groups import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
 from babelbus.core.partition import Partition
@@ -47,12 +47,23 @@ Said = tuple[Outcome, list[Data]]
 
 
 def _may_read(client: Identity, broker: Broker, name: str) -> bool:
-    return broker.has_topic(name) and broker.may(client, Action.SUBSCRIBE, name)
+    return broker.has_topic(name) and broker.may_topic(client, Action.READ, name)
+
+
+def _asked(client: Identity, broker: Broker, name: str, action: Action = Action.READ) -> bool:
+    """Return whether a client may do this with a topic that it named; a refusal is recorded."""
+    if not broker.has_topic(name):
+        return False
+    try:
+        broker.check_topic(client, action, name)
+    except AccessRefusedError:
+        return False
+    return True
 
 
 async def tell_positions(request: TellPositions, broker: Broker, client: Identity, bytes_max: int) -> Said:
     """Return where the partitions of topics begin and end, in the order of their names, in `bytes_max` at the most."""
-    missing = [name for name in request.topics if not _may_read(client, broker, name)]
+    missing = [name for name in request.topics if not _asked(client, broker, name)]
     if missing:
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics(missing)]
     names = sorted(name for name in request.topics or broker.topic_names() if name > request.after)
@@ -122,7 +133,7 @@ async def fetch_partition(
     request: FetchPartition, broker: Broker, client: Identity, metrics: Metrics, bytes_max: int
 ) -> Said:
     """Read one partition; the answer's content has `bytes_max` bytes at the most."""
-    if not _may_read(client, broker, request.topic):
+    if not _asked(client, broker, request.topic):
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
     topic = broker.topic(request.topic)
     try:
@@ -177,7 +188,7 @@ _OF_READERS = {"reader": PROTOCOL}
 
 async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Said:
     """Set a group to where its reader says that it is; its cursor is saved with the next ones, within a second."""
-    if not _may_read(client, broker, request.topic):
+    if not _asked(client, broker, request.topic, Action.CONSUME):
         return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
     topic = broker.topic(request.topic)
     try:
@@ -185,11 +196,11 @@ async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Sa
             topic.partition(partition)
         settings = GroupSettings(ack="explicit", labels=_OF_READERS)
         known = broker.groups.find(request.topic, request.group)
-        group = known or broker.groups.create(request.topic, request.group, settings)
+        group = known or broker.groups.create(request.topic, request.group, settings, principal=client)
         if group.members or group.settings.labels != _OF_READERS:
             raise GroupClosedError(f"group {request.group!r} is one for members to share: choose another name")
         for partition, offset in request.offsets:
-            group.seek(at_offset(offset, partition))
+            group.seek(at_offset(offset, partition), SERVER)  # it may consume, which is to move its cursors
         if known is None:
             await group.saved.wait()
     except UnknownPartitionError as error:
@@ -209,14 +220,16 @@ class Subscription:
         self._broker = broker
         self._metrics = metrics
         self._subscribed: dict[str, Topic] = {}
+        self._client = NOBODY
 
     def subscribe(self, request: Subscribe, client: Identity) -> tuple[Outcome, bytes]:
         """Replace the topics that fetch reads (DECISION 23)."""
         broker = self._broker
-        missing = [name for name in request.topics if not _may_read(client, broker, name)]
+        missing = [name for name in request.topics if not _asked(client, broker, name)]
         if missing:
             return Outcome.SUBSCRIBE_MISSING, encode_missing_topics(missing)
         self._subscribed = {name: broker.topic(name) for name in request.topics}
+        self._client = client
         return Outcome.SUBSCRIBED, b""
 
     def end(self) -> None:
@@ -225,9 +238,14 @@ class Subscription:
 
     async def fetch(self, request: Fetch, bytes_max: int) -> tuple[Outcome, list[Data]]:
         """Read the subscribed topics, partitions ascending (DECISION 26 to 29), `bytes_max` together at the most."""
-        # A topic that was removed, or made again under its name, is not subscribed any more.
-        find = self._broker.find_topic
-        self._subscribed = {name: topic for name, topic in self._subscribed.items() if find(name) is topic}
+        # A topic that was removed, or made again under its name, is not subscribed any more; nor one that the client
+        # may not read any more.
+        find, client, broker = self._broker.find_topic, self._client, self._broker
+        self._subscribed = {
+            name: topic
+            for name, topic in self._subscribed.items()
+            if find(name) is topic and broker.may_topic(client, Action.READ, name)
+        }
         try:
             return await self._collect(request, min(request.bytes_max, bytes_max))
         except CorruptRecordError as error:

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from babelbus.config import JebpSettings
-from babelbus.core.access import NOBODY, Action
+from babelbus.core.access import NOBODY, AccessRefusedError, Action, Narrowing, overlaps
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError
+from babelbus.core.subject import EVERYTHING
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError, InvalidTopicNameError, RemoteProtocolError, StorageError
 from babelbus.metrics import Metrics
@@ -248,8 +249,10 @@ class Session(contract.Session):
                 case Malformed():
                     self._say(self._refuse(request))
 
-    def _may(self, action: Action, topic: str) -> bool:
-        return self._broker.may(self._client or NOBODY, action, topic)
+    @property
+    def _may_manage_nothing(self) -> bool:
+        """Whether the client may make or remove no topic at all."""
+        return overlaps(self._client or NOBODY, Action.MANAGE, EVERYTHING) is Narrowing.NONE
 
     def _content(self, outcome: Outcome) -> bytes:
         return self._answers[outcome]
@@ -260,9 +263,9 @@ class Session(contract.Session):
 
     def _refuse(self, request: Malformed) -> Outcome:
         """Return what is wrong; who may not do it at all is told that first (section 4.2)."""
-        if request.command == CREATE_TOPIC and not self._may(Action.ADMIN, ""):
+        if request.command == CREATE_TOPIC and self._may_manage_nothing:
             return Outcome.CREATE_TOPIC_NO_RIGHTS
-        if request.command == REMOVE_TOPIC and not self._may(Action.ADMIN, ""):
+        if request.command == REMOVE_TOPIC and self._may_manage_nothing:
             return Outcome.REMOVE_TOPIC_NO_RIGHTS
         return request.outcome
 
@@ -349,19 +352,19 @@ class Session(contract.Session):
         self._outbox.answer_when([change], lambda: self._sealer.seal_many([self._content(change.result())]), weight)
 
     async def _create_topic(self, request: CreateTopic) -> Outcome:
-        if not self._may(Action.ADMIN, request.topic):
-            return Outcome.CREATE_TOPIC_NO_RIGHTS
         try:
-            await self._broker.create_topic(request.topic)
+            await self._broker.create_topic(request.topic, principal=self._client or NOBODY)
+        except AccessRefusedError:
+            return Outcome.CREATE_TOPIC_NO_RIGHTS
         except BabelbusError as error:
             return _refused(error, _NOT_CREATED)
         return Outcome.TOPIC_CREATED
 
     async def _remove_topic(self, request: RemoveTopic) -> Outcome:
-        if not self._may(Action.ADMIN, request.topic):
-            return Outcome.REMOVE_TOPIC_NO_RIGHTS
         try:
-            await self._broker.remove_topic(request.topic)
+            await self._broker.remove_topic(request.topic, principal=self._client or NOBODY)
+        except AccessRefusedError:
+            return Outcome.REMOVE_TOPIC_NO_RIGHTS
         except BabelbusError as error:
             return _refused(error, _NOT_REMOVED)
         return Outcome.TOPIC_REMOVED

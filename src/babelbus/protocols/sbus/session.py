@@ -143,7 +143,7 @@ class Session:
         self._held[pattern] = _Held(
             1,
             tuple(
-                hub.router.add(SbusPattern(text), hub.receiver, shared=True, owner=self)
+                hub.router.add(SbusPattern(text), hub.receiver, shared=True, owner=self, principal=self._principal)
                 for text in patterns_of(pattern, self.credentials)
             ),
         )

@@ -14,7 +14,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import Identity
+from babelbus.core.access import SERVER, Identity
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
@@ -167,10 +167,13 @@ class Hub:
             raise NotFoundError(m.mq_not_found(mq))
         return topic
 
-    async def ensure_mq(self, mq: str, mq_type: str | None, mask: int | None, creator: str) -> Topic:
+    async def ensure_mq(
+        self, mq: str, mq_type: str | None, mask: int | None, creator: str, principal: Identity
+    ) -> Topic:
         """Return an MQ; create it if it does not exist (4.1). Its type never changes, its mask does.
 
         Raises:
+            AccessRefusedError: the principal may not manage the MQ.
             RequestError: there is no such type.
             InvalidTopicNameError: no topic can have this name.
             StorageError: the disk refused.
@@ -183,10 +186,11 @@ class Hub:
             settings: dict[str, Any] = {"engine": engine, **(RING if engine == m.MEMORY else {})}
             check_topic_name(mq)
             self._check_not_damaged(mq)
+            self.broker.check_managed(principal, mq)
             entry = Entry(mask or 0, creator, self.clock.now_ms())
             await self._book.put(mq, entry)
             try:
-                topic = await self.broker.create_topic(mq, 1, settings)  # one partition: an MQ is one order
+                topic = await self.broker.create_topic(mq, 1, settings, principal)  # one partition: an MQ is one order
             except TopicExistsError:  # another connection was first
                 topic = self.topic(mq)
             except BabelbusError:
@@ -197,6 +201,7 @@ class Hub:
                 Work(self._book.put(mq, msgspec.structs.replace(entry, topic_id=topic.id)))
                 return topic
         if mask is not None:
+            self.broker.check_managed(principal, mq)
             await self._book.put(mq, msgspec.structs.replace(self._entry(topic), mask=mask, topic_id=topic.id))
         return topic
 
@@ -212,7 +217,7 @@ class Hub:
             return entry if mq in self.broker.damaged_topics else None
         if topic.settings.engine == m.MEMORY:
             if entry.ring and topic.settings.retention_records is None:  # made before there was the setting
-                self.broker.alter_topic(mq, RING).when_done(_note_not_altered)
+                self.broker.alter_topic(mq, RING, SERVER).when_done(_note_not_altered)
             return msgspec.structs.replace(entry, topic_id=topic.id, ring=False)
         return entry if entry.topic_id in ("", topic.id) else None
 
@@ -221,15 +226,16 @@ class Hub:
         if damage is not None:
             raise damage
 
-    async def remove_mq(self, mq: str) -> None:
+    async def remove_mq(self, mq: str, principal: Identity = SERVER) -> None:
         """Remove an MQ with its channels and messages; it need not be there.
 
         Raises:
+            AccessRefusedError: the principal may not manage the MQ.
             StorageError: the disk refused.
         """
         self._check_not_damaged(mq)
         if self.exists(mq):
-            await self.broker.remove_topic(mq)
+            await self.broker.remove_topic(mq, principal)
         await self._book.forget(mq)
         self._published_ms.pop(mq, None)
         self._subscribed_ms.pop(mq, None)
@@ -305,6 +311,7 @@ class Hub:
         mask: int | None,
         wanted: str | None,
         offset: int | None,
+        principal: Identity,
     ) -> Promise:
         """Create or alter a channel (4.1); what it returns is done when that is durable.
 
@@ -318,7 +325,7 @@ class Hub:
             start = END if topic.settings.engine == m.MEMORY else BEGINNING
             if offset is not None:
                 start = at_offset(max(offset, 0))
-            group = self.groups.create(topic.name, channel, settings, start=start)
+            group = self.groups.create(topic.name, channel, settings, start=start, principal=principal)
             for subscriber in self.subscribers.get((topic.name, channel), {}):
                 if subscriber.member is None:  # it was there when the channel was removed (4.5)
                     with contextlib.suppress(GroupOwnedError):  # another one was first
@@ -331,16 +338,16 @@ class Hub:
         if mask is not None:
             changes["labels"] = {**group.settings.labels, MASK_LABEL: str(mask)}
         if changes:
-            changed = self.groups.alter(topic.name, channel, changes).saved
+            changed = self.groups.alter(topic.name, channel, changes, principal).saved
         if offset is not None:
-            group.seek(at_offset(max(offset, 0)))
+            group.seek(at_offset(max(offset, 0)), principal)
         return changed
 
-    def remove_channel(self, mq: str, channel: str) -> Promise:
+    def remove_channel(self, mq: str, channel: str, principal: Identity = SERVER) -> Promise:
         """Remove a channel, which need not be there; what it returns is done when that is durable."""
         removed = DONE
         if self.groups.find(mq, channel) is not None:
-            removed = self.groups.remove(mq, channel)
+            removed = self.groups.remove(mq, channel, principal)
         self._subscribed_ms.get(mq, {}).pop(channel, None)
         return removed
 

@@ -75,7 +75,7 @@ class Publisher(Generic[Asked]):
         self._framing = framing
         self._source = stamp["source"]
         self._recorder = Recorder(stamp)
-        self._principal = Identity(f"{ORIGIN_PREFIX}#{self._source}", self._source, None)
+        self.principal = Identity(f"{ORIGIN_PREFIX}#{self._source}", self._source, None)
         self._batches: dict[str, _Batch] = {}
         self._receipts: list[Receipt] = []
         self._replies: list[_Reply[Asked]] = []
@@ -160,7 +160,7 @@ class Publisher(Generic[Asked]):
 
     def _publish(self, batch: _Batch) -> Receipt:
         bodies, batch.bodies = batch.bodies, []
-        return self._hub.publish(self._principal, batch.topic, bodies, batch.timestamp, batch.size_bytes)
+        return self._hub.publish(self.principal, batch.topic, bodies, batch.timestamp, batch.size_bytes)
 
     def _encode(self, replies: list[_Reply[Asked]]) -> bytes:
         failed = {batch for batch, _, _, _ in replies if batch is not None and batch.receipt.error is not None}
@@ -226,7 +226,7 @@ class Publisher(Generic[Asked]):
             MalformedMessageError: a header is no UTF-8.
         """
         headers = self._recorder.headers(message)
-        return self._hub.broker.request(subject, message.body, headers, deadline, self._principal)
+        return self._hub.broker.request(subject, message.body, headers, deadline, self.principal)
 
     def _encode_call(self, call: Request[Message], request_id: str, asked: Asked) -> bytes:
         reply = call.reply

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from babelbus.core.access import Identity
+from babelbus.core.access import SERVER, Identity
 from babelbus.core.broker import Broker
 from babelbus.core.receipt import Receipt
 from babelbus.core.request import (
@@ -69,7 +69,7 @@ class Services:
         """Record one more subscriber of an MQ: the first one makes the MQ a responder."""
         responder, count = self._responders.get(mq, (None, 0))
         if responder is None:
-            responder = self._broker.responders.add(exactly(mq), self._ask, PROTOCOL)
+            responder = self._broker.responders.add(exactly(mq), self._ask, PROTOCOL, SERVER)  # stored first
         self._responders[mq] = responder, count + 1
 
     def remove(self, mq: str) -> None:

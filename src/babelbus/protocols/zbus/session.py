@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic
 import msgspec
 
 from babelbus import __version__
+from babelbus.core.access import Identity
 from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError, check_group_name
 from babelbus.core.receipt import Promise
 from babelbus.core.request import Reply, Request
@@ -219,21 +220,23 @@ class Session(Generic[Asked]):
             compile_filter(wanted)
         if channel is not None:
             check_group_name(channel)  # before there is an MQ
-        topic = await self._hub.ensure_mq(mq, headers.get("mqType"), mq_mask, self.address)
+        topic = await self._hub.ensure_mq(mq, headers.get("mqType"), mq_mask, self.address, self.principal)
         if channel is not None:
             checksum = headers.get("checksum")
             checked = offset is None or checksum is None or await self._hub.id_at(topic, offset) == checksum
             if not checked:
                 raise MalformedMessageError(f"no message with the id of checksum at offset {offset}")
-            await self._hub.ensure_channel(topic, channel, mask=mask, wanted=wanted, offset=offset).wait()
+            await self._hub.ensure_channel(
+                topic, channel, mask=mask, wanted=wanted, offset=offset, principal=self.principal
+            ).wait()
         return text_reply(headers["id"], m.OK, m.created(mq, channel))
 
     async def _remove_mq(self, message: Message) -> Message:
         mq, channel = _mq_of(message, "remove"), message.headers.get("channel")
         if channel is None:
-            await self._hub.remove_mq(mq)
+            await self._hub.remove_mq(mq, self.principal)
         else:
-            await self._hub.remove_channel(mq, channel).wait()
+            await self._hub.remove_channel(mq, channel, self.principal).wait()
         return text_reply(message.headers["id"], m.OK, m.removed(mq, channel))
 
     def _query(self, message: Message) -> Message:
@@ -275,11 +278,11 @@ class Session(Generic[Asked]):
         given_up = hub.calls.abandoned(mq)
         heads: list[bytes] = []
         explicit = group.settings.ack == "explicit"
-        member = group.join(lambda _: None, credit=0) if explicit else None
+        member = group.join(lambda _: None, credit=0, principal=self.principal) if explicit else None
         try:
             for _ in range(TAKE_TRIES):
                 looked = False
-                for some in group.take(count - len(heads), member):
+                for some in group.take(count - len(heads), member, self.principal):
                     looked = True
                     if member is not None:
                         member.ack(some)  # made by another protocol; here a message is done when it is handed out
@@ -307,7 +310,13 @@ class Session(Generic[Asked]):
         group = hub.channel(mq, channel)
         if subscription is None or subscription.member is None:
             made = subscription or Subscription(
-                hub, self._receiver, mq, channel, session_id=self.id, address=self.address
+                hub,
+                self._receiver,
+                mq,
+                channel,
+                session_id=self.id,
+                address=self.address,
+                principal=self.principal,
             )
             made.set(window, wanted, matches)
             made.join(group)
@@ -320,6 +329,11 @@ class Session(Generic[Asked]):
         if not flag(message, "ack", default=True):
             return None
         return text_reply(headers["id"], m.OK, m.subscribed(mq, channel))
+
+    @property
+    def principal(self) -> Identity:
+        """The client, as the broker asks for its rights."""
+        return self._publisher.principal
 
     _COMMANDS: ClassVar[dict[str, Callable[["Session[Any]", Message], Message | Promise | None]]] = {
         "create": _create,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from babelbus.core.access import Identity
 from babelbus.core.groups import Delivery, Group, Member, RecordFilter
 from babelbus.errors import BabelbusError
 from babelbus.protocols.zbus.codec import delivery_tail, encode_deliveries
@@ -28,7 +29,18 @@ class Receiver(Protocol):
 class Subscription:
     """One subscription; see `hub.Subscriber`. `member` is `None` while the channel does not exist (4.5)."""
 
-    def __init__(self, hub: Hub, receiver: Receiver, mq: str, channel: str, *, session_id: str, address: str) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        receiver: Receiver,
+        mq: str,
+        channel: str,
+        *,
+        session_id: str,
+        address: str,
+        principal: Identity,
+    ) -> None:
+        self.principal = principal
         self.session_id = session_id
         self.address = address
         self.mq = mq
@@ -79,6 +91,7 @@ class Subscription:
             exclusive=bool((mask | self._hub.mask_of(self.mq)) & Mask.EXCLUSIVE),
             held=self._receiver.held,
             on_closed=self._closed,
+            principal=self.principal,
         )
 
     def taken_over(self) -> None:

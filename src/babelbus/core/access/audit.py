@@ -1,0 +1,133 @@
+"""The audit: logins, refusals and changes, as JSON records of the reserved topic `$audit`.
+
+Refusals and logins that are alike (principal, action, subject) within one second are one record with a count: whoever
+tries in a loop does not fill the disk. No secret and no payload is ever recorded.
+"""
+
+import asyncio
+import base64
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.access.model import SERVER, Action, Identity
+from babelbus.core.publish import Publication, Publish
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Event
+from babelbus.core.topic import Topic
+from babelbus.core.work import Work
+from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE
+
+log = logging.getLogger(__name__)
+
+AUDIT_TOPIC: Final = "$audit"
+PROTOCOL: Final = "audit"
+FOLD_SECONDS = 1.0
+FOLDED_MAX = 1024
+"""Most different records of one second; further ones are counted in one record."""
+SUBJECT_LENGTH_MAX = 256
+_ID_BYTES = 5
+OpenTopic = Callable[[], Work[Topic]]
+
+
+class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One record. `kind` is `refusal`, `login`, `login-refused` or `change`."""
+
+    kind: str
+    time_ms: int
+    principal: str
+    source: str = ""
+    action: str = ""
+    subject: str = ""
+    count: int = 1
+    id: str = ""
+    reason: str = ""
+    version: int = 0
+    before: list[Any] = []
+    after: list[Any] = []
+
+
+class Audit:
+    """Collects records and publishes them. `open_topic` makes the topic when the first record comes."""
+
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, publish: Publish, open_topic: OpenTopic) -> None:
+        self._clock = clock
+        self._loop = loop
+        self._publish = publish
+        self._open_topic = open_topic
+        self._folded: dict[tuple[str, str, str, str], AuditRecord] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.unwritten = 0
+        """Number of records that the disk refused."""
+
+    def refused(self, principal: Identity, action: Action, subject: str) -> str:
+        """Record a refusal; return its id, which the error carries."""
+        return self._fold("refusal", principal.name, principal.source, action.value, subject)
+
+    def login(self, name: str, source: str, *, refused: str = "") -> str:
+        """Record a login, or why it was refused; return the id of the record."""
+        return self._fold("login-refused" if refused else "login", name, source, "", "", refused)
+
+    def changed(self, by: Identity, version: int, before: list[Any], after: list[Any]) -> None:
+        """Record a change of the table, with the entries before and after it."""
+        now = self._clock.now_ms()
+        self._write([AuditRecord("change", now, by.name, by.source, version=version, before=before, after=after)])
+
+    def _fold(self, kind: str, name: str, source: str, action: str, subject: str, reason: str = "") -> str:
+        subject = subject[:SUBJECT_LENGTH_MAX]
+        place = (kind, name[:SUBJECT_LENGTH_MAX], action, subject)
+        record = self._folded.get(place)
+        if record is None and len(self._folded) >= FOLDED_MAX:
+            place = (kind, "", "", "")
+            record, name, source, subject, reason = self._folded.get(place), "", "", "", "too many to record each"
+        if record is None:
+            id_ = base64.b32encode(secrets.token_bytes(_ID_BYTES)).decode().lower()
+            now = self._clock.now_ms()
+            record = AuditRecord(kind, now, place[1], source, action, subject, 0, id_, reason)
+            if self._timer is None:
+                self._timer = self._loop.call_later(FOLD_SECONDS, self.flush)
+        self._folded[place] = msgspec.structs.replace(record, count=record.count + 1)
+        return record.id
+
+    def flush(self) -> Promise | None:
+        """Publish what was folded; return what is done when it is as durable as the topic says."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        records, self._folded = list(self._folded.values()), {}
+        return self._write(records) if records else None
+
+    def _write(self, records: list[AuditRecord]) -> Promise:
+        done = Promise()
+
+        def publish(opened: Work[Topic]) -> None:
+            if opened.error is not None:
+                self._fail(len(records), opened.error)
+                done.resolve(opened.error)
+                return
+            headers = ((CONTENT_TYPE, JSON_TYPE),)
+            events = [Event(AUDIT_TOPIC, msgspec.json.encode(one), None, headers, one.time_ms) for one in records]
+            receipt = self._publish(Publication(SERVER, PROTOCOL, events, AUDIT_TOPIC))
+            receipt.when_done(written)
+
+        def written(receipt: Promise) -> None:
+            if receipt.error is not None:
+                self._fail(len(records), receipt.error)
+            done.resolve(receipt.error)
+
+        self._open_topic().when_done(publish)
+        return done
+
+    def _fail(self, count: int, error: Exception) -> None:
+        self.unwritten += count
+        log.error("audit: %d records are not written: %s", count, error)
+
+    async def close(self) -> None:
+        """Publish what was folded."""
+        last = self.flush()
+        if last is not None:
+            await last.wait()

@@ -1,0 +1,300 @@
+"""The gate: the table of access kept in the compacted topic `$access`, its mode, and who is told of a change.
+
+record := key (the id of an entry), payload (JSON; a tombstone when the entry is removed). A change is one append that
+ends with the record `["version"]`: entries behind the last such record are of a change that a crash cut short, and do
+not count.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from babelbus.clock import Clock
+from babelbus.core.access.audit import AUDIT_TOPIC, Audit
+from babelbus.core.access.model import ANONYMOUS, SERVER, Identity, InvalidAccessError, Principal, Row
+from babelbus.core.access.rights import ADMIN_ROWS, CLIENT_ROWS, Rights, RowSet
+from babelbus.core.access.table import MODE_ID, Edit, Entry, Mode, Table, edits_for, id_of
+from babelbus.core.access.table_file import FILE_ID, FileIds, read_table_file
+from babelbus.core.publish import Publication
+from babelbus.core.receipt import Receipt
+from babelbus.core.settings import TopicSettings
+from babelbus.core.topic import Topic
+from babelbus.core.work import Work
+from babelbus.errors import BabelbusError, StorageError
+from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.format import CorruptRecordError, encode_batch
+from babelbus.records.record import Record
+
+log = logging.getLogger(__name__)
+
+ACCESS_TOPIC: Final = "$access"
+PROTOCOL: Final = "access"
+VERSION_ID = '["version"]'
+READ_BYTES = 2**20
+ADVICE = "restore the file, or remove the topic's folder: then the table is empty and the gate off"
+
+
+class AccessConflictError(BabelbusError):
+    """The table has changed since the version that a change was made for."""
+
+    def __init__(self, wanted: int, found: int) -> None:
+        super().__init__(
+            f"the table has version {found}, the change was made for version {wanted}: somebody else has changed it; "
+            "look at it again, then change it"
+        )
+        self.wanted, self.found = wanted, found
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """The record that ends a change."""
+
+    version: int
+    by: str
+    time_ms: int
+
+
+class Door(Protocol):
+    """The part of the broker that the gate uses."""
+
+    def find_topic(self, name: str) -> Topic | None:
+        """Return a topic, `None` if the name is free."""
+
+    def ensure_reserved(self, name: str, settings: TopicSettings) -> Work[Topic]:
+        """Return a topic of the server's own; create the topic if the name is free."""
+
+    def publish(self, publication: Publication) -> Receipt:
+        """Publish; whatever prevents it is the error of the receipt."""
+
+
+class Gate:
+    """One gate for all protocols. All calls come from the event loop; call `open` before the first one.
+
+    `mode` is what the configuration says; the table can turn the gate on as well. While the gate is off, identities
+    have no rights that are asked for (`Identity.rights` is `None`).
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        settings: TopicSettings,
+        audit_settings: TopicSettings,
+        mode: Literal["off", "enforce"] = "off",
+    ) -> None:
+        self.table = Table()
+        self.mode = mode
+        self.on_changed: list[Callable[[], None]] = []
+        """Called behind each change of the table or of the mode."""
+        self.audit = Audit(clock, loop, door.publish, lambda: door.ensure_reserved(AUDIT_TOPIC, audit_settings))
+        self.table.on_refused = self.audit.refused
+        self.client_rights = Rights("client", [RowSet(CLIENT_ROWS)], self.audit.refused)
+        """The rights of a client in the lists of jebp, while the gate is off."""
+        self.admin_rights = Rights("admin", [RowSet(ADMIN_ROWS)], self.audit.refused)
+        self._door = door
+        self._clock = clock
+        self._settings = settings
+        self._changing = asyncio.Lock()
+        self._cut_short: dict[str, bytes | None] = {}
+        """The entries of a change that a crash cut short, with what they were before."""
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    @property
+    def enforcing(self) -> bool:
+        """Whether rights are asked for."""
+        return self.mode == "enforce" or self.table.enforced
+
+    def identity(self, source: str, name: str) -> Identity:
+        """Return the identity of a principal that has proved who it is; a name without a principal has no rights."""
+        return Identity(source, name, self.table.rights(name) if self.enforcing else None)
+
+    def anonymous(self, source: str) -> Identity:
+        """Return the identity of a client that proves nothing."""
+        return self.identity(source, ANONYMOUS)
+
+    def open(self) -> None:
+        """Read the table. Blocks: nobody is served yet.
+
+        Raises:
+            StorageError: the table cannot be read whole.
+        """
+        topic = self._door.find_topic(ACCESS_TOPIC)
+        if topic is None:
+            return
+        try:
+            whole, last = self._read(topic)
+            edits = [(id_, _decode(id_, content)) for id_, content in whole.items()]
+        except (CorruptRecordError, msgspec.DecodeError, InvalidAccessError) as error:
+            raise StorageError(f"topic {ACCESS_TOPIC!r}, the table of access, is damaged: {error}; {ADVICE}") from error
+        self.table.apply(edits)
+        self.table.version = 0 if last is None else last.version
+
+    def _read(self, topic: Topic) -> tuple[dict[str, bytes], _Version | None]:
+        """Return the entries up to the last whole change, and the record that ends it."""
+        partition_log = topic.partition(0).log
+        whole: dict[str, bytes] = {}
+        change: dict[str, bytes | None] = {}
+        last = None
+        offset, end = partition_log.first_offset, partition_log.next_offset
+        while offset < end:
+            chunk = partition_log.read(offset, READ_BYTES, end)
+            for record in iterate(decode_chunk(chunk.data, verified=True)) if chunk.data else ():
+                id_ = (record.key or b"").decode()
+                if id_ != VERSION_ID:
+                    change[id_] = record.payload
+                    continue
+                for key, content in change.items():
+                    if content is None:
+                        whole.pop(key, None)
+                    else:
+                        whole[key] = content
+                change = {}
+                last = msgspec.json.decode(record.payload or b"", type=_Version)
+            offset = chunk.next_offset
+        self._cut_short = {id_: whole.get(id_) for id_ in change}
+        return whole, last
+
+    async def settle(self) -> None:
+        """Remove a change that a crash cut short.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        if self._cut_short:
+            log.warning("access: a change that a crash cut short is taken back")
+            await self._append({}, SERVER)
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    async def change(self, edits: Sequence[Edit], by: Identity, *, version: int | None = None) -> int:
+        """Update entries of the table, all or none, durably; return the new version.
+
+        `version` is the version that the change was made for; with `None` the change is made whatever came before.
+
+        Raises:
+            AccessConflictError: the table has another version.
+            InvalidAccessError: an entry is not valid; nothing was changed.
+            StorageError: the disk refused; nothing was changed.
+        """
+        async with self._changing:
+            if version is not None and version != self.table.version:
+                raise AccessConflictError(version, self.table.version)
+            entries = self.table.entries
+            edits = [(id_, entry) for id_, entry in edits if entries.get(id_) != entry]
+            self.table.check(edits)
+            if not edits:
+                return self.table.version
+            before = [entries.get(id_) for id_, _ in edits]
+            await self._append({id_: None if entry is None else _encode(entry) for id_, entry in edits}, by)
+            self.table.apply(edits)
+            after = [entry for _, entry in edits]
+            self.audit.changed(by, self.table.version, _shown(before), _shown(after))
+            self._tell()
+            return self.table.version
+
+    async def put(self, entries: Sequence[Entry], by: Identity, *, version: int | None = None) -> int:
+        """Add entries, or replace those with the same ids; see `change`."""
+        return await self.change(edits_for(entries), by, version=version)
+
+    async def remove(self, entries: Sequence[Entry], by: Identity, *, version: int | None = None) -> int:
+        """Remove entries; see `change`."""
+        return await self.change(edits_for((), entries), by, version=version)
+
+    async def enable(self, by: Identity, *, enforce: bool = True) -> int:
+        """Set the gate on in the table, or off again; see `change`."""
+        return await self.change([(MODE_ID, Mode(enforce) if enforce else None)], by)
+
+    async def apply_file(self, text: str, path: str, by: Identity, *, version: int | None = None) -> int:
+        """Replace what the last table file brought by the content of this one; see `change`.
+
+        Raises:
+            TableFileError: the file is not valid; the message has line and column, and nothing was changed.
+        """
+        wanted = {id_of(entry): entry for entry in read_table_file(text, path)}
+        for id_, entry in wanted.items():
+            known = self.table.entries.get(id_)
+            if isinstance(entry, Principal) and isinstance(known, Principal) and not entry.credentials:
+                wanted[id_] = msgspec.structs.replace(entry, credentials=known.credentials)
+        old = self.table.entries.get(FILE_ID)
+        gone = set(old.ids) - wanted.keys() if isinstance(old, FileIds) else set()
+        edits: list[Edit] = [(id_, None) for id_ in sorted(gone)]
+        edits += [*wanted.items(), (FILE_ID, FileIds(tuple(sorted(wanted))))]
+        return await self.change(edits, by, version=version)
+
+    def import_entries(self, origin: str, entries: Sequence[Entry]) -> None:
+        """Replace the entries that come from files of the data folder; the topic does not keep them."""
+        self.table.import_entries(origin, entries)
+        self._tell()
+
+    async def _append(self, contents: dict[str, bytes | None], by: Identity) -> None:
+        """Append a change, and take back a change that was cut short before.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        topic = await self._door.ensure_reserved(ACCESS_TOPIC, self._settings)
+        now = topic.stamp()
+        version = _Version(self.table.version + 1, by.name, now)
+        all_contents = {**self._cut_short, **contents, VERSION_ID: msgspec.json.encode(version)}
+        records = [Record(content, id_.encode(), (), now) for id_, content in all_contents.items()]
+        partition = topic.partition(0)
+        topic.flush()
+        batch = encode_batch(records, partition.next_offset)
+        receipt = self._door.publish(Publication(SERVER, PROTOCOL, batch, ACCESS_TOPIC, partition=0, at_once=True))
+        # Until the disk has answered, nobody knows what is there: the next change would write these entries again.
+        entries = self.table.entries
+        doubtful = {id_: _encode_or_none(entries.get(id_)) for id_ in contents}
+        try:
+            await receipt.wait()
+        except BaseException:
+            self._cut_short |= doubtful
+            raise
+        self._cut_short = {}
+        self.table.version = version.version
+
+    def _tell(self) -> None:
+        for listener in self.on_changed:
+            listener()
+
+    async def close(self) -> None:
+        """Write what the audit has folded."""
+        with contextlib.suppress(BabelbusError):
+            await self.audit.close()
+
+
+def _encode(entry: Entry) -> bytes:
+    return msgspec.json.encode(entry)
+
+
+def _encode_or_none(entry: Entry | None) -> bytes | None:
+    return None if entry is None else _encode(entry)
+
+
+_TYPES: dict[str, Any] = {"row": Row, "principal": Principal, "mode": Mode, "file": FileIds}
+
+
+def _decode(id_: str, content: bytes) -> Entry:
+    """Return a kept entry. Raises: msgspec.DecodeError, InvalidAccessError."""
+    kind = msgspec.json.decode(id_.encode(), type=list[str])[0]
+    if kind not in _TYPES:
+        raise InvalidAccessError(f"an entry of the kind {kind!r} is of a later version")
+    entry: Entry = msgspec.json.decode(content, type=_TYPES[kind])
+    return entry
+
+
+def _shown(entries: Sequence[Entry | None]) -> list[Any]:
+    """Return entries for the audit, without what belongs to credentials."""
+    shown: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, Principal):
+            bare = tuple(msgspec.structs.replace(one, data={}) for one in entry.credentials)
+            shown.append(msgspec.to_builtins(msgspec.structs.replace(entry, credentials=bare)))
+        elif not isinstance(entry, FileIds):
+            shown.append(None if entry is None else msgspec.to_builtins(entry))
+    return shown

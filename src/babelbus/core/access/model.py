@@ -1,0 +1,223 @@
+"""The words of access control: actions, rows, principals with their credentials, and the identity of a connection.
+
+A row allows or denies an action on the subjects of a pattern to a principal, to a role (`role:NAME`) or to everybody
+(`*`). In the pattern of a row, `?` is one whole element, `#` at the end is the element before it and everything below,
+and `{name}` is one whole element, the principal's own name.
+"""
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, Protocol
+
+import msgspec
+
+from babelbus.core.subject import PathPattern, Pattern
+from babelbus.errors import BabelbusError
+
+ROLE_PREFIX: Final = "role:"
+EVERYBODY: Final = "*"
+ANY_ACTION: Final = "*"
+ANONYMOUS: Final = "anonymous"
+"""The principal of clients that prove nothing; it has the rows of its own name and those of everybody."""
+NAME_PLACE: Final = "{name}"
+NAME_LENGTH_MAX = 128
+PATTERN_BYTES_MAX = 4096
+ONE, REST, SEPARATOR = "?", "#", "/"
+_NAME = re.compile(r"[^\s/?#*,{}\x00-\x1f\x7f]+")
+
+
+class InvalidAccessError(BabelbusError):
+    """A row or a principal is not valid; the message names the part."""
+
+
+class Action(Enum):
+    """The actions that a row allows or denies."""
+
+    PUBLISH = "publish"
+    SUBSCRIBE = "subscribe"
+    READ = "read"
+    CONSUME = "consume"
+    WRITE_STATE = "write-state"
+    MANAGE = "manage"
+    ADMIN = "admin"
+
+    __hash__ = object.__hash__  # members are single objects; the hash of Enum costs a call
+
+
+ACTIONS: Final = {action.value: action for action in Action}
+
+
+class Effect(Enum):
+    """The effect of a row."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of the table; the action `None` means every action."""
+
+    who: str
+    action: str
+    pattern: str
+    effect: Effect = Effect.ALLOW
+
+    def check(self) -> None:
+        """Check the row.
+
+        Raises:
+            InvalidAccessError: a part is not valid.
+        """
+        if self.who != EVERYBODY:
+            check_name(self.who.removeprefix(ROLE_PREFIX))
+        if self.action != ANY_ACTION and self.action not in ACTIONS:
+            names = ", ".join([*ACTIONS, ANY_ACTION])
+            raise InvalidAccessError(f"there is no action {self.action!r}; the actions are {names}")
+        check_pattern(self.pattern)
+
+
+class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One way for a principal to prove its identity: `kind` and `id` find it, `data` belongs to the kind.
+
+    `created` and `expires` are milliseconds since 1970; without `expires` it is valid for ever.
+    """
+
+    kind: str
+    id: str
+    data: dict[str, str | int] = {}
+    created: int = 0
+    expires: int | None = None
+
+
+class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One principal: its roles (without `role:`) and its credentials."""
+
+    name: str
+    roles: tuple[str, ...] = ()
+    credentials: tuple[Credential, ...] = ()
+
+    def check(self) -> None:
+        """Check the names.
+
+        Raises:
+            InvalidAccessError: a name is not valid.
+        """
+        for name in (self.name, *self.roles):
+            check_name(name)
+
+
+class Narrowing(Enum):
+    """How much of a pattern a principal is granted."""
+
+    WHOLE = "whole"
+    PART = "part"
+    NONE = "none"
+
+
+class Granted(Protocol):
+    """The rights of an identity, as the core asks for them; `Rights` are those of the table."""
+
+    def may(self, action: Action, subject: str) -> bool:
+        """Return whether the action is granted on a subject."""
+
+    def find_refused(self, action: Action, subjects: Sequence[str]) -> str | None:
+        """Return the first subject on which the action is not granted."""
+
+    def may_topic(self, action: Action, name: str) -> bool:
+        """Return whether the action is granted on all subjects that a topic records."""
+
+    def covers(self, action: Action, *patterns: Pattern) -> bool:
+        """Return whether the action is granted on every subject of patterns."""
+
+    def overlaps(self, action: Action, pattern: Pattern) -> Narrowing:
+        """Return how much of a pattern is granted."""
+
+    def denies(self, action: Action, *patterns: Pattern) -> bool:
+        """Return whether a row denies the action on some subject of patterns."""
+
+    def record_refusal(self, principal: "Identity", action: Action, subject: str) -> str:
+        """Record a refusal in the audit; return the id of the record."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """The verified client of a connection. `source` goes into `ce_source`: protocol and name.
+
+    `rights` is `None` for the server itself, and while the gate is off for clients whose protocol has no list of its
+    own: then nothing is checked.
+    """
+
+    source: str
+    name: str
+    rights: Granted | None
+
+
+SERVER: Final = Identity("server", "server", None)
+"""The server itself: nobody else writes the topics whose names it reserves."""
+CLIENT: Final = Identity("", "", None)
+"""A client of whom nothing is known and who may do whatever is not reserved."""
+
+
+class AccessRefusedError(BabelbusError):
+    """The principal has no right to do this. `id` names the refusal in the audit, if it is recorded."""
+
+    def __init__(self, action: Action, subject: str, id: str = "") -> None:  # noqa: A002  # the word of the field
+        super().__init__(f"no right to {action.value} {subject!r}" + (f" (refusal {id})" if id else ""))
+        self.action, self.subject, self.id = action, subject, id
+
+
+def check_name(name: str) -> None:
+    """Check the name of a principal or a role: one element of a subject without a wildcard, blanks or commas.
+
+    Raises:
+        InvalidAccessError: the name is not valid.
+    """
+    if not is_name(name):
+        raise InvalidAccessError(
+            f"{name!r} is no name: a name has 1 to {NAME_LENGTH_MAX} characters, no blank and none of / ? # * , {{ }}"
+        )
+
+
+def is_name(name: str) -> bool:
+    """Return whether a principal or a role may have this name."""
+    return (
+        len(name) <= NAME_LENGTH_MAX
+        and _NAME.fullmatch(name) is not None
+        and not name.startswith(ROLE_PREFIX)
+        and name.isprintable()
+    )
+
+
+def check_pattern(pattern: str) -> None:
+    """Check the pattern of a row.
+
+    Raises:
+        InvalidAccessError: the pattern is empty, too long, or has a wildcard where none is allowed.
+    """
+    if not pattern or len(pattern.encode("utf-8", "surrogatepass")) > PATTERN_BYTES_MAX:
+        raise InvalidAccessError(f"a pattern has 1 to {PATTERN_BYTES_MAX:,} bytes")
+    elements = pattern.split(SEPARATOR)
+    if REST in elements[:-1]:
+        raise InvalidAccessError(f"pattern {pattern!r}: # stands only at the end")
+    for element in elements:
+        if element == "*":
+            raise InvalidAccessError(f"pattern {pattern!r}: * is no wildcard here; ? is one element, # the rest")
+        if NAME_PLACE in element and element != NAME_PLACE:
+            raise InvalidAccessError(f"pattern {pattern!r}: {NAME_PLACE} is a whole element")
+
+
+def read_pattern(pattern: str, name: str | None = None) -> tuple[PathPattern, ...]:
+    """Return the subjects of a row's pattern for the principal `name`; none if the name cannot stand in the pattern."""
+    elements: list[str | None] = []
+    parts = pattern.split(SEPARATOR)
+    for element in parts:
+        if element == NAME_PLACE:
+            if name is None or not is_name(name):
+                return ()
+            elements.append(name)
+        else:
+            elements.append(None if element == ONE else element)
+    if parts[-1] != REST:
+        return (PathPattern(tuple(elements)),)
+    below = PathPattern(tuple(elements[:-1]), rest=True)
+    return (PathPattern(below.elements), below) if below.elements else (below,)

@@ -1,0 +1,285 @@
+"""The table: rows, principals and the mode, as entries with an id; it answers and changes, and does no I/O.
+
+Entries of the table are kept by the gate. Others come from the files of a data folder (the lists of jebp clients) or
+from the table of the configuration; they are given at each start and reload (`import_entries`) and never kept.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from babelbus.core.access.model import (
+    ANONYMOUS,
+    EVERYBODY,
+    NAME_PLACE,
+    ROLE_PREFIX,
+    SEPARATOR,
+    Action,
+    Credential,
+    Effect,
+    InvalidAccessError,
+    Principal,
+    Row,
+    is_name,
+    read_pattern,
+)
+from babelbus.core.access.rights import ADMIN_ROWS, CLIENT_ROWS, Refused, Rights, RowSet
+from babelbus.core.access.table_file import FILE_ID, FileIds
+
+ADMIN_ROLE: Final = "admin"
+CLIENT_ROLE: Final = "client"
+
+
+class Mode(msgspec.Struct, frozen=True):
+    """The entry that turns the gate on at run time."""
+
+    enforce: bool
+
+
+Entry = Row | Principal | Mode | FileIds
+Edit = tuple[str, Entry | None]
+"""The id of an entry and the entry, `None` to remove it."""
+MODE_ID = '["mode"]'
+BUILT_IN: Final = "built in"
+KEPT: Final = "table"
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The answer of the table to one question, and the row that decides, if any."""
+
+    allowed: bool
+    row: Row | None
+    origin: str | None
+    roles: tuple[str, ...]
+    exists: bool
+
+
+def id_of(entry: Entry) -> str:
+    """Return the id of an entry: equal rows have one, and so has each principal."""
+    if isinstance(entry, Row):
+        parts = ["row", entry.who, entry.action, entry.pattern, entry.effect.value]
+    elif isinstance(entry, Principal):
+        parts = ["principal", entry.name]
+    else:
+        return FILE_ID if isinstance(entry, FileIds) else MODE_ID
+    return msgspec.json.encode(parts).decode()
+
+
+class Table:
+    """All entries, indexed. A row that several origins give stays until the last of them takes it away."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        """The entries that the gate keeps, by id."""
+        self.version = 0
+        self._imported: dict[str, tuple[Entry, ...]] = {BUILT_IN: (*CLIENT_ROWS, *ADMIN_ROWS)}
+        self._sets: dict[str, RowSet] = {}
+        self._principals: dict[str, tuple[Principal, str]] = {}
+        self._credentials: dict[tuple[str, str], tuple[str, Credential]] = {}
+        self.on_refused: Refused | None = None
+        self._rights: WeakValueDictionary[str, Rights] = WeakValueDictionary()
+        for row in (*CLIENT_ROWS, *ADMIN_ROWS):
+            self._set_of(row.who).add(row)
+        self._find_principals()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def rows(self) -> list[tuple[Row, str]]:
+        """Return all rows with their origins, sorted."""
+        found = {entry: KEPT for entry in self.entries.values() if isinstance(entry, Row)}
+        for origin, entries in self._imported.items():
+            for entry in entries:
+                if isinstance(entry, Row):
+                    found.setdefault(entry, origin)
+        return sorted(found.items(), key=lambda pair: (pair[0].who, pair[0].action, pair[0].pattern))
+
+    def principals(self) -> list[tuple[Principal, str]]:
+        """Return all principals with their origins, by name."""
+        return [self._principals[name] for name in sorted(self._principals)]
+
+    def principal(self, name: str) -> Principal | None:
+        """Return a principal, `None` if nobody has the name."""
+        found = self._principals.get(name)
+        return None if found is None else found[0]
+
+    def origin(self, name: str) -> str:
+        """Return where a principal comes from."""
+        return self._principals[name][1]
+
+    def roles(self) -> dict[str, list[str]]:
+        """Return the names of all roles with the principals that have them."""
+        roles: dict[str, list[str]] = {}
+        for row, _ in self.rows():
+            if row.who.startswith(ROLE_PREFIX):
+                roles.setdefault(row.who.removeprefix(ROLE_PREFIX), [])
+        for principal, _ in self.principals():
+            for role in principal.roles:
+                roles.setdefault(role, []).append(principal.name)
+        return dict(sorted(roles.items()))
+
+    def find_credential(self, kind: str, id: str) -> tuple[Principal, Credential] | None:  # noqa: A002  # the field
+        """Return who has a credential; the caller checks `expires`."""
+        found = self._credentials.get((kind, id))
+        return None if found is None else (self._principals[found[0]][0], found[1])
+
+    @property
+    def enforced(self) -> bool:
+        """Whether the table says that the gate is on."""
+        mode = self.entries.get(MODE_ID)
+        return isinstance(mode, Mode) and mode.enforce
+
+    def rights(self, name: str) -> Rights:
+        """Return the rights of a principal, one live object for each name; an unknown principal has none."""
+        rights = self._rights.get(name)
+        if rights is None:
+            rights = self._rights[name] = Rights(name, self._sets_of(name), self.on_refused)
+        return rights
+
+    def explain(self, name: str, action: Action, subject: str) -> Explanation:
+        """Return whether a principal may do this, and the row that decides."""
+        row = self.rights(name).deciding(action, subject)
+        principal = self.principal(name)
+        origin = None if row is None else dict(self.rows()).get(row)
+        return Explanation(
+            row is not None and row.effect is Effect.ALLOW,
+            row,
+            origin,
+            () if principal is None else principal.roles,
+            principal is not None or name == ANONYMOUS,
+        )
+
+    def faults(self) -> list[str]:
+        """Return what is odd: rows that can never match or decide, and principals without rows."""
+        found = []
+        rows = [row for row, _ in self.rows()]
+        names, roles = {ANONYMOUS, *self._principals}, self.roles()
+        for row in rows:
+            role = row.who.removeprefix(ROLE_PREFIX)
+            if row.who.startswith(ROLE_PREFIX):
+                if not roles[role] and row not in self._imported[BUILT_IN]:
+                    found.append(f"{_text(row)}: no principal has the role {role}")
+            elif row.who != EVERYBODY and row.who not in names:
+                found.append(f"{_text(row)}: there is no principal {row.who}")
+            elif NAME_PLACE in row.pattern.split(SEPARATOR) and row.who != EVERYBODY and not is_name(row.who):
+                found.append(f"{_text(row)}: the name of the principal cannot stand in a pattern")
+            if row.effect is Effect.ALLOW and self._is_denied(row):
+                found.append(f"{_text(row)}: a row that denies covers it, and wins")
+        for name in sorted(self._principals):
+            principal = self._principals[name][0]
+            if not any(self._sets.get(who) for who in (name, *(ROLE_PREFIX + role for role in principal.roles))):
+                found.append(f"principal {name} has no rows, also not by a role")
+        return found
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def check(self, edits: Sequence[Edit]) -> None:
+        """Check that edits are valid together.
+
+        Raises:
+            InvalidAccessError: an entry is not valid, or a credential belongs to two principals.
+        """
+        owners = {place: name for place, (name, _) in self._credentials.items()}
+        for id_, entry in edits:
+            if entry is None:
+                continue
+            assert id_ == id_of(entry)
+            if isinstance(entry, Mode | FileIds):
+                continue
+            entry.check()
+            if isinstance(entry, Principal):
+                if entry.name == ANONYMOUS:
+                    raise InvalidAccessError(f"{ANONYMOUS!r} is the principal of clients that prove nothing")
+                for one in entry.credentials:
+                    owner = owners.setdefault((one.kind, one.id), entry.name)
+                    if owner != entry.name:
+                        raise InvalidAccessError(f"principal {owner} has the {one.kind} credential {one.id} already")
+
+    def apply(self, edits: Iterable[Edit]) -> None:
+        """Add and remove what edits say that `check` has seen; rights that sessions hold change with them."""
+        touched: set[str] = set()
+        people = False
+        for id_, entry in edits:
+            before = self.entries.pop(id_, None)
+            if entry is not None:
+                self.entries[id_] = entry
+            if isinstance(before, Row) and before != entry and not self._is_imported(before):
+                self._set_of(before.who).discard(before)
+                touched.add(before.who)
+            if isinstance(entry, Row):
+                self._set_of(entry.who).add(entry)
+                touched.add(entry.who)
+            people |= isinstance(before, Principal) or isinstance(entry, Principal)
+        if people:
+            self._find_principals()
+        self._refresh(None if people else touched)
+
+    def import_entries(self, origin: str, entries: Iterable[Entry]) -> None:
+        """Replace the entries that come from one origin."""
+        before, after = self._imported.get(origin, ()), tuple(entries)
+        self._imported[origin] = after
+        kept = {entry for entry in self.entries.values() if isinstance(entry, Row)}
+        for entry in before:
+            if isinstance(entry, Row) and entry not in kept and not self._is_imported(entry):
+                self._set_of(entry.who).discard(entry)
+        for entry in after:
+            if isinstance(entry, Row):
+                self._set_of(entry.who).add(entry)
+        self._find_principals()
+        self._refresh(None)
+
+    def _is_denied(self, row: Row) -> bool:
+        """Return whether rows of the same principal, role or of everybody deny all that a row allows."""
+        patterns = read_pattern(row.pattern, "name")
+        return bool(patterns) and all(
+            any(self._set_of(who).contains(Effect.DENY, row.action, pattern) for who in (row.who, EVERYBODY))
+            for pattern in patterns
+        )
+
+    def _is_imported(self, row: Row) -> bool:
+        return any(row in entries for entries in self._imported.values())
+
+    def _set_of(self, who: str) -> RowSet:
+        rows = self._sets.get(who)
+        if rows is None:
+            rows = self._sets[who] = RowSet()
+        return rows
+
+    def _find_principals(self) -> None:
+        """Find the principals: those of the table first, imported ones where the name is free."""
+        self._principals = {}
+        self._credentials = {}
+        mine = [(entry, KEPT) for entry in self.entries.values()]
+        others = [(entry, origin) for origin, entries in self._imported.items() for entry in entries]
+        for entry, origin in (*mine, *others):
+            if isinstance(entry, Principal) and self._principals.setdefault(entry.name, (entry, origin))[0] is entry:
+                for one in entry.credentials:
+                    self._credentials.setdefault((one.kind, one.id), (entry.name, one))
+
+    def _sets_of(self, name: str) -> list[RowSet]:
+        principal = self.principal(name)
+        if principal is None and name != ANONYMOUS:
+            return []
+        roles = () if principal is None else principal.roles
+        return [self._set_of(who) for who in (name, *(ROLE_PREFIX + role for role in roles), EVERYBODY)]
+
+    def _refresh(self, touched: set[str] | None) -> None:
+        """Replace what is inside the rights of the principals whose rows have changed; `None` is all."""
+        everybody = touched is None or EVERYBODY in touched
+        for name, rights in list(self._rights.items()):
+            principal = self.principal(name)
+            roles = () if principal is None else principal.roles
+            if everybody or touched is None or not touched.isdisjoint((name, *(ROLE_PREFIX + role for role in roles))):
+                rights.replace(self._sets_of(name))
+
+
+def _text(row: Row) -> str:
+    return f"{row.effect.value} {row.who} {row.action} {row.pattern}"
+
+
+def edits_for(put: Iterable[Entry] = (), remove: Iterable[Entry] = ()) -> list[Edit]:
+    """Return the edits that remove entries and put others."""
+    edits: dict[str, Entry | None] = {id_of(entry): None for entry in remove}
+    edits |= {id_of(entry): entry for entry in put}
+    return list(edits.items())

@@ -1,0 +1,112 @@
+"""The table as a file that an operator writes: TOML with `[[rows]]` and `[[principals]]` (docs/access.md)."""
+
+import re
+import tomllib
+from typing import Final
+
+import msgspec
+
+from babelbus.core.access.model import Credential, Effect, InvalidAccessError, Principal, Row
+
+FILE_ID: Final = '["file"]'
+_INDEX = re.compile(r"\$\.(rows|principals)\[(\d+)\](?:\.(\w+))?")
+
+
+class FileIds(msgspec.Struct, frozen=True):
+    """The ids of the entries that the last file brought: the next file replaces them."""
+
+    ids: tuple[str, ...]
+
+
+class TableFileError(InvalidAccessError):
+    """A table file is not valid; the message names the file, line and column."""
+
+    def __init__(self, path: str, line: int, column: int, reason: str) -> None:
+        super().__init__(f"{path}, line {line}, column {column}: {reason}")
+        self.line, self.column = line, column
+
+
+class _Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    roles: tuple[str, ...] = ()
+    credentials: tuple[Credential, ...] = ()
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    who: str
+    action: str
+    pattern: str
+    effect: Effect = Effect.ALLOW
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rows: list[_Row] = []
+    principals: list[_Principal] = []
+
+
+def read_table_file(text: str, path: str) -> list[Row | Principal]:
+    """Return the rows and principals of a table file.
+
+    Raises:
+        TableFileError: the file is not valid.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
+        line, column = (int(place[1]), int(place[2])) if place and place[1] else (text.count("\n") + 1, 1)
+        raise TableFileError(path, line, column, str(error).partition(" (at ")[0]) from error
+    try:
+        made = msgspec.convert(content, _File)
+    except msgspec.ValidationError as error:
+        where = _INDEX.search(str(error))
+        field = re.search(r"field `(\w+)`", str(error))
+        name = (where[3] if where else None) or (field[1] if field else None)
+        line, column = _locate(text, where[1], int(where[2]), name) if where else _locate_key(text, name)
+        raise TableFileError(path, line, column, str(error).partition(" - at ")[0]) from error
+    entries: list[Row | Principal] = []
+    for index, row in enumerate(made.rows):
+        entries.append(_checked(Row(row.who, row.action, row.pattern, row.effect), text, path, "rows", index))
+    for index, one in enumerate(made.principals):
+        entries.append(_checked(Principal(one.name, one.roles, one.credentials), text, path, "principals", index))
+    return entries
+
+
+def _checked(entry: Row | Principal, text: str, path: str, table: str, index: int) -> Row | Principal:
+    try:
+        entry.check()
+    except InvalidAccessError as error:
+        reason = str(error)
+        names = ("action", "pattern", "who") if isinstance(entry, Row) else ("name", "roles")
+        name = next((name for name in names if name in reason.split(":")[0]), names[-1] if len(names) == 3 else "name")
+        raise TableFileError(path, *_locate(text, table, index, name), reason) from error
+    return entry
+
+
+def _locate(text: str, table: str, index: int, name: str | None) -> tuple[int, int]:
+    """Return line and column of a key of the `index`-th table of a name, or of the table's head."""
+    head = re.compile(rf"^\s*\[\[\s*{table}\s*\]\]")
+    any_head, key = re.compile(r"^\s*\["), re.compile(rf"^\s*({name})\s*=") if name else None
+    seen, found = -1, (1, 1)
+    for number, line in enumerate(text.splitlines(), 1):
+        if head.match(line):
+            seen += 1
+            if seen == index:
+                found = number, len(line) - len(line.lstrip()) + 1
+        elif seen == index:
+            if any_head.match(line):
+                break
+            match = key.match(line) if key else None
+            if match:
+                return number, match.start(1) + 1
+    return found
+
+
+def _locate_key(text: str, name: str | None) -> tuple[int, int]:
+    """Return line and column of a name that no table file has, else the beginning."""
+    if name is not None:
+        for number, line in enumerate(text.splitlines(), 1):
+            at = line.find(name)
+            if at >= 0:
+                return number, at + 1
+    return 1, 1

@@ -1,0 +1,258 @@
+"""The state and its history as one principal may read and change them.
+
+Reading a value and watching it is `subscribe`, the past is `read`, every change and every lock is `write-state`, and
+publishing without storing is `publish`. A pattern brings the entries whose keys are granted; a pattern of which nothing
+is granted is refused.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+from babelbus.core.access import (
+    Action,
+    Granted,
+    Identity,
+    Narrowing,
+    refusal,
+)
+from babelbus.core.receipt import Promise
+from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, Revision
+from babelbus.core.state.key_index import SEPARATOR, KeyPattern
+from babelbus.core.state.locks import Granted as GrantedLock
+from babelbus.core.state.locks import Locks
+from babelbus.core.state.patterns import MULTI_WILDCARD, WILDCARD
+from babelbus.core.state.tree import Listener, NoSuchKeyError, State, Testament
+from babelbus.core.subject import PathPattern, Pattern, below, exactly
+
+
+class _Guard:
+    """The questions that state and history ask."""
+
+    def __init__(self, principal: Identity) -> None:
+        assert principal.rights is not None
+        self.principal = principal
+        self._rights: Granted = principal.rights
+
+    def _check(self, action: Action, key: str) -> None:
+        if not self._rights.may(action, key):
+            raise refusal(self.principal, action, key)
+
+    def _check_pattern(self, action: Action, pattern: KeyPattern) -> None:
+        """Check that something of a pattern is granted. Raises: AccessRefusedError."""
+        if all(self._rights.overlaps(action, part) is Narrowing.NONE for part in subjects_of(pattern)):
+            raise refusal(self.principal, action, _text(pattern))
+
+
+class GuardedState(_Guard):
+    """`State` for one principal; every method may raise `AccessRefusedError` beside the errors of the state."""
+
+    def __init__(self, state: State, principal: Identity) -> None:
+        super().__init__(principal)
+        self._state = state
+        self.key_bytes_max = state.key_bytes_max
+        self.locks = GuardedLocks(state.locks, principal)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def is_transient(self, key: str) -> bool:
+        """Return whether a key, or a pattern, is one of those that are not logged."""
+        return self._state.is_transient(key)
+
+    @property
+    def commit_number(self) -> int:
+        """Number of the last commit."""
+        return self._state.commit_number
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """The listeners of all changes; a listener asks `may_see` for each key."""
+        return self._state.listeners
+
+    def may_see(self, key: str | None) -> bool:
+        """Return whether the principal may see the value of a key."""
+        return key is not None and self._rights.may(Action.SUBSCRIBE, key)
+
+    def find(self, key: str) -> bytes | None:
+        """Return a value, `None` if the key has no value."""
+        self._check(Action.SUBSCRIBE, key)
+        return self._state.find(key)
+
+    def get(self, key: str) -> bytes:
+        """Return a value; see `State.get`."""
+        self._check(Action.SUBSCRIBE, key)
+        return self._state.get(key)
+
+    def get_version(self, key: str) -> tuple[bytes, int]:
+        """Return a value and its version; see `State.get_version`."""
+        self._check(Action.SUBSCRIBE, key)
+        return self._state.get_version(key)
+
+    def match(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
+        """Return the keys and values that match a pattern and may be seen."""
+        return [(key, value) for key, value, _ in self.entries(pattern)]
+
+    def entries(self, pattern: KeyPattern) -> list[tuple[str, bytes, int]]:
+        """Return key, value and version of all entries that match a pattern and may be seen."""
+        self._check_pattern(Action.SUBSCRIBE, pattern)
+        may = self._rights.may
+        return [entry for entry in self._state.entries(pattern) if may(Action.SUBSCRIBE, entry[0])]
+
+    def children(self, parent: str | None) -> list[str]:
+        """Return the names of the direct children of a key at or below which the principal may see something."""
+        names = [name for name in self._state.children(parent) if self._may_list(_child(parent, name))]
+        if not names and parent is not None and not self._may_list(parent):
+            raise NoSuchKeyError(parent)
+        return names
+
+    def children_matching(self, pattern: KeyPattern) -> list[str]:
+        """Return the names of the children of all nodes that the elements of a pattern mean, each once."""
+        nodes: list[str | None] = [None]
+        for element in pattern.elements:
+            following: list[str | None] = []
+            for node in nodes:
+                names = self._children_or_none(node) if element is None else [element]
+                following += [_child(node, name) for name in names]
+            nodes = following
+        return list(dict.fromkeys(name for node in nodes for name in self._children_or_none(node)))
+
+    def _children_or_none(self, node: str | None) -> Iterable[str]:
+        try:
+            return self.children(node)
+        except NoSuchKeyError:
+            return ()
+
+    def _may_list(self, key: str) -> bool:
+        patterns: tuple[Pattern, ...] = (exactly(key), below(key))
+        return any(self._rights.overlaps(Action.SUBSCRIBE, part) is not Narrowing.NONE for part in patterns)
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a plain value; see `State.set`."""
+        self._check(Action.WRITE_STATE, key)
+        self._state.set(key, value)
+
+    def set_all(self, keys: Sequence[str], values: Sequence[bytes]) -> bool:
+        """Set plain values, or none; see `State.set_all`."""
+        refused = self._rights.find_refused(Action.WRITE_STATE, keys)
+        if refused is not None:
+            raise refusal(self.principal, Action.WRITE_STATE, refused)
+        return self._state.set_all(keys, values)
+
+    def put(self, key: str, value: bytes, version: int = 0) -> None:
+        """Set a value whatever the key holds; see `State.put`."""
+        self._check(Action.WRITE_STATE, key)
+        self._state.put(key, value, version)
+
+    def compare_and_set(self, key: str, value: bytes, version: int) -> int:
+        """Set a value with the next version; see `State.compare_and_set`."""
+        self._check(Action.WRITE_STATE, key)
+        return self._state.compare_and_set(key, value, version)
+
+    def delete(self, key: str) -> bytes:
+        """Delete a value and return it; see `State.delete`."""
+        self._check(Action.WRITE_STATE, key)
+        return self._state.delete(key)
+
+    def delete_matching(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
+        """Delete the values that match a pattern and may be deleted, and return them."""
+        self._check_pattern(Action.WRITE_STATE, pattern)
+        may = self._rights.may
+        return self._state.delete_matching(pattern, lambda key: may(Action.WRITE_STATE, key))
+
+    def note(self, key: str, value: bytes) -> None:
+        """Publish a value to the listeners; it is not stored."""
+        self._check(Action.PUBLISH, key)
+        self._state.note(key, value)
+
+    def set_testament(self, owner: str, testament: Testament) -> None:
+        """Keep the testament of `owner`; its keys are checked now, and when it is executed."""
+        for pattern in testament.grave_goods:
+            self._check_pattern(Action.WRITE_STATE, pattern)
+        for key, _ in testament.last_will:
+            self._check(Action.WRITE_STATE, key)
+        self._state.set_testament(owner, testament, self.principal.name)
+
+    def execute(self, owner: str) -> None:
+        """Run the testament of `owner`, as far as the rights of who set it go."""
+        self._state.execute(owner)
+
+    def commit(self, source: str) -> Promise:
+        """Append all changes since the last commit to the log; see `State.commit`."""
+        return self._state.commit(source)
+
+
+class GuardedLocks(_Guard):
+    """`Locks` for one principal: who may set a key may lock it."""
+
+    def __init__(self, locks: Locks, principal: Identity) -> None:
+        super().__init__(principal)
+        self._locks = locks
+
+    def holder(self, key: str) -> Hashable | None:
+        """Return who holds a lock."""
+        return self._locks.holder(key)
+
+    def lock(self, key: str, owner: Hashable) -> bool:
+        """Lock a key; see `Locks.lock`."""
+        self._check(Action.WRITE_STATE, key)
+        return self._locks.lock(key, owner)
+
+    def acquire(self, key: str, owner: Hashable, wait: int) -> bool:
+        """Lock a key or wait for it; see `Locks.acquire`."""
+        self._check(Action.WRITE_STATE, key)
+        return self._locks.acquire(key, owner, wait)
+
+    def release(self, key: str, owner: Hashable) -> GrantedLock:
+        """Release a lock; see `Locks.release`."""
+        return self._locks.release(key, owner)
+
+    def drop(self, owner: Hashable) -> list[GrantedLock]:
+        """Release all that an owner holds; see `Locks.drop`."""
+        return self._locks.drop(owner)
+
+
+class GuardedHistory(_Guard):
+    """`History` for one principal."""
+
+    def __init__(self, history: History, principal: Identity) -> None:
+        super().__init__(principal)
+        self._history = history
+
+    async def get(self, key: str, moment: AsOf) -> tuple[bytes, int]:
+        """Return a value and its version as of a moment; see `History.get`."""
+        self._check(Action.READ, key)
+        return await self._history.get(key, moment)
+
+    async def match(self, pattern: KeyPattern | None, moment: AsOf) -> list[tuple[str, bytes, int]]:
+        """Return the entries of a moment that match and may be read."""
+        self._check_pattern(Action.READ, KeyPattern((), rest=True) if pattern is None else pattern)
+        entries = await self._history.match(pattern, moment)
+        return [entry for entry in entries if self._rights.may(Action.READ, entry[0])]
+
+    async def revisions(
+        self, key: str, *, before: int | None = None, count_max: int = REVISIONS_MAX
+    ) -> tuple[list[Revision], int]:
+        """Return the last changes of a key; see `History.revisions`."""
+        self._check(Action.READ, key)
+        return await self._history.revisions(key, before=before, count_max=count_max)
+
+    async def earliest(self) -> tuple[int, int | None]:
+        """Return the earliest moment that can be asked for."""
+        return await self._history.earliest()
+
+
+def subjects_of(pattern: KeyPattern) -> tuple[PathPattern, ...]:
+    """Return the subjects of a pattern over keys, whose rest may be empty."""
+    if not pattern.rest:
+        return (PathPattern(pattern.elements),)
+    beyond = PathPattern(pattern.elements, rest=True)
+    return (PathPattern(pattern.elements), beyond) if pattern.elements else (beyond,)
+
+
+def _child(parent: str | None, name: str) -> str:
+    return name if parent is None else f"{parent}{SEPARATOR}{name}"
+
+
+def _text(pattern: KeyPattern) -> str:
+    parts = [WILDCARD if element is None else element for element in pattern.elements]
+    return SEPARATOR.join([*parts, MULTI_WILDCARD] if pattern.rest else parts)

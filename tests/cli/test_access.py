@@ -1,0 +1,117 @@
+"""The gate through the real command line and a real server: rows, principals, the mode, the audit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from babelbus.cli import program
+from tests.cli.shell import Served
+from tests.cli.test_groups import Near
+
+HEX = "ab" * 32
+OTHER = "cd" * 32
+
+
+@pytest.fixture(scope="module")
+def near(served: Served) -> Near:
+    return Near(served)
+
+
+def rows(near: Near, who: str) -> list[dict[str, Any]]:
+    return near.rows("access", "list", who, "--json")
+
+
+def test_rows_are_granted_denied_listed_and_revoked(near: Near) -> None:
+    near.run("principals", "add", "rita", "--role", "readers", "--fingerprint", "12" * 32)
+    near.run("access", "grant", "role:readers", "read", "news/#")
+    near.run("access", "deny", "rita", "*", "news/secret/#")
+    assert rows(near, "rita") == [
+        {"who": "rita", "action": "*", "pattern": "news/secret/#", "effect": "deny", "origin": "table"}
+    ]
+    may = near.rows("access", "explain", "rita", "read", "news/today", "--json")[0]
+    assert may["allowed"]
+    assert may["row"]["who"] == "role:readers"
+    assert "because of the row: deny rita * news/secret/#" in near.run(
+        "access", "explain", "rita", "read", "news/secret/x"
+    )
+    assert "rita may not publish x" in near.run("access", "explain", "rita", "publish", "x")
+    assert "readers" in near.run("access", "roles")
+    assert "every row can match" in near.run("access", "check")
+    near.run("access", "revoke", "--deny", "rita", "*", "news/secret/#")
+    assert rows(near, "rita") == []
+    assert "keeps no row" in near.run("access", "revoke", "rita", "read", "x", code=1)
+
+
+def test_two_who_change_at_once_get_a_conflict(near: Near) -> None:
+    version = near.rows("access", "grant", "rita", "read", "a", "--json")[0]["version"]
+    near.run("access", "grant", "rita", "read", "b", "--version", str(version))
+    answer = near.run("access", "grant", "rita", "read", "c", "--version", str(version), code=1)
+    assert "somebody else has changed it" in answer
+
+
+def test_bad_rows_and_names_are_refused_with_the_reason(near: Near) -> None:
+    assert "# stands only at the end" in near.run("access", "grant", "rita", "read", "a/#/b", code=1)
+    assert "is no name" in near.run("principals", "add", "a/b", code=1)
+    assert "already" in near.run("principals", "add", "rita", code=1)
+    assert "there is no principal" in near.run("principals", "show", "nobody", code=1)
+    assert "is no fingerprint" in near.run("principals", "add", "x", "--fingerprint", "12", code=2)
+
+
+def test_principals_are_shown_changed_rotated_and_removed(near: Near) -> None:
+    near.run("principals", "add", "paul", "--fingerprint", HEX)
+    near.run("principals", "change", "paul", "--role", "readers")
+    near.run("principals", "rotate", "paul", "--fingerprint", OTHER)
+    (shown,) = near.rows("principals", "show", "paul", "--json")
+    assert shown["roles"] == ["readers"]
+    assert [(one["kind"], one["id"]) for one in shown["credentials"]] == [("jebp", OTHER)]
+    assert [row["who"] for row in shown["rows"]] == ["role:readers"]
+    assert "paul" in near.run("principals", "show", "paul")
+    near.run("principals", "remove", "paul", "--yes")
+    assert "paul" not in near.run("principals", "list")
+
+
+def test_clients_of_the_lists_are_principals_that_are_changed_there(near: Near) -> None:
+    assert "client lists" in near.run("principals", "list")
+    assert "babelbus clients" in near.run("principals", "remove", "admin", "--yes", code=1)
+
+
+def test_a_table_file_is_applied_and_its_errors_have_line_and_column(near: Near, tmp_path: Path) -> None:
+    file = tmp_path / "table.toml"
+    file.write_text('[[rows]]\nwho = "rita"\naction = "consume"\npattern = "file/#"\n', encoding="utf-8")
+    near.run("access", "apply", str(file))
+    assert "file/#" in [row["pattern"] for row in rows(near, "rita")]
+    file.write_text('[[rows]]\nwho = "rita"\naction = "eat"\npattern = "file/#"\n', encoding="utf-8")
+    assert "line 3, column 1" in near.run("access", "apply", str(file), code=1)
+    assert "file/#" in [row["pattern"] for row in rows(near, "rita")]
+    file.write_text("", encoding="utf-8")
+    near.run("access", "apply", str(file))
+    assert "file/#" not in [row["pattern"] for row in rows(near, "rita")]
+
+
+def test_the_gate_is_turned_on_refuses_and_says_so_in_the_audit(near: Near) -> None:
+    near.run("topics", "create", "open")
+    near.run("topics", "create", "shut")
+    (made,) = near.rows("clients", "add", "sensor", "--json")
+    identity = ("--identity", str(Path(near.folder) / made["key_file"]))
+    near.run("publish", "shut", "before", *identity)
+    assert "the gate is on" in near.run("access", "enable", "--yes")
+    try:
+        near.run("publish", "shut", "still", *identity)
+        near.run("access", "deny", "sensor", "publish", "shut/#")
+        near.run("publish", "open", "1", *identity)
+        near.run("publish", "shut", "2", *identity, code=1)
+        record = near.rows("audit", "--principal", "sensor", "--json")[-1]
+        assert (record["kind"], record["action"], record["subject"]) == ("refusal", "publish", "shut")
+        assert "refusal" in near.run("audit", "--id", record["id"])
+        assert "deny sensor publish shut/#" in near.run("audit")
+    finally:
+        assert "the gate is off" in near.run("access", "enable", "--off", "--yes")
+    near.run("publish", "shut", "after", *identity)
+
+
+def test_a_server_that_is_down_is_named(tmp_path: Path) -> None:
+    done = CliRunner().invoke(program, ["access", "list", "--data-folder", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "the server makes it at its first start" in done.stderr

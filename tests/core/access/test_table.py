@@ -1,0 +1,170 @@
+"""The table: entries from several origins, one live object of rights for each principal, faults and explanations."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from babelbus.core.access import (
+    ANONYMOUS,
+    Action,
+    Credential,
+    Effect,
+    InvalidAccessError,
+    Principal,
+    Row,
+    Table,
+)
+from babelbus.core.access.table import Entry, Mode, edits_for
+
+
+def table(*entries: Entry) -> Table:
+    made = Table()
+    change(made, put=entries)
+    return made
+
+
+def change(made: Table, put: Sequence[Entry] = (), remove: Sequence[Entry] = ()) -> None:
+    edits = edits_for(put, remove)
+    made.check(edits)
+    made.apply(edits)
+
+
+ALICE = Principal("alice", ("sensors",))
+PUBLISH = Row("role:sensors", "publish", "plant/{name}/#")
+
+
+def test_a_principal_has_its_rows_those_of_its_roles_and_those_of_everybody() -> None:
+    made = table(ALICE, PUBLISH, Row("alice", "read", "a"), Row("*", "read", "b"), Row("bob", "read", "c"))
+    rights = made.rights("alice")
+    assert rights.may(Action.PUBLISH, "plant/alice/x")
+    assert [subject for subject in "abc" if rights.may(Action.READ, subject)] == ["a", "b"]
+    assert [subject for subject in "abc" if made.rights(ANONYMOUS).may(Action.READ, subject)] == ["b"]
+    assert not any(made.rights("unknown").may(Action.READ, subject) for subject in "abc")
+
+
+def test_rights_that_a_session_holds_follow_the_table() -> None:
+    made = table(ALICE, PUBLISH)
+    rights = made.rights("alice")
+    assert made.rights("alice") is rights
+    assert rights.may(Action.PUBLISH, "plant/alice/x")
+    change(made, remove=[PUBLISH])
+    assert not rights.may(Action.PUBLISH, "plant/alice/x")
+    change(made, put=[Row("*", "publish", "#")])
+    assert rights.may(Action.PUBLISH, "plant/alice/x")
+    change(made, put=[Row("alice", "publish", "plant/alice/#", Effect.DENY)])
+    assert not rights.may(Action.PUBLISH, "plant/alice/x")
+    change(made, remove=[ALICE])
+    assert not rights.may(Action.PUBLISH, "y")
+
+
+def test_rows_that_do_not_concern_a_principal_leave_its_answers_alone() -> None:
+    made = table(ALICE)
+    version = made.rights("alice").version
+    rights = made.rights("alice")
+    change(made, put=[Row("bob", "read", "a"), Row("role:other", "read", "a")])
+    assert rights.version == version
+    change(made, put=[Row("role:sensors", "read", "a")])
+    assert rights.version > version
+
+
+def test_a_row_of_two_origins_stays_until_the_last_takes_it_away() -> None:
+    row = Row("alice", "read", "a")
+    made = table(ALICE, row)
+    made.import_entries("file", [row])
+    change(made, remove=[row])
+    assert made.rights("alice").may(Action.READ, "a")
+    made.import_entries("file", [])
+    assert not made.rights("alice").may(Action.READ, "a")
+
+
+def test_the_principal_of_the_table_wins_over_an_imported_one() -> None:
+    made = table(ALICE)
+    made.import_entries("lists", [Principal("alice", ("admin",)), Principal("bob", ("client",))])
+    assert not made.rights("alice").may(Action.ADMIN, "a")
+    assert made.rights("bob").may(Action.PUBLISH, "a")
+    assert [(one.name, origin) for one, origin in made.principals()] == [("alice", "table"), ("bob", "lists")]
+
+
+def test_a_credential_finds_its_principal_and_belongs_to_one() -> None:
+    key = Credential("jebp", "ab" * 32)
+    made = table(Principal("alice", (), (key,)))
+    assert made.find_credential("jebp", "ab" * 32) == (Principal("alice", (), (key,)), key)
+    assert made.find_credential("jebp", "cd" * 32) is None
+    with pytest.raises(InvalidAccessError, match="principal alice has the jebp credential"):
+        change(made, put=[Principal("bob", (), (key,))])
+
+
+def test_the_name_of_those_who_prove_nothing_is_taken() -> None:
+    with pytest.raises(InvalidAccessError):
+        change(Table(), put=[Principal(ANONYMOUS)])
+
+
+def test_an_explanation_has_the_row_that_decides() -> None:
+    deny = Row("*", "*", "$sys/#", Effect.DENY)
+    made = table(ALICE, PUBLISH, deny, Row("alice", "*", "#"))
+    assert made.explain("alice", Action.READ, "$sys/x").row == deny
+    assert not made.explain("alice", Action.READ, "$sys/x").allowed
+    assert made.explain("alice", Action.PUBLISH, "plant/alice/x").allowed
+    nothing = made.explain("carol", Action.READ, "x")
+    assert (nothing.allowed, nothing.row, nothing.exists) == (False, None, False)
+
+
+def test_faults_are_named() -> None:
+    made = table(
+        ALICE,
+        PUBLISH,
+        Principal("lonely"),
+        Row("role:nobody", "read", "a"),
+        Row("gone", "read", "a"),
+        Row("alice", "read", "a/b"),
+        Row("*", "*", "a/#", Effect.DENY),
+    )
+    assert made.faults() == [
+        "allow alice read a/b: a row that denies covers it, and wins",
+        "allow gone read a: there is no principal gone",
+        "allow gone read a: a row that denies covers it, and wins",
+        "allow role:nobody read a: no principal has the role nobody",
+        "allow role:nobody read a: a row that denies covers it, and wins",
+        "principal lonely has no rows, also not by a role",
+    ]
+    assert table(ALICE, PUBLISH).faults() == []
+
+
+def test_the_mode_is_an_entry() -> None:
+    made = table()
+    assert not made.enforced
+    change(made, put=[Mode(enforce=True)])
+    assert made.enforced
+
+
+names = st.sampled_from(["alice", "bob", "role:r", "role:s", "*"])
+some_rows = st.builds(
+    Row,
+    names,
+    st.sampled_from(["read", "*"]),
+    st.sampled_from(["a", "a/#", "?", "#", "{name}"]),
+    st.sampled_from(Effect),
+)
+people = st.builds(Principal, st.sampled_from(["alice", "bob"]), st.sampled_from([(), ("r",), ("r", "s")]))
+
+
+@given(st.lists(st.tuples(st.lists(st.one_of(some_rows, people), max_size=4), st.booleans()), max_size=12))
+def test_changes_one_after_the_other_give_what_the_last_table_gives(
+    changes: list[tuple[list[Row | Principal], bool]],
+) -> None:
+    made = Table()
+    held = {name: made.rights(name) for name in ("alice", "bob", "anonymous")}
+    for entries, remove in changes:
+        if remove:
+            change(made, remove=entries)
+        else:
+            change(made, put=entries)
+        for subject in ("a", "a/b", "alice"):  # what is remembered must be forgotten in time
+            for rights in held.values():
+                rights.may(Action.READ, subject)
+    fresh = table(*made.entries.values())
+    for name, rights in held.items():
+        for subject in ("a", "a/b", "b", "alice", "bob"):
+            assert rights.may(Action.READ, subject) is fresh.rights(name).may(Action.READ, subject)
