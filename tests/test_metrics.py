@@ -21,7 +21,8 @@ def test_a_chunk_is_counted_under_its_protocol_and_topic() -> None:
 
 def test_a_topics_gauges_are_asked_for_when_they_are_read() -> None:
     metrics, sizes = Metrics(), [3.0]
-    metrics.watch_topic("a", segments=lambda: 2.0, log_bytes=lambda: sizes[-1])
+    metrics.segments.read = lambda: [("a", 2.0)]
+    metrics.log_bytes.read = lambda: [("a", sizes[-1])]
     sizes.append(5.0)
     assert 'babelbus_log_bytes{topic="a"} 5.0' in shown(metrics)
     assert 'babelbus_segments{topic="a"} 2.0' in shown(metrics)
@@ -41,7 +42,6 @@ def test_a_removed_topic_is_shown_no_more_and_others_are() -> None:
     for topic in ("a", "b"):
         metrics.topic_published("jebp", topic).inc(1, 1)
         metrics.topic_fetched("jebp", topic).inc(1, 1)
-        metrics.watch_topic(topic, segments=lambda: 1.0, log_bytes=lambda: 1.0)
     metrics.forget_topic("a")
     assert 'topic="a"' not in shown(metrics)
     assert 'topic="b"' in shown(metrics)

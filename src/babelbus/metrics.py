@@ -82,6 +82,18 @@ class _Totals(Collector):
         return ()
 
 
+class _TopicGauge(Gauge):
+    """A figure of each topic, read when the metrics are: no topic that comes or goes has to be registered."""
+
+    read: Callable[[], Iterable[tuple[str, float]]] = staticmethod(lambda: ())
+
+    def collect(self) -> Iterable[Metric]:
+        (family,) = self.describe()
+        for topic, value in self.read():
+            family.add_sample(family.name, {"topic": topic}, value)
+        return (family,)
+
+
 class Metrics:
     """All metrics of one server. Safe to use from any thread."""
 
@@ -142,8 +154,12 @@ class Metrics:
         self.recovered_bytes_cut_total = counter(
             "recovered_bytes_cut_total", "Bytes of torn tails that were cut when logs were opened"
         )
-        self.segments = gauge("segments", "Segments of a topic, all partitions", "topic")
-        self.log_bytes = gauge("log_bytes", "Bytes of a topic's logs, all partitions", "topic")
+        self.segments = _TopicGauge(
+            "segments", "Segments of a topic, all partitions", ("topic",), namespace="babelbus", registry=registry
+        )
+        self.log_bytes = _TopicGauge(
+            "log_bytes", "Bytes of a topic's logs, all partitions", ("topic",), namespace="babelbus", registry=registry
+        )
 
         groups = "consumer groups, all topics"
         self.groups = gauge("groups", "Consumer groups")
@@ -272,26 +288,16 @@ class Metrics:
         }
         self._totals.sources.append((counters, totals))
 
-    def watch_topic(self, topic: str, *, segments: Callable[[], float], log_bytes: Callable[[], float]) -> None:
-        """Register the gauges of `topic`, which are called whenever the metrics are read, in the thread that reads."""
-        self.segments.labels(topic).set_function(segments)
-        self.log_bytes.labels(topic).set_function(log_bytes)
-
     def forget_topic(self, topic: str) -> None:
-        """Remove the metrics of a topic that was removed."""
-        by_topic: list[MetricWrapperBase] = [
-            self.records_published_total,
-            self.bytes_published_total,
-            self.records_fetched_total,
-            self.bytes_fetched_total,
-            self.segments,
-            self.log_bytes,
-        ]
-        for kept in (self._published, self._fetched):
+        """Remove the counters of a topic that was removed."""
+        for kept, records, size_bytes in (
+            (self._published, self.records_published_total, self.bytes_published_total),
+            (self._fetched, self.records_fetched_total, self.bytes_fetched_total),
+        ):
             for key in [key for key in kept if key[1] == topic]:
                 del kept[key]
-        for metric in by_topic:
-            metric.remove_by_labels({"topic": topic})
+                records.remove(*key)
+                size_bytes.remove(*key)
 
     def describe(self) -> list[MetricInfo]:
         """Return all our metrics in the order of declaration, under the name that Prometheus shows."""

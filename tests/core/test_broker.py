@@ -264,17 +264,17 @@ async def test_a_change_that_is_refused_changes_nothing() -> None:
 @in_loop
 async def test_who_keeps_a_list_of_topics_is_told_of_each_change() -> None:
     bus = Bus()
-    told: list[dict[str, int]] = []
+    told: list[tuple[str, dict[str, int]]] = []
 
-    def note() -> Promise:
-        told.append({topic.name: len(topic.partitions) for topic in bus.broker.topics()})
+    def note(name: str) -> Promise:
+        told.append((name, {topic.name: len(topic.partitions) for topic in bus.broker.topics()}))
         return DONE
 
     bus.broker.on_topics_changed = note
     bus.topic("a")
     bus.broker.alter_topic("a", {"partitions": 2}).result()
     bus.broker.remove_topic("a").result()
-    assert told == [{"a": 1}, {"a": 2}, {}]
+    assert told == [("a", {"a": 1}), ("a", {"a": 2}), ("a", {})]
     await bus.broker.close()
 
 

@@ -62,8 +62,10 @@ def test_what_the_table_remembers_ends_with_a_change_of_topics() -> None:
     table = TopicTable()
     table.replace({"a"})
     assert table.find("a/b/c") == "a"
-    table.replace({"a", "a/b"})
+    table.change("a/b", there=True)
     assert table.find("a/b/c") == "a/b"
+    table.change("a/b", there=False)
+    assert table.find("a/b/c") == "a"
     table.replace(set())
     assert table.find("a/b/c") is None
 

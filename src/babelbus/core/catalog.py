@@ -76,8 +76,8 @@ class Catalog:
     """Topics over their stores. All calls come from the event loop that it was made in.
 
     `stores` gives the store of each engine; the settings of all topics are kept in the store of engine `disk`.
-    `on_topics_changed` is called after a topic came, went or grew; the promise that it returns is done when the change
-    is noted where the next start looks for it: the space of a removed topic is not given back earlier.
+    `on_topics_changed` is called with its name after a topic came, went or grew; the promise that it returns is done
+    when the change is noted where the next start looks for it: the space of a removed topic is not given back earlier.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Catalog:
         self.tails = tails
         self.backends: dict[str, Backend] = {}
         """The engines that are in use."""
-        self.on_topics_changed: Callable[[], Promise] = lambda: DONE
+        self.on_topics_changed: Callable[[str], Promise] = lambda name: DONE
         self._on_changed: list[Callable[[], None]] = []
         self.on_sources_changed: Callable[[], None] = lambda: None
 
@@ -159,7 +159,8 @@ class Catalog:
             kept = msgspec.structs.replace(kept, partitions=max(kept.partitions, stored))
             backend = self._backend(kept.settings.engine)
             self._add_topic(name, kept, self._open_logs(backend, name, kept.settings, range(kept.partitions)))
-        self._note_names()
+        names = {*self._topics, *self._topics.damaged}
+        self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
         return finished
 
     def open_reserved(self, name: str, settings: TopicSettings) -> Topic:
@@ -174,7 +175,7 @@ class Catalog:
             self._topics.damaged.pop(name, None)
             kept = _Kept(1, settings, _new_id())
             topic = self._add_topic(name, kept, self._store_topic(self._backend(settings.engine), name, kept))
-            self._changed()
+            self._changed(name)
         elif topic.settings != settings:
             self._save_settings(name, _Kept(len(topic.partitions), settings, topic.id))
             self._configure(topic, settings)
@@ -262,9 +263,9 @@ class Catalog:
 
     def _make_partitions(self, settings: TopicSettings, logs: list[PartitionLog], first: int) -> list[Partition]:
         backend, metrics = self._backend(settings.engine), self._metrics
-        for opened in logs:
-            metrics.recovered_bytes_cut_total.inc(opened.recovery.cut_bytes)
-            metrics.corrupt_records_total.inc(sum(bad.next_offset - bad.offset for _, bad in opened.recovery.bad))
+        for recovery in [opened.recovery for opened in logs if opened.recovery.cut_bytes or opened.recovery.bad]:
+            metrics.recovered_bytes_cut_total.inc(recovery.cut_bytes)
+            metrics.corrupt_records_total.inc(sum(bad.next_offset - bad.offset for _, bad in recovery.bad))
         return [
             Partition(
                 number,
@@ -357,7 +358,7 @@ class Catalog:
         backend = self._backend(engine)
         logs = await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
         topic = self._add_topic(name, kept, logs)
-        self._changed()
+        self._changed(name)
         return topic
 
     def _check_new(self, name: str, partitions: int | None, settings: dict[str, Any], owner: str) -> _Kept:
@@ -395,7 +396,7 @@ class Catalog:
 
         topic.partitions += self._make_partitions(made, await self._run(backend.changes, store), count)
         self._configure(topic, made)
-        self._changed()
+        self._changed(name)
         return topic
 
     def _configure(self, topic: Topic, settings: TopicSettings) -> None:
@@ -417,7 +418,7 @@ class Catalog:
             logs = await self._run(backend.changes, lambda: self._open_logs(backend, name, settings, numbers))
             self._add_topic(name, _Kept(len(numbers), settings, topic.id, topic.owner, topic.sources), logs)
             raise disk_error(error, f"topic {name!r} could not be removed") from error
-        noted = self._changed()
+        noted = self._changed(name)
         for store, token in hidden:
             task = self._loop.create_task(self._erase(store, token, noted))
             self._background.add(task)
@@ -476,15 +477,12 @@ class Catalog:
         except (OSError, StorageError) as error:
             log.warning("a removed topic could not be erased, the next start tries again: %s", error)
 
-    def _changed(self) -> Promise:
-        self._note_names()
+    def _changed(self, name: str) -> Promise:
+        if not name.startswith(RESERVED_PREFIX):
+            self._table.change(name, there=name in self._topics)
         for listener in self._on_changed:
             listener()
-        return self.on_topics_changed()
-
-    def _note_names(self) -> None:
-        names = {*self._topics, *self._topics.damaged}
-        self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
+        return self.on_topics_changed(name)
 
     # -- access ------------------------------------------------------------------------------------------------------
 

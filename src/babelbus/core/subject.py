@@ -134,6 +134,11 @@ class TopicTable:
         self.names = set(names)
         self._cache.clear()
 
+    def change(self, name: str, *, there: bool) -> None:
+        """Add the name of a topic, or remove it."""
+        (self.names.add if there else self.names.discard)(name)
+        self._cache.clear()
+
     def find(self, subject: str) -> str | None:
         """Return the name of the topic that records a subject, or `None`. Usually costs a dictionary look-up."""
         try:

@@ -87,9 +87,8 @@ class Server:
         self._cleaner: asyncio.Task[None] | None = None
         self._watch = LoopWatch(self.metrics, self.clock)
         self._cleanings: set[asyncio.Task[int]] = set()
-        self._watched: set[str] = set()
-        self._closed_topics: dict[str, int] = {}
-        """Topics of the list that are damaged, and how many partitions the list gives them."""
+        self._listed: dict[str, int] = {}
+        """The list of topics, with numbers of partitions: those of clients, and those of the list that are damaged."""
         self.broker: Broker
         self.gate: Gate
         self._list: Writer
@@ -103,6 +102,7 @@ class Server:
             BabelbusError: the folder is in use, a file of it or a setting is wrong.
             OSError: an address is taken, or the disk refused.
         """
+        gc.set_threshold(GC_FIRST_THRESHOLD)
         self._files.make_folder(self.folder)
         self._lock = self._files.lock(os.path.join(self.folder, LOCK_NAME))
         try:
@@ -122,7 +122,6 @@ class Server:
         self._certificates.watch()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(GC_FIRST_THRESHOLD)
 
     def _close_folder_to_others(self) -> None:
         """Set the modes of a folder that an earlier version made: every user of the machine could read it."""
@@ -179,8 +178,9 @@ class Server:
         self.broker.open_groups(self._files, self.folder, groups.commit_seconds, groups.read_ahead_bytes)
         await self._reconcile_topics(self._lists.read_topics(), removed)
         self._list = self.broker.writer(self._prepare_list)
-        self.broker.on_topics_changed = self._note_topics
-        await self._note_topics().wait()
+        self.broker.on_topics_changed = self._note_topic
+        self._listed |= {name: len(topic.partitions) for name, topic in self.public_topics().items()}
+        await self._write_list().wait()
         self._watch_broker()
 
     async def _open_gate(self) -> None:
@@ -244,7 +244,7 @@ class Server:
         for name, partitions in listed.items():
             topic = self.broker.find_topic(name)
             if name in self.broker.damaged_topics:
-                self._closed_topics[name] = partitions
+                self._listed[name] = partitions
             elif topic is None:
                 if name not in removed:  # else a crash came between the folder and the list
                     await self.broker.create_topic(name, partitions)
@@ -262,17 +262,24 @@ class Server:
 
     def _prepare_list(self) -> Callable[[], None]:
         """Return the write of the list of topics as they are now."""
-        counts = {name: len(topic.partitions) for name, topic in self.public_topics().items()}
-        return partial(self._lists.write_topics, {**self._closed_topics, **counts}.items())
+        return partial(self._lists.write_topics, self._listed.copy().items())
 
-    def _note_topics(self) -> Promise:
-        """Write the list of topics, and show the right ones in the metrics; return what is done when it is written."""
+    def _write_list(self) -> Promise:
         written = self._list.write()
         written.when_done(_note_unwritten_list)
+        return written
+
+    def _note_topic(self, name: str) -> Promise:
+        """Record a topic that came, went or grew; return what is done when the list of topics is written."""
+        topic = self.broker.find_topic(name)
+        if topic is None:
+            self._listed.pop(name, None)
+            self.metrics.forget_topic(name)
+        elif not topic.reserved:
+            self._listed[name] = len(topic.partitions)
         for service in self.services.values():
             service.topics_changed()
-        self._watch_metrics()
-        return written
+        return self._write_list()
 
     def _watch_broker(self) -> None:
         """Connect the metrics to the broker: they read its figures when they are read."""
@@ -290,22 +297,13 @@ class Server:
         metrics.staged_bytes_max.set(staging.settings.bytes_max)
         metrics.state_keys.set_function(lambda: len(broker.state))
         metrics.live_subscriptions.set_function(lambda: broker.router.count)
+        metrics.segments.read = lambda: self._sums(lambda log: log.part_count)
+        metrics.log_bytes.read = lambda: self._sums(lambda log: log.size_bytes)
 
-    def _watch_metrics(self) -> None:
-        names = set(self.broker.topic_names())
-        for name in self._watched - names:
-            self.metrics.forget_topic(name)
-        for name in names - self._watched:
-            self.metrics.watch_topic(
-                name,
-                segments=lambda name=name: sum(log.part_count for log in self._logs_of(name)),  # type: ignore[misc]
-                log_bytes=lambda name=name: sum(log.size_bytes for log in self._logs_of(name)),  # type: ignore[misc]
-            )
-        self._watched = names
-
-    def _logs_of(self, name: str) -> list[PartitionLog]:
-        topic = self.broker.find_topic(name)
-        return [] if topic is None else [partition.log for partition in topic.partitions]
+    def _sums(self, figure: Callable[[PartitionLog], int]) -> list[tuple[str, int]]:
+        """Return the name of each topic, with the sum of a figure over its partitions."""
+        topics = self.broker.topics()
+        return [(topic.name, sum([figure(partition.log) for partition in topic.partitions])) for topic in topics]
 
     async def _listen(self) -> None:
         context = ServiceContext(

@@ -158,8 +158,11 @@ class LocalFiles:
 
     def read_file(self, path: str) -> bytes:
         """Return the whole content of a small file."""
-        with open(path, "rb") as file:
-            return file.read()
+        file = self.open(path, write=False)  # half the system calls of Python's `open`: a start reads many files
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
 
     def replace_file(self, path: str, content: bytes, *, mode: int = FILE_MODE) -> None:
         """Replace the file by one with `content`, durably; a crash leaves the old file or the new one."""

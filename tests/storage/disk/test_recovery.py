@@ -228,6 +228,24 @@ def test_derived_files_are_never_believed_against_the_log(suffix: str, damage: s
     assert len(read_all(open_log(files))) == 9100
 
 
+def test_a_start_changes_no_file_and_flushes_what_may_not_be_durable() -> None:
+    files, changes = FaultyFiles(), list[tuple[str, str]]()
+    fill(open_log(files), 300)
+    files.kill()
+
+    def note(operation: str, path: str) -> None:
+        if operation in ("pwrite", "truncate", "flush", "replace_file", "flush_folder", "rename", "unlink"):
+            changes.append((operation, path))
+
+    files.before_call = note
+    log = open_log(files)
+    assert changes == [("flush", f"{FOLDER}/{0:020d}.log")]
+    log.close()
+    changes.clear()
+    assert len(read_all(open_log(files))) == 300
+    assert changes == []  # the checkpoint vouches for all of it
+
+
 @pytest.mark.parametrize("entry", range(9))
 def test_a_wrong_index_entry_is_noticed_when_it_is_used(entry: int) -> None:
     files = big_log()

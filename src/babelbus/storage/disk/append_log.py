@@ -93,16 +93,17 @@ class AppendLog:
             checkpoints.note(self._files, self._folder).write(self._mark().checkpoint)  # its flush covers the folder
             return
         self._bytes_since_checkpoint = self.recovery.read_bytes
+        known = opened.known
         # What a killed process wrote may be in the system's memory alone; nobody reads it before it is durable.
         for segment in opened.scanned:
-            segment.flush()
+            if known is None or segment.next_offset > known.durable_end:
+                segment.flush()
         active = self._segments.active
         active.created_ms = self._clock.now_ms() if active.size_bytes else 0
         if any(path == f"{active.path}.log" for path, _ in self.recovery.bad):
             # Nobody appends behind a damaged range: it stays as it is, and what follows goes into a new segment.
             self._roll()
         self._durable = self.next_offset
-        known = opened.known
         # A checkpoint also makes the names of new segments durable.
         is_old = known is None or known.segment != self._segments.active.base_offset
         if is_old or self.recovery.read_bytes >= READ_AGAIN_BYTES_MAX or self.recovery.cut_bytes or self.recovery.bad:

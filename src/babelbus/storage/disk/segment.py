@@ -82,12 +82,17 @@ class Segment(SegmentReader):
             return None
         return self.rebuild()
 
-    def _load_index(self) -> SparseIndex | None:
+    def _read_derived(self) -> tuple[bytes, bytes, bytes] | None:
+        """Return the content of the derived files, `None` if a file cannot be read."""
         try:
-            parts = [self._files.read_file(self.path + suffix) for suffix in DERIVED_SUFFIXES]
+            index, timeindex, blocks = (self._files.read_file(self.path + suffix) for suffix in DERIVED_SUFFIXES)
         except OSError:
             return None
-        return decode(parts[0], parts[1], parts[2], self.size_bytes)
+        return index, timeindex, blocks
+
+    def _load_index(self) -> SparseIndex | None:
+        parts = self._read_derived()
+        return None if parts is None else decode(*parts, self.size_bytes)
 
     def _fits(self, index: SparseIndex) -> bool:
         """Return whether the last block stands where the index says (the others are checked when they are read)."""
@@ -149,10 +154,10 @@ class Segment(SegmentReader):
 
     def _load_part(self, position: int, next_offset: int) -> SparseIndex | None:
         """Return the blocks in front of `position`, as far as the derived files know all of them."""
-        try:
-            index, timeindex, blocks = (self._files.read_file(self.path + suffix) for suffix in DERIVED_SUFFIXES)
-        except OSError:
+        parts = self._read_derived()
+        if parts is None:
             return None
+        index, timeindex, blocks = parts
         count = int(np.searchsorted(np.frombuffer(index[: len(index) // 8 * 8], ">i8"), position))
         known = decode(
             index[: count * ENTRY_BYTES],
@@ -218,6 +223,9 @@ class Segment(SegmentReader):
             return
         self.index_dirty = True
         parts = index.encode(self._entries_written, entries, self._blocks_written, blocks)
+        if anew and self._read_derived() == parts:  # as at most starts: a comparison is far cheaper than a write
+            self._entries_written, self._blocks_written = entries, blocks
+            return
         starts = (self._entries_written * 8, self._entries_written * 8, self._blocks_written * BLOCK_ENTRY.size)
         try:
             for suffix, start, part in zip(DERIVED_SUFFIXES, starts, parts, strict=True):
