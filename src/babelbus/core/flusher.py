@@ -20,7 +20,7 @@ from babelbus.metrics import Metrics
 log = logging.getLogger(__name__)
 
 FAST_SECONDS = 0.0005
-"""A flush that takes longer is slow; common SSDs take 0.2 ms, and reading one chunk of records holds the loop longer."""
+"""A flush that takes longer is slow. Common SSDs take 0.2 ms; a chunk of records holds the loop longer than 0.5 ms."""
 FAST_FLUSHES = 16
 """So many flushes in a row must be fast before a flush is made in the event loop."""
 

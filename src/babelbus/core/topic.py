@@ -160,6 +160,8 @@ class Topic:
 
     def flush(self) -> None:
         """Append the gathered records. Nobody has to call this first: whoever looks at the partition's end does."""
+        if not self._gathered:
+            return
         everything, self._gathered = self._gathered, {}
         self._sequences.clear()
         for partition, gathered in everything.items():
