@@ -208,6 +208,42 @@ async def test_live_subscribers_hear_gathered_publications_each_with_its_own_sou
     await bus.broker.close()
 
 
+@pytest.mark.parametrize("ack", ["written", "flushed", "accepted"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_live_subscribers_hear_a_publication_before_its_publisher_is_answered(ack: str, count: int) -> None:
+    @in_loop
+    async def publish_and_hear() -> None:
+        bus = Bus()
+        bus.topic(ack=ack)
+        order: list[str] = []
+        bus.broker.subscribe(EVERYTHING, lambda events: order.extend(["heard"] * len(events)))
+        receipts = [bus.broker.publish(plain(b"x")) for _ in range(count)]
+        for receipt in receipts:
+            receipt.when_done(lambda _: order.append("answered"))
+        await done(receipts)
+        assert order == ["heard"] * count + ["answered"] * count
+        assert [(receipt.partition, receipt.base_offset, receipt.count) for receipt in receipts] == [
+            (0, offset, 1) for offset in range(count)
+        ]
+        await bus.broker.close()
+
+    publish_and_hear()
+
+
+@in_loop
+async def test_live_subscribers_hear_no_publication_that_was_refused() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    bus.topic(ack="written")
+    heard: list[Event] = []
+    bus.broker.subscribe(EVERYTHING, heard.extend)
+    files.fail("pwrite", suffix=".log")
+    (refused,) = await done([bus.broker.publish(plain(b"lone"))])
+    assert isinstance(refused.error, DiskError)
+    assert (refused.base_offset, heard) == (-1, [])
+    await bus.broker.close()
+
+
 @in_loop
 async def test_no_publication_overtakes_another_whatever_is_gathered() -> None:
     bus = Bus()

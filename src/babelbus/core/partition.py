@@ -121,23 +121,27 @@ class Partition:
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
-    def append(self, batch: RecordBatch) -> Receipt:
+    def append(self, batch: RecordBatch, receipt: Receipt | None = None) -> Receipt:
         """Append a batch whose base offset is `next_offset`; the receipt is done when the ack level is reached.
+
+        The receipt is `receipt` if it is given, with the place of the batch.
 
         Raises:
             StorageError: nothing was appended.
         """
+        if receipt is None:
+            receipt = Receipt()
         if self._closed:
             raise TopicClosedError("the topic was removed or the server stops")
         if self._ack == "accepted":
-            return self._accept(batch)
+            return self._accept(batch, receipt)
         if self._deferred:  # accepted before the level changed: they go first, for their offsets are given
             self._write_deferred()
             if self._deferred:
                 raise self.failing or StorageError("accepted records wait to be written")
-        return self._write(batch)
+        return self._write(batch, receipt)
 
-    def _write(self, batch: RecordBatch) -> Receipt:
+    def _write(self, batch: RecordBatch, receipt: Receipt) -> Receipt:
         try:
             base_offset = self.log.append(batch)
         except StorageError as error:
@@ -145,7 +149,7 @@ class Partition:
             raise
         self._note_success()
         self._keep(batch, base_offset)
-        receipt = Receipt(self.number, base_offset, batch.count)
+        receipt.partition, receipt.base_offset, receipt.count = self.number, base_offset, batch.count
         # Behind records that wait for a flush nobody reads earlier, even if the level was lowered meanwhile.
         if (self._ack == "flushed" or self._waiting or self.queued) and not self._volatile:
             self._waiting.append((base_offset + batch.count, receipt))
@@ -178,7 +182,7 @@ class Partition:
         if not isinstance(error, DiskFullError):
             self._request_flush()  # which puts things right where they can be
 
-    def _accept(self, batch: RecordBatch) -> Receipt:
+    def _accept(self, batch: RecordBatch, receipt: Receipt) -> Receipt:
         """Write a batch; what the disk refuses waits in memory."""
         if self._deferred_bytes + len(batch.data) > DEFERRED_BYTES_MAX:
             self._write_deferred()
@@ -188,7 +192,7 @@ class Partition:
         self._deferred_count += batch.count
         self._deferred_bytes += len(batch.data)
         self._write_deferred()
-        receipt = Receipt(self.number, batch.base_offset, batch.count)
+        receipt.partition, receipt.base_offset, receipt.count = self.number, batch.base_offset, batch.count
         receipt.resolve()
         return receipt
 

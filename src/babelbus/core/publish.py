@@ -78,7 +78,10 @@ Publish = Callable[[Publication], Receipt]
 
 
 class Gathered:
-    """Publications of few records each to one partition, which become one batch at the end of a turn."""
+    """Publications of few records each to one partition, which become one batch at the end of a turn.
+
+    The receipt of a lone publication is the receipt of the batch.
+    """
 
     __slots__ = ("_receipts", "bodies", "publications", "timestamps")
 
@@ -98,8 +101,15 @@ class Gathered:
         self.timestamps += timestamps.tolist() if isinstance(timestamps, np.ndarray) else timestamps
         return receipt
 
+    @property
+    def lone(self) -> Receipt | None:
+        """The receipt of the only publication, `None` if there are more."""
+        return self._receipts[0] if len(self._receipts) == 1 else None
+
     def settle(self, stored: Receipt) -> None:
         """Set the outcome of the batch in the receipts of its publications."""
+        if stored is self._receipts[0]:
+            return
         if stored.base_offset >= 0:
             for (index, _), receipt in zip(self.publications, self._receipts, strict=True):
                 receipt.partition, receipt.base_offset = stored.partition, stored.base_offset + index

@@ -30,10 +30,12 @@ class Promise:
         promise.resolve(error)
         return promise
 
-    def when_done(self, callback: Callable[[Self], None]) -> None:
-        """Call back once the promise is done, at once if it is."""
+    def when_done(self, callback: Callable[[Self], None], *, first: bool = False) -> None:
+        """Call back once the promise is done, at once if it is; with `first`, before the callbacks that are there."""
         if self.done:
             callback(self)
+        elif first:
+            self._callbacks.insert(0, callback)
         else:
             self._callbacks.append(callback)
 

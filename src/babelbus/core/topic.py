@@ -166,12 +166,14 @@ class Topic:
 
     def flush(self) -> None:
         """Append the gathered records. Nobody has to call this first: whoever looks at the partition's end does."""
+        if not self._gathered:
+            return
         everything, self._gathered = self._gathered, {}
         self._sequences.clear()
         for partition, gathered in everything.items():
             partition.pending = None
             batch = encode_bodies(gathered.bodies, gathered.timestamps, partition.next_offset)
-            gathered.settle(self._append(partition, batch, gathered.publications))
+            gathered.settle(self._append(partition, batch, gathered.publications, gathered.lone))
 
     def _spread(self, publication: Publication, content: Payloads) -> Receipt:
         payloads, timestamps, count = content.payloads, content.timestamps, len(self.partitions)
@@ -256,9 +258,18 @@ class Topic:
         return gathered.add(publication, bodies, timestamps)
 
     def _append(
-        self, partition: Partition, batch: RecordBatch, publications: Sequence[tuple[int, Publication]]
+        self,
+        partition: Partition,
+        batch: RecordBatch,
+        publications: Sequence[tuple[int, Publication]],
+        receipt: Receipt | None = None,
     ) -> Receipt:
-        """Append the records of these publications, each of which begins at the record with its number."""
+        """Append the records of these publications, each of which begins at the record with its number.
+
+        Returns the receipt of the batch: `receipt` if it is given.
+        """
+        if receipt is None:
+            receipt = Receipt()
         producers, base_offset = partition.log.producers, batch.base_offset
         for index, publication in publications:
             if publication.producer_id != NO_PRODUCER:
@@ -266,19 +277,20 @@ class Topic:
                 place = (publication.first_sequence, len(publication.content), base_offset + index)
                 producers.add(publication.producer_id, *place)
         try:
-            receipt = partition.append(batch)
+            if self._shown:
+                self._show(receipt, self._events(batch, publications))
+            partition.append(batch, receipt)
         except Exception as error:  # one sender's records must not cost all others of the turn their answers
             producers.forget_from(base_offset)
-            if isinstance(error, StorageError):
-                return Receipt.refused(error)
-            log.exception("publishing to topic %r failed", self.name)
-            return Receipt.refused(StorageError("the server failed; its log says why"))
+            if not isinstance(error, StorageError):
+                log.exception("publishing to topic %r failed", self.name)
+                error = StorageError("the server failed; its log says why")
+            receipt.resolve(error)
+            return receipt
         for _, publication in publications:
             content = publication.content
             assert not isinstance(content, list)
             self._metrics.topic_published(publication.protocol, self.name).inc(len(content), content.size_bytes)
-        if self._shown:
-            self._show(receipt, self._events(batch, publications))
         return receipt
 
     def _events(self, batch: RecordBatch, publications: Sequence[tuple[int, Publication]]) -> list[Event]:
@@ -354,8 +366,11 @@ class Topic:
     # -- live subscriptions ------------------------------------------------------------------------------------------
 
     def _show(self, receipt: Receipt, events: Sequence[Event]) -> None:
-        """Deliver events to the live subscriptions once their ack level is reached, refused events never."""
-        receipt.when_done(lambda done: None if done.error else self._on_visible(self.name, events))
+        """Deliver events to the live subscriptions once their ack level is reached, refused events never.
+
+        The publisher is answered after that.
+        """
+        receipt.when_done(lambda done: None if done.error else self._on_visible(self.name, events), first=True)
 
     def decode(self, data: bytes, positions: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[Event]:
         """Return stored records of this topic as events."""

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
-from babelbus.protocols.jebp.box import MESSAGES_MAX, Opener, Sealer, check_nonces, load_sodium, shared_key
+from babelbus.protocols.jebp.box import (
+    MESSAGES_MAX,
+    SMALL_BYTES_MAX,
+    TAG_BYTES,
+    Opener,
+    Sealer,
+    check_nonces,
+    load_sodium,
+    shared_key,
+)
 from babelbus.protocols.jebp.frames import encode_frame
 
 KEY = bytes.fromhex("ec88f6e13b22bf9f04d480e0d8525c08ac7e2f48e212742bcbcafa104a74b08d")
@@ -75,6 +84,26 @@ def test_many_messages_are_sealed_as_pynacl_does_one_by_one_and_opened_again(con
     assert [bytes(in_place.open_in_place(bytearray(item))) for item in sealed] == contents
     small = [content for content in contents if len(content) <= 2032]
     assert open_all(Opener(KEY, number(nonce)), [public_seal(c, nonce + i) for i, c in enumerate(small)]) == small
+
+
+@pytest.mark.parametrize("size", [0, 1, 239, 240, 2031, 2032, 2048, 2049, 70_000])
+def test_a_message_by_itself_is_sealed_as_pynacl_does_and_a_small_message_is_opened_again(size: int) -> None:
+    contents = [bytes([at]) * size for at in range(3)]
+    sealed = [public_seal(content, 7 + at) for at, content in enumerate(contents)]
+    sealer, opener = Sealer(KEY, number(7)), Opener(KEY, number(7))
+    assert [sealer.seal(content) for content in contents] == list(map(encode_frame, sealed))
+    assert sealer.messages == 3
+    if size <= SMALL_BYTES_MAX - TAG_BYTES:
+        assert [opener.open_alone(item) for item in sealed] == contents
+        assert opener.messages == 3
+
+
+@pytest.mark.parametrize("sealed", [b"", bytes(15), bytes(16), bytes(40), public_seal(b"x", 8)])
+def test_what_the_peer_did_not_seal_for_this_place_is_not_opened_by_itself(sealed: bytes) -> None:
+    opener = Opener(KEY, number(7))
+    with pytest.raises(RemoteProtocolError, match="message 0 does not decrypt"):
+        opener.open_alone(sealed)
+    assert opener.messages == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 500, 1024, 1025, 2500])

@@ -162,7 +162,7 @@ class StateLog:
             raise receipt.error
         self._last = receipt
         self.lost_some |= offset < self._end
-        self._end = self._partition.next_offset
+        self._end = receipt.base_offset + receipt.count
         self._bytes_since += len(batch.data)
         return receipt
 

@@ -59,8 +59,9 @@ def load_sodium() -> tuple[Any, Any, Any]:
 _ffi, _seal, _open = load_sodium()
 
 _GAP: Final = bytes(TAG_BYTES)
-# Head of the frame and room for the tag, by the size of a small content; and the size of the whole frame.
-_HEADS: Final = [b"\x01" + encode_length(size + TAG_BYTES) + _GAP for size in range(SMALL_BYTES_MAX + 1)]
+# Head of the frame, and the same with room for the tag, by the size of a small content; and the size of the frame.
+_HEADS_ALONE: Final = [b"\x01" + encode_length(size + TAG_BYTES) for size in range(SMALL_BYTES_MAX + 1)]
+_HEADS: Final = [head + _GAP for head in _HEADS_ALONE]
 _FRAME_BYTES: Final = [len(head) + size for size, head in enumerate(_HEADS)]
 
 
@@ -163,6 +164,22 @@ class Sealer(_Direction):
         self._advance(1)
         return frame
 
+    def seal(self, content: bytes) -> bytes | bytearray:
+        """Return the frame of one message; a small message is not copied before it is sealed.
+
+        Raises:
+            LocalProtocolError: as `seal_parts`.
+        """
+        size = len(content)
+        if size > SMALL_BYTES_MAX:
+            return self.seal_parts((content,))
+        self._check(size, 1)
+        memory = _scratch.memory
+        _seal(memory, content, size, self._nonce.to_bytes(NONCE_BYTES, "little"), self._key)
+        self._advance(1)
+        sealed: bytes = _ffi.buffer(memory, size + TAG_BYTES)[:]
+        return _HEADS_ALONE[size] + sealed
+
     def seal_many(self, contents: Sequence[Data]) -> bytearray:
         """Return the frames of messages, one after the other.
 
@@ -212,6 +229,20 @@ class Opener(_Direction):
         """
         content = bytearray(sealed)
         return bytes(self.open_in_place(content))
+
+    def open_alone(self, sealed: bytes) -> bytes:
+        """Return the message of one small sealed content (at most `SMALL_BYTES_MAX` bytes).
+
+        Raises:
+            RemoteProtocolError: as `open`.
+        """
+        self._check(1)
+        memory, size = _scratch.memory, len(sealed)
+        if _open(memory, sealed, size, self._nonce.to_bytes(NONCE_BYTES, "little"), self._key):
+            raise RemoteProtocolError(f"message {self.messages} does not decrypt")
+        self._advance(1)
+        content: bytes = _ffi.buffer(memory, size - TAG_BYTES)[:]
+        return content
 
     def open_in_place(self, sealed: bytearray) -> memoryview:
         """Open one sealed content in its own memory and return the part that is the message, writable.

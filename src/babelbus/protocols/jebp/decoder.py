@@ -68,6 +68,8 @@ class _Decoder(Generic[M]):
     @property
     def unfinished_bytes(self) -> int:
         """Memory of a frame that is not complete."""
+        if not (self._chunks or self._parts):
+            return 0
         return sum(map(len, self._chunks)) + self._parts_bytes + PART_BYTES * len(self._parts)
 
     def fail(self, error: RemoteProtocolError) -> None:
@@ -131,7 +133,7 @@ class _Decoder(Generic[M]):
     def _open(self, sealed: list[bytes], messages: list[M]) -> None:
         read, append = self._read, messages.append
         if len(sealed) == 1:
-            append(read(self._opener.open_in_place(bytearray(sealed[0]))))
+            append(read(self._opener.open_alone(sealed[0])))
             return
         for plain, stride, part in self._opener.open_many(sealed):
             start = 0

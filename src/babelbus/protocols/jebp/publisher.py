@@ -51,19 +51,23 @@ class Publisher:
 
     def create_each(self, run: Sequence[CreateRecord], client: Client) -> None:
         """Publish records that came one by one (12)."""
+        created = self._answers[Outcome.RECORD_CREATED]
+        if len(run) == 1:  # its receipt has no parts
+            record = run[0]
+            place = self._create(record.topic, run, client) if record.checksum_valid else self._refused(record)
+            self._answer((place,), lambda _: created, len(record.payload))
+            return
         by_topic: dict[str, list[CreateRecord]] = {}
         for record in run:
             if record.checksum_valid:
                 by_topic.setdefault(record.topic, []).append(record)
         receipts = {topic: cycle(self._create(topic, records, client).parts) for topic, records in by_topic.items()}
-        places = [
-            next(receipts[record.topic])
-            if record.checksum_valid
-            else (WRONG_CHECKSUM if self._broker.has_topic(record.topic) else NO_TOPIC)
-            for record in run
-        ]
-        created = self._answers[Outcome.RECORD_CREATED]
+        places = [next(receipts[record.topic]) if record.checksum_valid else self._refused(record) for record in run]
         self._answer(places, lambda _: created, sum([len(record.payload) for record in run]))
+
+    def _refused(self, record: CreateRecord) -> Receipt:
+        """Return the receipt of a record whose checksum is wrong."""
+        return WRONG_CHECKSUM if self._broker.has_topic(record.topic) else NO_TOPIC
 
     def _create(self, topic: str, records: Sequence[CreateRecord], client: Client) -> Receipt:
         content = Payloads([record.payload for record in records], [record.timestamp for record in records])
@@ -115,9 +119,12 @@ class Publisher:
 
     def _answer(self, places: Sequence[Receipt], created: Callable[[Receipt], bytes], size: int) -> None:
         """Answer each request by the receipt in its place, once all of them are done."""
-        receipts = list(dict.fromkeys(places))
+        receipts = places if len(places) == 1 else list(dict.fromkeys(places))
 
-        def answer() -> bytearray:
+        def answer() -> bytes | bytearray:
+            if len(places) == 1:
+                receipt = places[0]
+                return self._sealer.seal(self._refusal(receipt) or created(receipt))
             contents = {receipt: self._refusal(receipt) or created(receipt) for receipt in receipts}
             return self._sealer.seal_many([contents[receipt] for receipt in places])
 
