@@ -134,12 +134,14 @@ class Group:
         owner: object = None,
         exclusive: bool = False,
         held: bool = False,
+        expires: bool = True,
     ) -> Member:
         """Add a member; records come to `deliver` from the next turn of the event loop on, unless it is `held`.
 
         `owner` is whatever the session wants to find again. A member with `credit=0` is handed nothing by itself and
         may `take`. `wanted` sees the records that the group's filter lets through; a record that no member with room
-        wants is dropped for the group.
+        wants is dropped for the group. A member that always acks or nacks what it gets, such as the server's own code,
+        sets `expires` to false: `ack_seconds` is not for its records.
 
         Raises:
             GroupOwnedError: `exclusive` was asked for and there are members, or one of them has it.
@@ -153,6 +155,7 @@ class Group:
         member = Member(
             self, deliver, on_closed,
             credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held,
+            expires=expires,
         )  # fmt: skip
         self.members.append(member)
         self.wake()

@@ -59,6 +59,8 @@ class Holder:
     def __init__(self) -> None:
         self.in_flight = 0
         """Records that it has and did not ack."""
+        self.expires = True
+        """Whether what it does not ack in time is handed out again."""
         self.pending: deque[Entry] = deque()
         """Records that only it may have, because it holds earlier ones of their keys."""
 
@@ -405,6 +407,10 @@ class Flight:
             lease = leases.popleft()
             if not lease.left:
                 self._spent = max(self._spent - 1, 0)
+                continue
+            if not lease.member.expires:
+                lease.since = now
+                leases.append(lease)
                 continue
             for offset in lease.offsets:
                 if lease.cursor.unfinished.get(offset) is lease:

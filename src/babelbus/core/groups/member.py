@@ -59,8 +59,10 @@ class Member(Holder):
         owner: object = None,
         exclusive: bool = False,
         held: bool = False,
+        expires: bool = True,
     ) -> None:
         super().__init__()
+        self.expires = expires
         self.group = group
         self.deliver = deliver
         self.on_closed = on_closed
