@@ -384,11 +384,12 @@ class Session(contract.Session):
         assert member is not None
         held, name, topic, surplus = self._held, subscribed.push, subscribed.item.topic, self._surplus
         next_number, strict, more = self._hub.next_number, surplus == OLD, dict[str, str]()
+        begin, tails = _begin_header(name) + b'0,"seq":"', _PUSH_TAILS
         pushes = []
         for one in deliveries:
             seq = str(next_number())
             flavour, body = encode_body(topic, one.payload, one.headers, more, strict=strict)
-            pushes.append(_encode_message(surplus, name, b'"%b"' % seq.encode(), flavour, body))
+            pushes.append(encode_frame(surplus, begin + seq.encode() + tails[flavour], body))
             held[seq] = one.without_content()
         self._send(b"".join(pushes))
         if self._outbox.full:
@@ -501,6 +502,7 @@ def _encode_answer(surplus: int, command: str, seq: bytes, error: str, body: byt
 _PROPERTIES = {
     flavour: b',"properties":{"protocoltype":"%b"}}' % flavour.encode() for flavour in (m.MESSAGE, m.CLOUD_EVENT)
 }
+_PUSH_TAILS = {flavour: b'"' + properties for flavour, properties in _PROPERTIES.items()}
 
 
 def _encode_message(surplus: int, command: str, seq: bytes, flavour: m.Flavour, body: bytes) -> bytes:
