@@ -1,7 +1,7 @@
 """EventMesh on the bus: part of `make demo`.
 
-A subscriber over TCP hears the flights that jebp publishes, and a client asks for one flight that a responder answers.
-They speak EventMesh as its Java SDK from 1.9 on does: a head with two lengths, a JSON header, a JSON body.
+A subscriber over TCP hears the flights that jebp publishes, and a client asks for a flight, which a zbus worker
+answers. Both speak EventMesh as its Java SDK from 1.9 on does: a head with two lengths, a JSON header, a JSON body.
 """
 
 import json
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from babelbus.client import Record
+from examples.worker_pool import Service
 
 HEAD = struct.Struct(">13sii")
 MAGIC = b"EventMesh0000"
@@ -68,9 +69,9 @@ class Mesh:
         if header["code"] != 0:
             raise SystemExit(f"demo: EventMesh refused {command}: {header}")
 
-    def listen(self, topic: str, kind: str = "ASYNC") -> None:
+    def listen(self, topic: str) -> None:
         """Subscribe to a topic; messages come from now on."""
-        self.ask("SUBSCRIBE_REQUEST", {"topicList": [{"topic": topic, "mode": "CLUSTERING", "type": kind}]})
+        self.ask("SUBSCRIBE_REQUEST", {"topicList": [{"topic": topic, "mode": "CLUSTERING", "type": "ASYNC"}]})
         self.ask("LISTEN_REQUEST")
 
 
@@ -93,23 +94,16 @@ class Listener(threading.Thread):
                 mesh.send(f"{header['cmd']}_ACK", seq=header["seq"])
 
 
-def ask_for(address: str, records: list[Record]) -> str:
-    """Ask for the last flight by its key; return what a responder answered, which is that flight."""
-    flights = {(record.key or b"").decode(): (record.payload or b"").decode() for record in records}
-    with Mesh(address, "responders") as responder, Mesh(address, "askers") as asker:
-        responder.listen(QUESTIONS, "SYNC")
-
-        def respond() -> None:
-            header, question = responder.receive()
-            responder.send("RESPONSE_TO_SERVER", {**question, "body": flights[question["body"]]})
-            responder.send("REQUEST_TO_CLIENT_ACK", seq=header["seq"])
-
-        thread = threading.Thread(target=respond, daemon=True)
-        thread.start()
-        key = (records[-1].key or b"").decode()
+def ask_for(address: str, zbus: str, records: list[Record]) -> str:
+    """Ask for the last flight by its key, and return the key; the answer of a zbus worker is that flight."""
+    flights = {(record.key or b"").decode(): json.loads(record.payload or b"") for record in records}
+    key = (records[-1].key or b"").decode()
+    service = Service(zbus, QUESTIONS, flights)
+    service.start()
+    with Mesh(address, "askers") as asker:
         asker.send("REQUEST_TO_SERVER", {"topic": QUESTIONS, "body": key, "properties": {"ttl": "30000"}})
         _, reply = asker.receive()
-        thread.join(SECONDS)
-    if reply["body"] != flights[key]:
+    service.join(SECONDS)
+    if json.loads(reply["body"]) != flights[key]:
         raise SystemExit(f"demo: the answer to {key} is not the flight: {reply}")
     return key

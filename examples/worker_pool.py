@@ -1,12 +1,15 @@
-"""A pool of zbus workers that share a queue: part of `make demo`.
+"""zbus workers: part of `make demo`.
 
-The queue is the topic that jebp published to; each flight goes to one of the workers. They speak zbus over WebSocket as
-its clients do: create the channel, subscribe with a window, ask for more when half of it is used up.
+Workers share a queue, which is the topic that jebp published to; each flight goes to one of the workers. Another
+worker is a service that answers questions of any protocol. They speak zbus over WebSocket as its clients do: create
+the channel, subscribe with a window, ask for more when half of it is used up.
 """
 
 import json
 import socket
 import threading
+from types import TracebackType
+from typing import Any
 
 from babelbus.client import Record
 from babelbus.wire.websocket import (
@@ -26,6 +29,52 @@ READ_BYTES = 2**18
 SECONDS = 120.0
 
 
+class Connection:
+    """One connection of a zbus client."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=SECONDS)
+        key = make_key()
+        self._socket.sendall(encode_upgrade_request(address, "/", key))
+        head = b""
+        while (answer := read_upgrade_response(head)) is None:
+            head += self._socket.recv(READ_BYTES)
+        check_upgrade_response(answer[0], key)
+        self._decoder = Decoder(is_server=False, message_bytes_max=2**24)
+        self._decoder.receive_data(answer[1])
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self._socket.close()
+
+    def say(self, body: object = None, **headers: str) -> None:
+        """Send a message."""
+        message = {"headers": headers} if body is None else {"headers": headers, "body": body}
+        self._socket.sendall(encode_texts([json.dumps(message).encode()], mask=True))
+
+    def receive(self, seconds: float = SECONDS) -> list[dict[str, Any]]:
+        """Return the messages that came; raise `TimeoutError` if there is none for so long."""
+        self._socket.settimeout(seconds)
+        while not (events := self._decoder.events()):
+            data = self._socket.recv(READ_BYTES)
+            if not data:
+                raise SystemExit("demo: the server closed a worker's connection")
+            self._decoder.receive_data(data)
+        messages = [json.loads(event.data) for event in events if isinstance(event, Message)]
+        refused = next((message for message in messages if message.get("status", 200) != 200), None)
+        if refused is not None:
+            raise SystemExit(f"demo: a worker was refused: {refused}")
+        return messages
+
+    def work_on(self, queue: str, channel: str) -> None:
+        """Create queue and channel, and subscribe."""
+        self.say(cmd="create", mq=queue, channel=channel)
+        self.say(cmd="sub", mq=queue, channel=channel, window=str(WINDOW))
+
+
 class Worker(threading.Thread):
     """One connection that works until all flights are done, by whomever."""
 
@@ -39,48 +88,48 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Subscribe and work."""
-        host, _, port = self._address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=SECONDS) as connection:
-            key = make_key()
-            connection.sendall(encode_upgrade_request(self._address, "/", key))
-            head = b""
-            while (answer := read_upgrade_response(head)) is None:
-                head += connection.recv(READ_BYTES)
-            check_upgrade_response(answer[0], key)
-            decoder = Decoder(is_server=False, message_bytes_max=2**24)
-            decoder.receive_data(answer[1])
-            self._say(connection, cmd="create", mq=self._queue, channel=CHANNEL)
-            self._say(connection, cmd="sub", mq=self._queue, channel=CHANNEL, window=str(WINDOW))
-            connection.settimeout(0.2)
+        with Connection(self._address) as connection:
+            connection.work_on(self._queue, CHANNEL)
             while not self._finished.is_set():
-                events = decoder.events()
-                if not events:
-                    try:
-                        data = connection.recv(READ_BYTES)
-                    except TimeoutError:
-                        continue
-                    if not data:
-                        raise SystemExit("demo: the server closed a worker's connection")
-                    decoder.receive_data(data)
+                try:
+                    messages = connection.receive(0.2)
+                except TimeoutError:
                     continue
-                self._work(connection, [event.data for event in events if isinstance(event, Message)])
+                self._work(connection, messages)
 
-    def _say(self, connection: socket.socket, **headers: str) -> None:
-        connection.sendall(encode_texts([json.dumps({"headers": headers}).encode()], mask=True))
-
-    def _work(self, connection: socket.socket, texts: list[bytes]) -> None:
+    def _work(self, connection: Connection, messages: list[dict[str, Any]]) -> None:
         left = WINDOW
-        for text in texts:
-            message = json.loads(text)
-            headers = message["headers"]
-            if "status" in message:
-                if message["status"] != 200:
-                    raise SystemExit(f"demo: a worker was refused: {message}")
-                continue
-            self.done[int(headers["offset"])] = message["body"]
-            left = int(headers["window"])
+        for message in messages:
+            if "status" not in message:
+                self.done[int(message["headers"]["offset"])] = message["body"]
+                left = int(message["headers"]["window"])
         if left <= WINDOW // 2:
-            self._say(connection, cmd="sub", mq=self._queue, channel=CHANNEL, window=str(WINDOW), ack="false")
+            connection.say(cmd="sub", mq=self._queue, channel=CHANNEL, window=str(WINDOW), ack="false")
+
+
+class Service(threading.Thread):
+    """A worker that answers the next question with the flight of its key."""
+
+    def __init__(self, address: str, queue: str, flights: dict[str, object]) -> None:
+        super().__init__(daemon=True)
+        self._flights = flights
+        self._connection = Connection(address)
+        self._connection.work_on(queue, queue)
+        self._messages: list[dict[str, Any]] = []
+        for _ in ("create", "sub"):
+            self._next()
+
+    def _next(self) -> dict[str, Any]:
+        while not self._messages:
+            self._messages = self._connection.receive()
+        return self._messages.pop(0)
+
+    def run(self) -> None:
+        """Answer one question."""
+        with self._connection as connection:
+            question = self._next()
+            headers = question["headers"]
+            connection.say(self._flights[question["body"]], cmd="route", target=headers["source"], id=headers["id"])
 
 
 def share(address: str, queue: str, records: list[Record]) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 from babelbus.records.columns import I64, Columns
 from babelbus.records.equal_headers import are_equal, cut
 from babelbus.records.fields import int32s
-from babelbus.records.format import INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers
+from babelbus.records.format import FEW, INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers
 from babelbus.records.record import Headers
 
 Numbers = range | list[int]
@@ -69,24 +69,45 @@ def find_leading(columns: Columns, data: bytes, name: bytes) -> Leading:
 
 
 def decode_all_headers(columns: Columns, data: bytes) -> list[Headers]:
-    """Return the headers of each record, without the bus's own headers; about 0.4 us a header."""
+    """Return the headers of each record, without the bus's own headers.
+
+    Records with the same number of headers are decoded together, a header at a time: about 0.1 us a header if the
+    headers have the same names in the same order, as those of one publisher mostly have, else 0.3 us.
+    """
     results: list[Headers] = [()] * len(columns)
-    _, names, name_sizes, values, value_sizes = walk_headers(columns)
-    if not len(names):
-        return results
-    ends, stops = (names + name_sizes).tolist(), (values + value_sizes).tolist()
-    places = zip(names.tolist(), ends, values.tolist(), stops, strict=True)
-    # A header without a value has the size -1.
-    pairs = [(data[name:end], data[value:stop] if stop >= value else None) for name, end, value, stop in places]
-    own = np.frombuffer(data, np.uint8)[names] == RESERVED_HEADER_PREFIX[0]
-    reserved = bool((own & (name_sizes > 0)).any())
-    numbers = np.flatnonzero(columns.headers_counts)
-    at = 0
-    for number, count in zip(numbers.tolist(), columns.headers_counts[numbers].tolist(), strict=True):
-        headers = tuple(pairs[at : at + count])
-        results[number] = public_headers(headers) if reserved else headers
-        at += count
+    for count in np.unique(columns.headers_counts).tolist():
+        rows = np.flatnonzero(columns.headers_counts == count)
+        starts = columns.headers_positions[rows] + 1
+        if len(rows) > FEW:
+            decoded = _decode_together(data, starts, count)
+        else:
+            decoded = [public_headers(decode_headers(data, start, count)) for start in starts.tolist()]
+        if len(rows) == len(columns):
+            return decoded
+        for row, headers in zip(rows.tolist(), decoded, strict=True):
+            results[row] = headers
     return results
+
+
+def _decode_together(data: bytes, starts: I64, count: int) -> list[Headers]:
+    """Return the headers of records that have `count` headers each, from the bytes `starts` on."""
+    if not count:
+        return [()] * len(starts)
+    sizes, octets, at = int32s(data), np.frombuffer(data, np.uint8), starts
+    columns, reserved = [], False
+    for _ in range(count):
+        name_sizes = sizes[at].astype(np.int64)
+        names = at + 4
+        at = names + name_sizes
+        value_sizes = sizes[at].astype(np.int64)
+        values: list[bytes | None] = [*cut(data, at + 4, np.maximum(value_sizes, 0))]
+        for row in np.flatnonzero(value_sizes < 0).tolist():
+            values[row] = None
+        reserved = reserved or bool(((octets[names] == RESERVED_HEADER_PREFIX[0]) & (name_sizes > 0)).any())
+        columns.append(zip(cut(data, names, name_sizes), values, strict=True))
+        at = at + 4 + np.maximum(value_sizes, 0)
+    decoded = [*zip(*columns, strict=True)]
+    return [public_headers(headers) for headers in decoded] if reserved else decoded
 
 
 def read_headers(rest: bytes) -> Headers:

@@ -8,7 +8,7 @@ from babelbus.core.groups.delivery_rows import Rows, Run
 from babelbus.records.columns import decode_columns, find_positions, iterate
 from babelbus.records.equal_headers import cut
 from babelbus.records.format import FEW, encode_batch
-from babelbus.records.headers import read_headers
+from babelbus.records.headers import decode_all_headers, read_headers
 from babelbus.records.record import Record
 from tests.storage.helpers import NOW, records
 
@@ -56,6 +56,16 @@ def test_leading_columns_are_those_of_the_records_with_that_first_header(some: l
         (number, payload, value, tuple(pair for pair in rest if not pair[0].startswith(b"$")))
         for number, payload, value, rest in wanted
     ]
+
+
+plain = st.just(Record(b"", timestamp=NOW))
+
+
+@given(st.lists(led | plain, min_size=FEW, max_size=6 * FEW) | led.map(lambda one: [one] * 2 * FEW))
+def test_headers_that_are_decoded_together_are_those_of_each_record(some: list[Record]) -> None:
+    data = bytes(encode_batch(some).data)
+    columns = decode_columns(data, find_positions(data, 0, len(data))[0])
+    assert decode_all_headers(columns, data) == [record.headers for record in iterate(columns)]
 
 
 def test_a_run_is_a_sequence_of_deliveries() -> None:

@@ -104,6 +104,24 @@ async def test_a_record_that_is_handed_out_again_goes_to_the_next_member_in_turn
 
 
 @in_loop
+async def test_a_member_that_always_answers_keeps_its_records_for_as_long_as_it_takes() -> None:
+    crew = Crew()
+    group = crew.group()
+    steady = Taker(group, credit=2, expires=False)
+    crew.publish(1, 2)
+    await turns()
+    other = Taker(group)
+    crew.publish(3)
+    for _ in range(3):
+        await crew.pass_time(group, 31)
+    assert (steady.numbers, {one.attempt for one in steady.got}) == ([1, 2], {1})
+    assert set(other.numbers) == {3}
+    assert len(other.got) > 1
+    assert steady.ack_all() == 2
+    await crew.close()
+
+
+@in_loop
 async def test_a_record_that_is_not_acked_in_time_is_handed_out_again_later_and_later() -> None:
     crew = Crew()
     group = crew.group()

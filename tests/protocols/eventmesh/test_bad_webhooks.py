@@ -95,6 +95,22 @@ def test_a_webhook_that_does_not_answer_is_given_up_and_others_go_on(
         live.until(lambda: is_dead(live, group))
 
 
+def test_a_push_that_takes_longer_than_the_time_for_acknowledgements_is_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 1.5)  # beyond a lease, and the wait behind its end
+    with serving(tmp_path, ack_seconds=0.05) as (live, web), Hook((500, b"", {})) as hook:
+        subscribe(web, hook, "long", "long")
+        publish(web, "long", "x")
+        assert [hook.next()[0]["content"] for _ in range(2)] == ["x", "x"]
+        publish(web, "long", "y")
+        assert hook.next()[0]["content"] == "y"
+        group = live.server.broker.groups.find("long", "long")
+        assert group is not None
+        live.until(lambda: group.counts.acknowledged == 2)
+        assert (group.counts.delivered, group.counts.redelivered, group.counts.stale) == (2, 0, 0)
+
+
 @pytest.mark.parametrize(
     "answer", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9999999\r\n\r\n", b"close"]
 )

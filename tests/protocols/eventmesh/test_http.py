@@ -372,3 +372,14 @@ def test_the_uri_api_publishes_subscribes_and_makes_topics(web: HttpClient) -> N
         answer = json.loads(response.body)
         assert (answer["retCode"], answer["retMsg"]) == (18, answer["retMessage"])
         assert web.ask("POST", "/eventmesh/nothing", b"{}").status == 404
+
+
+def test_answers_of_both_apis_on_one_connection_keep_their_own_heads(web: HttpClient) -> None:
+    assert [publish(web, "heads", "x")["retCode"] for _ in range(2)] == [0, 0]
+    for _ in range(2):
+        response = web.ask("POST", "/eventmesh/publish/heads", b"x", code="104")
+        assert (response.headers["uri"], "code" in response.headers) == ("/eventmesh/publish/heads", False)
+        assert json.loads(response.body)["retCode"] == 0
+    assert publish(web, "", "x")["retCode"] != 0
+    assert publish(web, "heads", "x")["retCode"] == 0
+    assert ask(web, "107", {"producergroup": "P", "topic": "heads", "content": "x"})["retCode"] == 0

@@ -57,6 +57,13 @@ class Rows:
         """About what is left to be handed out."""
         return len(self._data) * (self.count - self.at) // self.count
 
+    @property
+    def keys(self) -> list[bytes | None]:
+        """The keys of the records, which are not `keyless`."""
+        keys = (self._fields or self._load()).keys
+        assert keys is not None
+        return keys
+
     # -- columns -----------------------------------------------------------------------------------------------------
 
     def leading(self, name: bytes) -> Leading:

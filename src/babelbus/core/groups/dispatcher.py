@@ -1,7 +1,7 @@
 """Handing records out: who of a group's members gets which, a chunk at a time unless keys bind records to members.
 
-If no key is in play, the records of a chunk are dealt together, and a member gets its share as a `Run`; else each
-record is offered to one member after the other. Records that come again go first.
+If no key is in play, the records of a chunk are dealt together; else each record is offered to one member after the
+other. A member gets its share of a chunk as a `Run`. Records that come again go first, as lists.
 """
 
 import logging
@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from babelbus.core.groups.delivery_rows import Rows, Run, pick
-from babelbus.core.groups.in_flight import DUE, Counts, Delivery, Entry, Flight, KeyState, Lease
+from babelbus.core.groups.in_flight import (
+    DUE,
+    Counts,
+    CursorFlight,
+    Delivery,
+    Entry,
+    Flight,
+    Holder,
+    KeyState,
+    Lease,
+)
 from babelbus.core.groups.member import Member, share
 from babelbus.core.groups.partition_cursor import NotLoadedError, PartitionCursor
 from babelbus.core.groups.settings import GroupClosedError, GroupSettings, RecordFilter
@@ -86,7 +96,7 @@ class Dispatcher:
             idle = 0
             bytes_max -= rows.size_bytes
             if self._flight is not None and self.settings.order == "key" and not rows.keyless:
-                self._offer(self._flight, cursor, rows, members)
+                self._deal_by_key(self._flight, cursor, rows, members)
             else:
                 self._deal(cursor, rows, members)
         flight = self._flight
@@ -183,37 +193,44 @@ class Dispatcher:
 
     # -- one by one --------------------------------------------------------------------------------------------------
 
-    def _offer(self, flight: Flight, cursor: PartitionCursor, rows: Rows, members: list[Member]) -> None:
+    def _deal_by_key(self, flight: Flight, cursor: PartitionCursor, rows: Rows, members: list[Member]) -> None:
         """Deliver a chunk's records one by one: filters and keys say who may have which."""
-        at, wanted, table = rows.at, self.filter, _Table(members)
-        leases: dict[Member, Lease] = {}
-        rows.load()
-        while at < rows.count and table.queue:
-            record = rows.record(at)
-            if wanted is not None and not wanted(record):
-                self._counts.filtered += 1
+        wanted = None if self.filter is None else rows.chosen_by(self.filter)
+        queue = deque(_Turn(member, cursor.flight, rows) for member in members)
+        turns: dict[Holder, _Turn] = {turn.member: turn for turn in queue}
+        keys, offsets, states, claim = rows.keys, rows.offsets, cursor.flight.keys, flight.claim
+        room, filtered, at = self._room(), 0, rows.at
+        while at < rows.count and queue:
+            if wanted is not None and not wanted[at]:
+                filtered += 1
                 at += 1
                 continue
-            if flight.count >= self.settings.in_flight_max:
+            if room <= 0:
                 break
-            at += 1
-            state = None if record.key is None else cursor.flight.keys.get(record.key)
-            member = table.find(record) if state is None else table.holder(state, record)
-            if member is not None:
-                lease = leases.get(member)
-                if lease is None:
-                    lease = leases[member] = flight.open_lease(cursor.flight, member)
-                flight.add(lease, record.offset, record.key)
-                table.give(member, _delivery(record, cursor.number, lease))
-            elif record.key is not None and state is not None:
-                flight.hold(cursor.flight, record.offset, record.key)
-                cursor.keep(record)
+            key = keys[at]
+            state = None if key is None else states.get(key)
+            turn = _next_turn(queue, at) if state is None else _turn_of(turns, state, at)
+            if turn is not None:
+                claim(turn.lease, offsets[at], key, state)
+                turn.numbers.append(at)
+                room -= 1
+                turn.left -= 1
+                if not turn.left:
+                    queue.remove(turn)
+            elif key is not None and state is not None:
+                flight.hold(cursor.flight, offsets[at], key)
+                cursor.keep(rows.record(at))
+                room -= 1
             else:
                 self._counts.dropped += 1
+            at += 1
+        self._counts.filtered += filtered
+        runs = [(turn.member, turn.begin(flight, rows, cursor.number)) for turn in turns.values() if turn.numbers]
         cursor.passed(rows, at)
-        if table.queue:
-            self._turn_to(table.queue[0])
-        self._send_all(table)
+        if queue:
+            self._turn_to(queue[0].member)
+        for member, run in runs:
+            self._send(member, run)
 
     def _hand_out_again(self, members: list[Member]) -> None:
         """Deliver what comes again, before anything new."""
@@ -296,6 +313,44 @@ class Dispatcher:
             member.on_closed(GroupClosedError(f"the member failed: {error}"))
 
 
+class _Turn:
+    """A member that is offered the records of a chunk one by one, and the numbers of those that it gets."""
+
+    __slots__ = ("flags", "lease", "left", "member", "numbers")
+
+    def __init__(self, member: Member, cursor: CursorFlight, rows: Rows) -> None:
+        self.member = member
+        self.flags = None if member.filter is None else rows.chosen_by(member.filter)
+        self.lease = Lease(cursor, member, 1, 0.0, [])
+        self.left = member.capacity
+        self.numbers: list[int] = []
+
+    def begin(self, flight: Flight, rows: Rows, partition: int) -> Run:
+        """Begin the lease of the records that the member gets, and return them."""
+        flight.begin(self.lease, pick(rows.offsets, self.numbers))
+        if self.member.credit is not None:
+            self.member.credit -= len(self.numbers)
+        return Run(rows, self.numbers, partition, self.lease)
+
+
+def _next_turn(queue: deque[_Turn], number: int) -> _Turn | None:
+    """Return the next turn of a member that wants a record; each that was asked goes to the end of the queue."""
+    for _ in range(len(queue)):
+        turn = queue[0]
+        queue.rotate(-1)
+        if turn.flags is None or turn.flags[number]:
+            return turn
+    return None
+
+
+def _turn_of(turns: dict[Holder, _Turn], state: KeyState, number: int) -> _Turn | None:
+    """Return the turn of the member that holds a key, if it takes more and no record of the key waits."""
+    turn = None if state.held else turns.get(state.member)
+    if turn is None or not turn.left or (turn.flags is not None and not turn.flags[number]):
+        return None
+    return turn
+
+
 class _Table:
     """The members that are offered records one by one, in the order of their turns, and what each gets."""
 
@@ -312,12 +367,6 @@ class _Table:
             if _wants(member, record):
                 return member
         return None
-
-    def holder(self, state: KeyState, record: Record) -> Member | None:
-        """Return the member that holds earlier records of a key, if it takes more and no record of the key waits."""
-        if state.held:
-            return None
-        return next((one for one in self.queue if one is state.member and _wants(one, record)), None)
 
     def give(self, member: Member, delivery: Delivery) -> None:
         """Add a record to what a member gets; the member leaves the queue when it takes no more."""

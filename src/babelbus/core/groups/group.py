@@ -143,12 +143,14 @@ class Group:
         exclusive: bool = False,
         held: bool = False,
         principal: Identity = SERVER,
+        expires: bool = True,
     ) -> Member:
         """Add a member; records come to `deliver` from the next turn of the event loop on, unless it is `held`.
 
         `owner` is whatever the session wants to find again. A member with `credit=0` is handed nothing by itself and
         may `take`. `wanted` sees the records that the group's filter lets through; a record that no member with room
-        wants is dropped for the group.
+        wants is dropped for the group. A member that always acks or nacks what it gets, such as the server's own code,
+        sets `expires` to false: `ack_seconds` is not for its records.
 
         Raises:
             AccessRefusedError: the principal may not consume everything that the topic holds.
@@ -165,6 +167,7 @@ class Group:
             self, deliver, on_closed,
             credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held,
             principal=principal,
+            expires=expires,
         )  # fmt: skip
         self.members.append(member)
         self.wake()

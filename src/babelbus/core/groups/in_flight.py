@@ -59,6 +59,8 @@ class Holder:
     def __init__(self) -> None:
         self.in_flight = 0
         """Records that it has and did not ack."""
+        self.expires = True
+        """Whether what it does not ack in time is handed out again."""
         self.pending: deque[Entry] = deque()
         """Records that only it may have, because it holds earlier ones of their keys."""
 
@@ -124,18 +126,15 @@ Entry = tuple[CursorFlight, int, int]
 """Cursor, its epoch, offset: a record to deliver (again)."""
 
 
-class KeyState:
+class KeyState(msgspec.Struct, eq=False):
     """The unfinished records of one key: `in_flight` with one member, the others held back behind each other."""
 
-    __slots__ = ("held", "in_flight", "member", "offered")
-
-    def __init__(self, member: Holder) -> None:
-        self.member = member
-        self.in_flight = 0
-        self.held: list[int] = []
-        """Heap of offsets; the first is the next to go."""
-        self.offered: tuple[int, Holder] | None = None
-        """Which one stands in whose queue."""
+    member: Holder
+    in_flight: int = 1
+    held: list[int] = []
+    """Heap of offsets; the first is the next to go."""
+    offered: tuple[int, Holder] | None = None
+    """Which one stands in whose queue."""
 
 
 Bury = Callable[[CursorFlight, int, int, str], None]
@@ -174,27 +173,26 @@ class Flight:
         self._leases.append(lease)
         return lease
 
-    def open_lease(self, cursor: CursorFlight, member: Holder) -> Lease:
-        """Start a lease of fresh records, which `add` puts in one by one before anything else happens."""
-        lease = Lease(cursor, member, 1, self._clock.monotonic(), [])
-        self._leases.append(lease)
-        return lease
+    def claim(self, lease: Lease, offset: int, key: bytes | None, state: "KeyState | None") -> None:
+        """Add a fresh record to a lease that `begin` starts afterwards, before anything else happens.
 
-    def add(self, lease: Lease, offset: int, key: bytes | None) -> None:
-        """Add a fresh record to a lease. No other member holds records of its key, and none is held back."""
+        `state` is the state of its key. No other member holds records of the key, and none is held back.
+        """
         cursor = lease.cursor
         cursor.unfinished[offset] = lease
-        lease.offsets.append(offset)
-        lease.left += 1
-        lease.member.in_flight += 1
-        self.count += 1
         if key is not None:
-            state = cursor.keys.get(key)
             if state is None:
-                state = cursor.keys[key] = KeyState(lease.member)
-            state.member = lease.member
-            state.in_flight += 1
+                cursor.keys[key] = KeyState(lease.member)
+            else:
+                state.in_flight += 1
             cursor.key_of[offset] = key
+
+    def begin(self, lease: Lease, offsets: list[int]) -> None:
+        """Start the lease of records that were claimed."""
+        lease.offsets, lease.left, lease.since = offsets, len(offsets), self._clock.monotonic()
+        lease.member.in_flight += len(offsets)
+        self.count += len(offsets)
+        self._leases.append(lease)
 
     def hold(self, cursor: CursorFlight, offset: int, key: bytes) -> None:
         """Keep a fresh record back behind the unfinished records of its key."""
@@ -284,7 +282,10 @@ class Flight:
         if key is not None:
             state = cursor.keys[key]
             state.in_flight -= 1
-            self._offer(cursor, key, state)
+            if state.held:
+                self._offer(cursor, key, state)
+            elif not state.in_flight:
+                del cursor.keys[key]
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
@@ -407,6 +408,10 @@ class Flight:
             if not lease.left:
                 self._spent = max(self._spent - 1, 0)
                 continue
+            if not lease.member.expires:
+                lease.since = now
+                leases.append(lease)
+                continue
             for offset in lease.offsets:
                 if lease.cursor.unfinished.get(offset) is lease:
                     self._fail(lease, offset, f"not acked within {seconds:g} seconds", None)
@@ -437,8 +442,6 @@ class Flight:
     def _offer(self, cursor: CursorFlight, key: bytes, state: KeyState) -> None:
         """Add the next record of a key to the queue of the member that holds the key, or of all if no member does."""
         if not state.held:
-            if not state.in_flight:
-                cursor.keys.pop(key, None)
             return
         head = state.held[0]
         if cursor.unfinished[head] is not READY:

@@ -61,8 +61,10 @@ class Member(Holder):
         exclusive: bool = False,
         held: bool = False,
         principal: Identity = SERVER,
+        expires: bool = True,
     ) -> None:
         super().__init__()
+        self.expires = expires
         self.group = group
         self.deliver = deliver
         self.on_closed = on_closed

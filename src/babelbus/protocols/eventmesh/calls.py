@@ -30,6 +30,7 @@ CONNECTIONS_MAX = 16
 WAITING_MAX = 10_000
 """Calls that wait for a connection to one origin."""
 ANSWER_BYTES_MAX = 2**20
+STOPPING = "the server stops"
 PORTS = {"http": 80, "https": 443}
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -253,6 +254,15 @@ class _Pool:
         while self._idle and self._idle[0].idle_since < now - IDLE_SECONDS:
             self._idle.pop(0).close()
 
+    def close(self, error: CallError) -> None:
+        """End all connections and calls."""
+        waiting = list(self.waiting)
+        self.waiting.clear()
+        for connection in list(self.connections):
+            connection.fail(error)
+        for call in waiting:
+            call.resolve(error)
+
     async def _open(self) -> None:
         error: CallError | None = None
         try:
@@ -301,6 +311,7 @@ class Calls:
         self.tls = ssl.create_default_context()
         self._pools: dict[tuple[str, str, int], _Pool] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def call(self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes = b"") -> Call:
         """Call a URL; every failure is the error of the call."""
@@ -308,6 +319,8 @@ class Calls:
             origin = Origin(url)
         except TargetRefusedError as error:
             return Call.refused(error)
+        if self._closed:
+            return Call.refused(CallError(STOPPING))
         pool = self._pools.get(origin.key)
         if pool is None:
             pool = self._pools[origin.key] = _Pool(origin, self)
@@ -332,10 +345,11 @@ class Calls:
                 del self._pools[key]
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; calls that have no answer fail, and so do later ones."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
-        for pool in self._pools.values():
-            pool.waiting.clear()
-            for connection in list(pool.connections):
-                connection.close()
+        pools = list(self._pools.values())
+        self._pools.clear()
+        for pool in pools:
+            pool.close(CallError(STOPPING))

@@ -77,10 +77,9 @@ class FrameDecoder:
                 if end > size:
                     self._wanted = end - start
                     break
-                body = data[header_end:end]
-                found.append(
-                    Frame(_read_header(data[start + HEAD_BYTES : header_end]), b"" if body == NO_BODY else body)
-                )
+                header = _read_header(data[start + HEAD_BYTES : header_end])
+                body = data[header_end:end] if end > header_end else b""
+                found.append(Frame(header, b"" if body == NO_BODY else body))
                 start = end
             else:
                 self._wanted = HEAD_BYTES

@@ -30,8 +30,10 @@ from babelbus.records.record import Headers
 PROTOCOL = "eventmesh"
 TTL_MS_MAX = 24 * 3600 * 1000
 TTL_STEP_MS = 100
+TTL_NAMES = frozenset((b"ttl", b"ce_ttl"))
 GRPC_MARKS = frozenset((b"seqnum", b"ce_seqnum"))
 """Headers that only what was published over gRPC has; each message there must name a `ttl`, wanted or not (10)."""
+TIMED = TTL_NAMES | GRPC_MARKS
 QUESTIONS_MAX = 100_000
 """So many questions that were pushed to responders are remembered; the oldest is forgotten first."""
 CORRELATION = "correlation99id"
@@ -67,9 +69,11 @@ def _ttl_ms(headers: Headers, rule: str) -> float:
     """Return the time to live of a record; without a wish of its publisher it has no end."""
     text = b"0"
     for name, value in headers:
-        if name in (b"ttl", b"ce_ttl"):
+        if name not in TIMED:
+            continue
+        if name in TTL_NAMES:
             text = value or b"0"
-        elif name in GRPC_MARKS and rule != "all":
+        elif rule != "all":
             return math.inf
     try:
         ttl = float(text)

@@ -175,12 +175,12 @@ def _record_name(name: str) -> bytes:
     return (f"{PREFIX}_{name}" if taken else name).encode()
 
 
-def _property_name(name: bytes) -> str:
-    return _text(name).removeprefix(f"{PREFIX}_")
+def _property_name(name: bytes) -> str | None:
+    return None if name in NO_PROPERTIES else _text(name).removeprefix(f"{PREFIX}_")
 
 
 _record_names: _Names[str, bytes] = _Names(_record_name)
-_property_names: _Names[bytes, str] = _Names(_property_name)
+_property_names: _Names[bytes, str | None] = _Names(_property_name)
 
 
 def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
@@ -260,8 +260,8 @@ def encode_body(
         return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more)
     properties, message_headers = describe(known)
     text, encoding = text_body(payload)
-    properties |= encoding
-    properties |= more
+    if encoding or more:
+        properties |= encoding | more
     message: dict[str, Any] = {"topic": topic, "properties": properties, "body": text}
     if message_headers and not strict:
         message["headers"] = message_headers
@@ -284,17 +284,25 @@ def encode_content(
 
 def describe(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the properties and the `headers` of the EventMeshMessage that a record is."""
-    properties: dict[str, str] = {}
+    try:
+        # Decoding without a handler of errors takes a third of the time.
+        properties = {
+            property_name: value.decode()
+            for name, value in headers.items()
+            if value is not None and (property_name := _property_names[name]) is not None
+        }
+    except UnicodeDecodeError:
+        properties = {
+            property_name: _text(value)
+            for name, value in headers.items()
+            if value is not None and (property_name := _property_names[name]) is not None
+        }
     message_headers: dict[str, Any] = {}
-    for name, value in headers.items():
-        if value is None:
-            continue
-        if name not in NO_PROPERTIES:
-            properties[_property_names[name]] = value.decode("utf-8", "backslashreplace")
-        elif name == CONTENT_TYPE:
-            message_headers["datacontenttype"] = _text(value)
-        elif name == MESSAGE_HEADERS:
-            message_headers |= _object(value)
+    content_type, rest = headers.get(CONTENT_TYPE), headers.get(MESSAGE_HEADERS)
+    if content_type is not None:
+        message_headers["datacontenttype"] = _text(content_type)
+    if rest is not None:
+        message_headers |= _object(rest)
     return properties, message_headers
 
 

@@ -99,9 +99,10 @@ class Session(contract.Session):
                 self._frames = []
                 is_full = self._outbox.full
                 for number, frame in enumerate(frames):
-                    name = frame.header.name
+                    header = frame.header
+                    name = header.cmd or header.command
                     if name in m.PUSH_ACKS:  # an ack takes no room
-                        self._acknowledged(frame.header.seq)
+                        self._acknowledged(header.seq)
                         continue
                     if is_full:
                         self._frames = frames[number:]
@@ -381,11 +382,14 @@ class Session(contract.Session):
     def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
         member = subscribed.member
         assert member is not None
-        held, name, topic, encode = self._held, subscribed.push, subscribed.item.topic, self._encode_push
+        held, name, topic, surplus = self._held, subscribed.push, subscribed.item.topic, self._surplus
+        next_number, strict, more = self._hub.next_number, surplus == OLD, dict[str, str]()
+        begin, tails = _begin_header(name) + b'0,"seq":"', _PUSH_TAILS
         pushes = []
         for one in deliveries:
-            seq, push = encode(name, topic, one.payload, one.headers, {})
-            pushes.append(push)
+            seq = str(next_number())
+            flavour, body = encode_body(topic, one.payload, one.headers, more, strict=strict)
+            pushes.append(encode_frame(surplus, begin + seq.encode() + tails[flavour], body))
             held[seq] = one.without_content()
         self._send(b"".join(pushes))
         if self._outbox.full:
@@ -498,6 +502,7 @@ def _encode_answer(surplus: int, command: str, seq: bytes, error: str, body: byt
 _PROPERTIES = {
     flavour: b',"properties":{"protocoltype":"%b"}}' % flavour.encode() for flavour in (m.MESSAGE, m.CLOUD_EVENT)
 }
+_PUSH_TAILS = {flavour: b'"' + properties for flavour, properties in _PROPERTIES.items()}
 
 
 def _encode_message(surplus: int, command: str, seq: bytes, flavour: m.Flavour, body: bytes) -> bytes:

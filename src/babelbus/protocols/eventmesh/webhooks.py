@@ -21,7 +21,7 @@ from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import check_topic_name, exactly
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
-from babelbus.protocols.eventmesh.calls import Call, Calls, Origin, TargetRefusedError
+from babelbus.protocols.eventmesh.calls import CONNECTIONS_MAX, STOPPING, Call, Calls, Origin, TargetRefusedError
 from babelbus.protocols.eventmesh.hub import Hub, correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import encode_content
@@ -35,6 +35,8 @@ PUSH_ASYNC = "105"
 PUSH_SYNC = "106"
 RETRY_SECONDS = 3.0
 RETRIES_MAX = 3
+PUSHES_MAX = 4 * CONNECTIONS_MAX
+"""Messages of a group and topic that webhooks have at a time: a webhook that hangs keeps no more from other members."""
 EXPIRE_SECONDS = 90.0
 """A webhook whose client has sent heartbeats and stopped is forgotten after this."""
 TAKEN = (200, 201, 202, 204)
@@ -73,21 +75,26 @@ class _Webhook:
         self.member: Member | None = None
         self.live: Live | None = None
         self.responder: Live | None = None
+        self._code = PUSH_ASYNC
+        """The request code of a push."""
+        self._urls: list[str] = []
+        """The webhooks that share messages."""
         self._owner = owner
         self._next = random.randrange(2**16)  # noqa: S311 - no secret: where the turns begin
-
-    @property
-    def code(self) -> str:
-        """The request code of a push."""
-        return PUSH_SYNC if any(entry.type == "SYNC" for entry in self.entries.values()) else PUSH_ASYNC
 
     def update(self) -> None:
         """Begin and end what the entries ask for."""
         hub = self._owner.hub
-        modes = {entry.mode for entry in self.entries.values()}
+        entries = self.entries.values()
+        modes = {entry.mode for entry in entries}
+        self._urls = [entry.url for entry in entries if entry.mode == "CLUSTERING"] or list(self.entries)
+        self._code = PUSH_SYNC if any(entry.type == "SYNC" for entry in entries) else PUSH_ASYNC
         if "CLUSTERING" in modes and self.member is None:
             group = hub.group(self.topic, self.group)
-            self.member = group.join(self._deliver, window=hub.settings.window, owner=self)
+            # Each push ends with an ack or a reject, however long a webhook that hangs makes other pushes wait.
+            self.member = group.join(
+                self._deliver, window=min(hub.settings.window, PUSHES_MAX), owner=self, expires=False
+            )
         elif "CLUSTERING" not in modes and self.member is not None:
             self.member.leave()
             self.member = None
@@ -96,9 +103,9 @@ class _Webhook:
         elif "BROADCASTING" not in modes and self.live is not None:
             hub.broker.unsubscribe(self.live)
             self.live = None
-        if self.code == PUSH_SYNC and self.responder is None:
+        if self._code == PUSH_SYNC and self.responder is None:
             self.responder = hub.broker.responders.add(exactly(self.topic), self._ask, self.group)
-        elif self.code != PUSH_SYNC and self.responder is not None:
+        elif self._code != PUSH_SYNC and self.responder is not None:
             hub.broker.responders.remove(self.responder)
             self.responder = None
 
@@ -152,14 +159,14 @@ class _Webhook:
         self, push: tuple[dict[str, str], bytes], done: Callable[[str], None], url: str = "", attempt: int = 0
     ) -> None:
         """Call one webhook after the other until one takes the message; `done` gets the reason if none does."""
-        urls = [entry.url for entry in self.entries.values() if entry.mode == "CLUSTERING"] or list(self.entries)
+        urls = self._urls
         if not url and not urls:
             done("no webhook is subscribed any more")
             return
         self._next += 1
         chosen = url or urls[self._next % len(urls)]
         fields, form = push
-        call = self._owner.call("POST", chosen, [*self._owner.head(self.code), *fields.items()], form)
+        call = self._owner.call("POST", chosen, [*self._owner.head(self._code), *fields.items()], form)
 
         def answered(call: Promise) -> None:
             assert isinstance(call, Call)
@@ -257,6 +264,8 @@ class Webhooks:
             await settled(call)
             if isinstance(call.error, TargetRefusedError):
                 raise call.error
+            if self.hub.stopping:
+                raise BabelbusError(STOPPING)
             response = call.response  # a webhook that does not answer agrees
             allowed = "" if response is None else response.headers.get("webhook-allowed-origin", "").strip()
             if allowed not in ("", "*", origin):
@@ -337,6 +346,8 @@ class Webhooks:
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
         """Run something after a time, unless the server stops."""
+        if self.hub.stopping:
+            return
 
         def run() -> None:
             self._timers.discard(timer)
