@@ -171,7 +171,10 @@ class WebSession(HttpSession):
             self._common = run.request, _read_common(run.request)
         message = self._common[1]
         bodies, values = run.bodies, run.values
-        if message is None or not all(bodies):  # no body is something else than an empty one
+        if message is None:
+            self._decoder.refuse_runs()
+            return False
+        if not all(bodies):  # no body is something else than an empty one
             return False
         kind = run_kind(message.headers.get("content-type"), bodies)
         if kind is None or (values is not None and not b"".join(values).isascii()):

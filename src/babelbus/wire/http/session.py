@@ -164,23 +164,23 @@ class HttpSession(Session, ABC):
 
     def _work(self) -> None:
         decoder, waiting = self._decoder, self._waiting
-        while True:
-            if waiting:
-                if self._outbox.full or not self._answer_waiting():
-                    return
-                if self.is_over:
-                    waiting.clear()  # nothing behind the last request can be answered
-                    return
-                decoder.go_on()  # behind a request that asked for a WebSocket where none is offered
-            try:
-                if decoder.error is not None:
-                    raise decoder.error
-                waiting += decoder.runs()
-            except HttpError as error:
-                self.end(without_frames(error))
-                return
+        while waiting or decoder.has_more:
             if not waiting:
-                break
+                try:
+                    if decoder.error is not None:
+                        raise decoder.error
+                    waiting += decoder.runs()
+                except HttpError as error:
+                    self.end(without_frames(error))
+                    return
+                if not waiting:
+                    break
+            if self._outbox.full or not self._answer_waiting():
+                return
+            if self.is_over:
+                waiting.clear()  # nothing behind the last request can be answered
+                return
+            decoder.go_on()  # behind a request that asked for a WebSocket where none is offered
         if decoder.take_continue():
             self._outbox.answer(lambda: CONTINUE, len(CONTINUE))
 
