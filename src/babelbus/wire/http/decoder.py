@@ -117,7 +117,9 @@ class RequestDecoder:
         if self.error is None and not self._stopped and self._held.size_bytes and self._ready():
             data = self._held.take()
             try:
-                self._held.add(data[self._cut(data, requests) :])
+                end = self._cut(data, requests)
+                if end < len(data):
+                    self._held.add(data[end:])
             except HttpError as error:
                 self.fail(error)
         if self.error is not None and not requests:
@@ -177,6 +179,8 @@ class RequestDecoder:
         """Return whether cutting can come further than the last time, so that a slow peer costs no copies."""
         if self._head is not None:
             return self._chunks is not None or self._held.size_bytes >= self._head.length
+        if not self._scanned:
+            return True
         held = self._held.peek()
         if held.find(_END, max(0, self._scanned - 3)) >= 0:
             return True

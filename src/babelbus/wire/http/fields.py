@@ -22,8 +22,8 @@ _VALUE_BYTES = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _SINGLE = ("host", "content-length")
 _LENGTH_DIGITS_MAX = 19
-_NAME_LENGTH_MAX = 64
-"""Longer names of headers are not remembered: peers choose them."""
+_REMEMBERED_BYTES = 2048
+"""Names of a longer head are not remembered: peers choose them."""
 _FRAMING = frozenset({"content-length", "transfer-encoding", "connection"})
 
 
@@ -47,12 +47,12 @@ def read_fields(lines: Sequence[bytes]) -> dict[str, str]:
     if len(text.translate(None, _VALUE_BYTES)) >= max(len(lines), 1):
         raise _invalid(next(line for line in lines if line.translate(None, _VALUE_BYTES)))
     headers: dict[str, str] = {}
+    read_name = _known_name if len(text) <= _REMEMBERED_BYTES else _read_name
     for line in text.decode("latin-1").split("\n") if lines else ():
-        sent_name, colon, value = line.partition(":")
-        name = _known_name(sent_name) if len(sent_name) <= _NAME_LENGTH_MAX else _read_name(sent_name)
+        name, colon, value = line.partition(":")
+        name, value = read_name(name), value.strip(" \t")
         if not (colon and name):
             raise _invalid(line.encode("latin-1"))
-        value = value.strip(" \t")
         if name in headers:
             if name in _SINGLE:
                 if name == "content-length" and headers[name] == value:

@@ -35,6 +35,8 @@ class HttpSession(Session, ABC):
         self._heard = False
         self.is_over = False
         """Whether no further request can come."""
+        self.active = True
+        """Whether bytes came since the protocol cleared this."""
 
     # -- for the protocol --------------------------------------------------------------------------------------------
 
@@ -100,6 +102,7 @@ class HttpSession(Session, ABC):
             RemoteProtocolError: the client broke the protocol; earlier requests were carried out and answered.
             PeerLeavesError: the client wants the connection closed, and has all its answers.
         """
+        self.active = True
         if self._successor is not None:
             self._successor.receive_data(data)
         elif not self.is_over:  # else nothing that follows can be answered
