@@ -278,8 +278,7 @@ async def test_a_page_that_asks_whether_it_may_publish_publishes_nothing() -> No
     options = WebOptions(cors=Cors(frozenset({origin}), "POST", ""), guard=BrowserGuard(origins=frozenset({origin})))
     web = Peer(house, options=options)
     web.ask(cmd="create", mq="Q")
-    asked = {"origin": origin, "access_control_request_method": "POST"}
-    web.send(request_of("OPTIONS", "/?cmd=pub&mq=Q&body=x", **asked) * 5)
+    web.send(request_of("OPTIONS", "/?cmd=pub&mq=Q&body=x", origin=origin, access_control_request_method="POST") * 5)
     assert [one.status for one in web.responses()] == [204] * 5
     assert stored(house) == []
 
