@@ -142,7 +142,7 @@ class RequestDecoder:
         return self._held.size_bytes > 0 or self.error is not None
 
     def refuse_runs(self) -> None:
-        """Cut requests with the head of the last run one by one: a run of them saves nothing."""
+        """Stop runs with the head of the last run: they save nothing."""
         if self._runs is not None:
             self._runs.forget()
 
