@@ -11,6 +11,9 @@ from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.zbus.codec import decode_message, decode_messages
 from babelbus.protocols.zbus.errors import RequestError
 from babelbus.protocols.zbus.messages import HEADERS_MAX, Item, Message, Run
+from babelbus.protocols.zbus.web_options import WebOptions
+from babelbus.wire.browsers import BrowserGuard
+from babelbus.wire.cors import Cors
 from babelbus.wire.websocket import encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
 from tests.protocols.zbus.strategies import texts, values
@@ -229,8 +232,58 @@ requests = st.builds(
     ),
 )
 
+query_requests = st.sampled_from(
+    [
+        *[request_of("POST", "/?cmd=pub&mq=Q", body=body, content_type="text/plain") for body in (b"", b"x", b"\xff")],
+        *[request_of("POST", "/?cmd=pub&mq=Q&tag=t", id=number, body=b"hello") for number in ("1", "22", "\xe4")],
+        request_of("POST", "/?cmd=pub&mq=Q&body=a%20b", body=b"other", content_type="text/plain"),
+        request_of("GET", "/?cmd=pub&mq=Q&body=hello"),
+        request_of("GET", "/?cmd=pub&mq=Q&body=hello", id="7", tag="t"),
+        request_of("GET", "/?cmd=pub&mq=Q&body=hello&id=5", id="7"),
+        request_of("GET", "/?cmd=pub&mq=Q&body="),
+        request_of("GET", "/?cmd=pub&mq=Q"),
+        request_of("GET", "/?cmd=pub&mq=missing&body=x"),
+        request_of("GET", "/?cmd=pub&body=x"),
+        request_of("GET", "/?cmd=query&mq=Q&id=8"),
+        request_of("GET", "/?cmd=pub&mq=Q&body=%zz"),
+    ]
+)
 
-@given(st.lists(st.tuples(requests, st.integers(1, 6)), max_size=5))
+
+@given(st.one_of(requests, query_requests))
+def test_requests_that_are_alike_are_stored_and_answered_alike_whether_read_in_full_or_as_a_run(data: bytes) -> None:
+    @in_loop
+    async def check() -> None:
+        house = House()
+        web = Peer(house)
+        web.ask(cmd="create", mq="Q")
+        web.send(data * 5)
+        answers = [
+            (one.status, one.body, one.headers if len(one.headers.get("id", "")) < 36 else one.headers.keys())
+            for one in web.responses()
+        ]
+        assert len(answers) == 5
+        assert all(answer == answers[0] for answer in answers)
+        records = stored(house)
+        assert all(record == records[0] for record in records)
+        assert len(records) in (0, 5)
+
+    check()
+
+
+@in_loop
+async def test_a_page_that_asks_whether_it_may_publish_publishes_nothing() -> None:
+    house = House()
+    origin = "https://page.example"
+    options = WebOptions(cors=Cors(frozenset({origin}), "POST", ""), guard=BrowserGuard(origins=frozenset({origin})))
+    web = Peer(house, options=options)
+    web.ask(cmd="create", mq="Q")
+    web.send(request_of("OPTIONS", "/?cmd=pub&mq=Q&body=x", origin=origin, access_control_request_method="POST") * 5)
+    assert [one.status for one in web.responses()] == [204] * 5
+    assert stored(house) == []
+
+
+@given(st.lists(st.tuples(st.one_of(requests, query_requests), st.integers(1, 6)), max_size=5))
 def test_a_chunk_of_requests_is_answered_and_stored_as_its_requests_one_by_one(sent: list[tuple[bytes, int]]) -> None:
     @in_loop
     async def check() -> None:

@@ -50,6 +50,17 @@ def _published(mq: str, version: str) -> tuple[bytes, bytes]:
     return before + b"id: ", b"\r\n" + after
 
 
+class _Common(msgspec.Struct, gc=False):
+    """The common part of a run, and what its publications have in common; no `message` if they are no publications.
+
+    `body` is that of the query; with `None` each publication has a body of its own.
+    """
+
+    request: Request
+    message: Message | None
+    body: bytes | None = None
+
+
 class HttpFraming:
     """Answers as responses."""
 
@@ -87,8 +98,8 @@ class HttpFraming:
 
     def published(self, mq: str, ids: Sequence[str], request: Request) -> list[bytes]:
         """Return the responses to `pub`."""
-        together = "".join(ids)
-        if self._is_plain(request) and together.isascii() and together.isprintable():
+        together = ids[0] if len(ids) == 1 else "".join(ids)
+        if together.isascii() and together.isprintable() and self._is_plain(request):
             before, after = _published(mq, request.version)
             return [b"%b%b%b" % (before, request_id.encode(), after) for request_id in ids]
         return [self._published(mq, request_id, request) for request_id in ids]
@@ -135,30 +146,17 @@ class WebSession(HttpSession):
         self._keys = keys
         self._options = options
         self._framing = HttpFraming(options.cors)
-        self._common: tuple[Request, Message | None] | None = None
-        """The common part of the last run, and what its publications have in common; `None` if they are none."""
+        self._common: _Common | None = None
+        """The common part of the last run."""
         self._put_off: Message | None = None
         """The message of the first of `_waiting`, if it was verified and could not be handled yet."""
         self._socket: SocketSession | None = None
-        self._active = True
         self._idle_since: float | None = None
         self.session: Session[Request] = Session(
             hub, outbox, self._framing, receiver=None, address=address, monitor=options.monitor
         )
         self._prover = hub.prover(address, self.session.id)
         hub.peers[self.session.id] = self
-
-    # -- bytes -------------------------------------------------------------------------------------------------------
-
-    def receive_data(self, data: bytes) -> None:
-        """Receive one chunk, and handle its requests.
-
-        Raises:
-            RemoteProtocolError: the client broke the protocol; what came before it was done and answered.
-            PeerLeavesError: it wants the connection closed, and has all its answers.
-        """
-        self._active = True
-        super().receive_data(data)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -168,18 +166,25 @@ class WebSession(HttpSession):
 
     def answer_run(self, run: RequestRun) -> bool:
         """Publish a run of requests at once; return `False` if one of them is no plain publication."""
-        if self._common is None or self._common[0] is not run.request:
-            self._common = run.request, _read_common(run.request)
-        message = self._common[1]
-        bodies, values = run.bodies, run.values
-        if message is None or not all(bodies):  # no body is something else than an empty one
+        common = self._common
+        if common is None or common.request is not run.request:
+            common = self._common = _read_common(run.request)
+        message, bodies, values = common.message, run.bodies, run.values
+        if message is None:
+            self._decoder.refuse_runs()
             return False
-        kind = run_kind(message.headers.get("content-type"), bodies)
-        if kind is None or (values is not None and not b"".join(values).isascii()):
+        if common.body is not None:
+            bodies = [common.body] * len(bodies)
+        elif not all(bodies):  # no body is something else than an empty one
             return False
-        if kind != message.body_kind:
-            message = msgspec.structs.replace(message, body_kind=kind)
-            self._common = run.request, message
+        else:
+            kind = run_kind(message.headers.get("content-type"), bodies)
+            if kind is None:
+                return False
+            if kind != message.body_kind:
+                message = common.message = msgspec.structs.replace(message, body_kind=kind)
+        if values is not None and not b"".join(values).isascii():
+            return False
         ids = [None] * len(bodies) if values is None else [value.decode() for value in values]
         self.session.publish(Run(message, ids, bodies), run.request)
         return True
@@ -342,9 +347,9 @@ class WebSession(HttpSession):
         socket = self._socket
         if socket is not None and socket.sent:
             socket.sent = False
-            self._active = True
-        if self._active or self._idle_since is None:
-            self._active = False
+            self.active = True
+        if self.active or self._idle_since is None:
+            self.active = False
             self._idle_since = now
         elif now - self._idle_since >= self._hub.settings.idle_seconds:
             self._close()
@@ -356,14 +361,20 @@ class WebSession(HttpSession):
         super().close()
 
 
-def _read_common(request: Request) -> Message | None:
-    """Return what publications have in common that come with such requests, `None` if these are something else."""
+def _read_common(request: Request) -> _Common:
+    """Read the common part of publications by headers or by a query."""
+    nothing = _Common(request, None)
     try:
-        message = decode_request(request)
+        message: Message | None = decode_request(request)
+        if message is not None and "cmd" not in message.headers:
+            message = routing.command_of_query(message, target_of(request))
     except RequestError:
-        return None
-    headers = message.headers
+        return nothing
+    # The answer to HEAD differs, and with OPTIONS browsers ask before they publish.
+    if message is None or request.method in (HEAD, "OPTIONS"):
+        return nothing
+    headers, body = message.headers, message.body
     acked = headers.get("ack", "true").lower() == "true"  # without an ack it is a call (6.3)
-    if headers.get("cmd") != PUBLISH or not acked or request.method == HEAD:
-        return None
-    return msgspec.structs.replace(message, body=b"")
+    if headers.get("cmd") != PUBLISH or not acked or ID in headers or body == b"":
+        return nothing
+    return _Common(request, msgspec.structs.replace(message, body=b""), body)

@@ -153,6 +153,6 @@ def command_of_query(message: Message, target: str) -> Message | None:
     if len(headers) > HEADERS_MAX:
         raise MalformedMessageError(f"{len(headers)} headers, limit {HEADERS_MAX}")
     if body is None:
-        return msgspec.structs.replace(message, headers=headers, url="/")
+        return Message(headers, "/", message.method, message.status, message.body, message.body_kind)
     headers.pop("content-type", None)  # it told of the body that the request had
-    return msgspec.structs.replace(message, headers=headers, url="/", body=body.encode(), body_kind="text")
+    return Message(headers, "/", message.method, message.status, body.encode(), "text")

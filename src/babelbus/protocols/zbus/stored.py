@@ -101,10 +101,13 @@ class Recorder:
                 self._message = None if message.body else message  # a body is not kept
             key, middle, rest = self._parts
             front = _pack_front(0, timestamp) + key
-            return [
-                b"".join((front, lengths[len(data)], data, middle, lengths[len(encoded_id)], encoded_id, rest))
-                for encoded_id, data in zip(map(str.encode, ids), payloads, strict=True)
-            ]
+            bodies = []
+            for request_id, data in zip(ids, payloads, strict=True):
+                encoded_id = request_id.encode()
+                bodies.append(
+                    b"".join((front, lengths[len(data)], data, middle, lengths[len(encoded_id)], encoded_id, rest))
+                )
+            return bodies
         except UnicodeEncodeError as error:
             raise MalformedMessageError("a header or the url is no UTF-8") from error
 

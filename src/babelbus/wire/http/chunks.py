@@ -97,5 +97,5 @@ class ChunkedBody:
                 raise HttpError(431, "too many trailers")
         else:
             # RFC 9110, section 6.5.1: trailers may be dropped, and must not be merged unasked. Bad ones are refused.
-            read_fields(self._trailers, {})
+            read_fields(self._trailers)
             self.done = True

@@ -167,6 +167,6 @@ class ResponseDecoder:
             raise HttpError(400, f"invalid status line: {line[:40]!r}")
         if len(lines) > self._headers_max:
             raise HttpError(431, f"{len(lines)} headers, limit {self._headers_max}")
-        headers = read_fields(lines, {})
+        headers = read_fields(lines)
         keep_alive = keeps_alive(headers, version="1.0" if match[1] == b"0" else "1.1")
         return Response(int(match[2]), (match[3] or b"").decode("latin-1"), headers, b"", keep_alive)

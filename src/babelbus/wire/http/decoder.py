@@ -1,10 +1,10 @@
 """HTTP/1.1 as a server speaks it (RFC 9112): bytes -> requests, responses -> bytes.
 
-A chunk's requests are cut in one loop. Peers repeat most of their heads, so a head that was read before is
-looked up by its bytes, and so are the lines of new heads.
+A chunk's requests are cut in one loop. A head that has the bytes of the head before it is not read again.
 """
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -30,10 +30,8 @@ _VERSIONS = {b"HTTP/1.%d" % minor: "1.1" if minor else "1.0" for minor in range(
 _OTHER_VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
 _TARGET_BYTES = bytes(range(0x21, 0x7F)) + bytes(range(0x80, 0x100))
 _BARE_LF = re.compile(rb"(?<!\r)\n")
-# Memory of one connection: at most some tens of KiB, and only small heads.
-_KNOWN_HEADS = 16
 _KNOWN_HEAD_BYTES = 1024
-_KNOWN_LINES = 64
+"""Larger heads are not kept: each connection would keep one."""
 
 
 class _Head(msgspec.Struct, frozen=True, gc=False):
@@ -80,10 +78,10 @@ class RequestDecoder:
         self._last = False  # the request returned last closes the connection
         self._closed = False
         self._runs = None if varying is None else RunCutter(varying, body_bytes_max=body_bytes_max)
-        self._last_head: _Head | None = None
-        self._heads: dict[bytes, _Head] = {}
-        self._request_lines: dict[bytes, tuple[str, str, str]] = {}
-        self._lines: dict[bytes, tuple[str, str]] = {}
+        self._known: bytes | None = None
+        """The last head, if it is small."""
+        self._known_head: _Head
+        self._repeated = False
 
     def receive_data(self, data: bytes) -> None:
         """Receive bytes from the transport, cut anywhere; parse them with `requests`."""
@@ -119,7 +117,9 @@ class RequestDecoder:
         if self.error is None and not self._stopped and self._held.size_bytes and self._ready():
             data = self._held.take()
             try:
-                self._held.add(data[self._cut(data, requests) :])
+                end = self._cut(data, requests)
+                if end < len(data):
+                    self._held.add(data[end:])
             except HttpError as error:
                 self.fail(error)
         if self.error is not None and not requests:
@@ -135,6 +135,16 @@ class RequestDecoder:
             return False
         self._asked_to_continue = True
         return True
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `runs` may have more to return, or an error to raise, without more data."""
+        return self._held.size_bytes > 0 or self.error is not None
+
+    def refuse_runs(self) -> None:
+        """Stop runs with the head of the last run: they save nothing."""
+        if self._runs is not None:
+            self._runs.forget()
 
     @property
     def begun(self) -> Request | None:
@@ -169,6 +179,8 @@ class RequestDecoder:
         """Return whether cutting can come further than the last time, so that a slow peer costs no copies."""
         if self._head is not None:
             return self._chunks is not None or self._held.size_bytes >= self._head.length
+        if not self._scanned:
+            return True
         held = self._held.peek()
         if held.find(_END, max(0, self._scanned - 3)) >= 0:
             return True
@@ -179,7 +191,7 @@ class RequestDecoder:
 
     def _cut(self, data: bytes, requests: list[Request | RequestRun]) -> int:
         position, size = 0, len(data)
-        head_bytes_max, heads, find, runs = self._head_bytes_max, self._heads, data.find, self._runs
+        head_bytes_max, find, runs = self._head_bytes_max, data.find, self._runs
         self._scanned = 0
         while position < size:
             head = self._head
@@ -195,12 +207,13 @@ class RequestDecoder:
                     self._scanned = size - position
                     break
                 raw = data[position:end]
-                head = heads.get(raw)
-                if head is None:
+                if raw != self._known:
                     head = self._read_head(raw)
-                elif runs is not None and head is self._last_head:
-                    self._learn(raw, head)
-                self._last_head = head
+                else:
+                    head = self._known_head
+                    if not self._repeated:
+                        self._repeated = True
+                        self._learn(raw.split(b"\r\n"), head)
                 position = end + 4
             request = head.request
             length = head.length
@@ -260,22 +273,10 @@ class RequestDecoder:
     def _read_head(self, raw: bytes) -> _Head:
         # RFC 9112, section 2.2: one empty line before a request is forgiven, old clients send it behind a body.
         line, *lines = (raw[2:] if raw[:2] == b"\r\n" else raw).split(b"\r\n")
-        words = self._request_lines.get(line)
-        if words is None:
-            words = _read_request_line(line)
-            if len(line) <= _KNOWN_HEAD_BYTES:
-                if len(self._request_lines) >= _KNOWN_HEADS:
-                    self._request_lines.clear()
-                self._request_lines[line] = words
-        method, target, version = words
+        method, target, version = _read_request_line(line)
         if len(lines) > self._headers_max:
             raise HttpError(431, f"{len(lines)} headers, limit {self._headers_max}")
-        small = len(raw) <= _KNOWN_HEAD_BYTES
-        known = self._lines
-        if len(known) >= _KNOWN_LINES:
-            known.clear()
-        known_before = len(known)
-        headers = read_fields(lines, known if small else {})
+        headers = read_fields(lines)
         if version != "1.0" and self._host_required and "host" not in headers:
             raise HttpError(400, "no host")
         length = body_length(headers, version=version) or 0
@@ -293,20 +294,16 @@ class RequestDecoder:
             upgrades=upgrades,
             expects_continue=expects is not None and version != "1.0",
         )
-        if self._runs is not None:
-            self._learn(raw, head)
-        # A head with a line that was never seen before, such as an id, will hardly repeat.
-        if small and len(known) == known_before:
-            if len(self._heads) >= _KNOWN_HEADS:
-                self._heads.clear()
-            self._heads[raw] = head
+        self._known = None
+        if len(raw) <= _KNOWN_HEAD_BYTES and raw[:2] != b"\r\n":
+            self._known, self._known_head, self._repeated = raw, head, False
+            self._learn((line, *lines), head)
         return head
 
-    def _learn(self, raw: bytes, head: _Head) -> None:
+    def _learn(self, lines: Sequence[bytes], head: _Head) -> None:
         """Record a plain head in the cutter, so that requests with nearly the same head are cut together."""
-        plain = head.length >= 0 and not head.stops and not head.expects_continue
-        if self._runs is not None and plain and len(raw) <= _KNOWN_HEAD_BYTES and raw[:2] != b"\r\n":
-            self._runs.learn(raw.split(b"\r\n"), head.request)
+        if self._runs is not None and head.length >= 0 and not head.stops and not head.expects_continue:
+            self._runs.learn(lines, head.request)
 
 
 def _read_request_line(line: bytes) -> tuple[str, str, str]:

@@ -22,6 +22,8 @@ _VALUE_BYTES = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _SINGLE = ("host", "content-length")
 _LENGTH_DIGITS_MAX = 19
+_REMEMBERED_BYTES = 2048
+"""Names of a longer head are not remembered: peers choose them."""
 _FRAMING = frozenset({"content-length", "transfer-encoding", "connection"})
 
 
@@ -34,22 +36,23 @@ class HttpError(RemoteProtocolError):
         self.headers = tuple(headers)
 
 
-def read_fields(lines: Sequence[bytes], known: dict[bytes, tuple[str, str]]) -> dict[str, str]:
-    """Read header lines: names in lower case, values as Latin-1; repeated ones are joined.
-
-    Args:
-        lines: without their line ends.
-        known: lines that were read before; the caller bounds it.
+def read_fields(lines: Sequence[bytes]) -> dict[str, str]:
+    """Read header lines without their line ends: names in lower case, values as Latin-1; repeated ones are joined.
 
     Raises:
         HttpError: an invalid header line, or a header that may not be repeated.
     """
+    text = b"\n".join(lines)
+    # `translate` deletes the allowed bytes of all lines at once: several times as fast as a regular expression.
+    if len(text.translate(None, _VALUE_BYTES)) >= max(len(lines), 1):
+        raise _invalid(next(line for line in lines if line.translate(None, _VALUE_BYTES)))
     headers: dict[str, str] = {}
-    for line in lines:
-        field = known.get(line)
-        if field is None:
-            field = known[line] = _read_field(line)
-        name, value = field
+    read_name = _known_name if len(text) <= _REMEMBERED_BYTES else _read_name
+    for line in text.decode("latin-1").split("\n") if lines else ():
+        name, colon, value = line.partition(":")
+        name, value = read_name(name), value.strip(" \t")
+        if not (colon and name):
+            raise _invalid(line.encode("latin-1"))
         if name in headers:
             if name in _SINGLE:
                 if name == "content-length" and headers[name] == value:
@@ -61,14 +64,17 @@ def read_fields(lines: Sequence[bytes], known: dict[bytes, tuple[str, str]]) -> 
     return headers
 
 
-def _read_field(line: bytes) -> tuple[str, str]:
-    name, colon, value = line.partition(b":")
-    # `translate` deletes the allowed bytes: it is several times as fast as a regular expression.
-    if not colon or not is_token(name) or value.translate(None, _VALUE_BYTES):
-        if line[:1] in (b" ", b"\t"):
-            raise HttpError(400, "a header folded over lines")
-        raise HttpError(400, f"invalid header: {line[:40]!r}")
-    return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
+def _read_name(name: str) -> str:
+    """Return the name of a header in lower case, an empty text if no header can have this name."""
+    return name.lower() if is_token(name.encode("latin-1")) else ""
+
+
+_known_name = lru_cache(maxsize=1024)(_read_name)
+
+
+def _invalid(line: bytes) -> HttpError:
+    folded = line[:1] in (b" ", b"\t")
+    return HttpError(400, "a header folded over lines" if folded else f"invalid header: {line[:40]!r}")
 
 
 def is_token(name: bytes) -> bool:

@@ -56,6 +56,10 @@ class RunCutter:
             self._known = skeleton
             self._make(skeleton, places, request)
 
+    def forget(self) -> None:
+        """Drop the pattern, and do not make it again."""
+        self._pattern = None
+
     def _skeleton(self, lines: Sequence[bytes], places: list[int]) -> list[bytes]:
         """Return the lines without what varies, whose places are noted; nothing if a header is repeated."""
         names = (self._varying.encode(), _LENGTH_NAME)

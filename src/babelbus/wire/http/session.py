@@ -35,6 +35,8 @@ class HttpSession(Session, ABC):
         self._heard = False
         self.is_over = False
         """Whether no further request can come."""
+        self.active = True
+        """Whether bytes came since the protocol cleared this."""
 
     # -- for the protocol --------------------------------------------------------------------------------------------
 
@@ -100,6 +102,7 @@ class HttpSession(Session, ABC):
             RemoteProtocolError: the client broke the protocol; earlier requests were carried out and answered.
             PeerLeavesError: the client wants the connection closed, and has all its answers.
         """
+        self.active = True
         if self._successor is not None:
             self._successor.receive_data(data)
         elif not self.is_over:  # else nothing that follows can be answered
@@ -164,23 +167,23 @@ class HttpSession(Session, ABC):
 
     def _work(self) -> None:
         decoder, waiting = self._decoder, self._waiting
-        while True:
-            if waiting:
-                if self._outbox.full or not self._answer_waiting():
-                    return
-                if self.is_over:
-                    waiting.clear()  # nothing behind the last request can be answered
-                    return
-                decoder.go_on()  # behind a request that asked for a WebSocket where none is offered
-            try:
-                if decoder.error is not None:
-                    raise decoder.error
-                waiting += decoder.runs()
-            except HttpError as error:
-                self.end(without_frames(error))
-                return
+        while waiting or decoder.has_more:
             if not waiting:
-                break
+                try:
+                    if decoder.error is not None:
+                        raise decoder.error
+                    waiting += decoder.runs()
+                except HttpError as error:
+                    self.end(without_frames(error))
+                    return
+                if not waiting:
+                    break
+            if self._outbox.full or not self._answer_waiting():
+                return
+            if self.is_over:
+                waiting.clear()  # nothing behind the last request can be answered
+                return
+            decoder.go_on()  # behind a request that asked for a WebSocket where none is offered
         if decoder.take_continue():
             self._outbox.answer(lambda: CONTINUE, len(CONTINUE))
 

@@ -64,6 +64,8 @@ def parse_form(text: str, fields_max: int) -> list[tuple[str, str]]:
     if len(fields) > fields_max:
         raise ValueError(f"{len(fields)} fields, limit {fields_max}")
     pairs = [field.partition("=") for field in fields if field]
+    if "%" not in text and "+" not in text:
+        return [(name, value) for name, _, value in pairs]
     return [(_read_field(name), _read_field(value)) for name, _, value in pairs]
 
 

@@ -200,7 +200,7 @@ def read_upgrade_response(data: bytes) -> tuple[Response, bytes] | None:
         match = _STATUS_LINE.fullmatch(line)
         if match is None:
             raise HttpError(400, f"invalid status line: {line[:40]!r}")
-        response = Response(int(match[1]), (match[2] or b"").decode("latin-1"), read_fields(lines, {}))
+        response = Response(int(match[1]), (match[2] or b"").decode("latin-1"), read_fields(lines))
         data = data[end + len(_HEAD_END) :]
         if response.status == 101 or response.status >= 200:  # interim answers are passed over
             return response, data
