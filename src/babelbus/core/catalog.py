@@ -196,7 +196,7 @@ class Catalog:
             kept, backend = _Kept(1, settings, _new_id()), self._backend(settings.engine)
             logs = await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
             topic = self._add_topic(name, kept, logs)
-            self._changed()
+            self._changed(name)
         return topic
 
     def _load_settings(self, name: str) -> _Kept:
