@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.wire.http2 import Asked, Began, CallLimit, Calls, Came, Cancelled, Event, Finished
+from babelbus.wire.http2 import Asked, Began, CallLimit, Calls, Came, Cancelled, Event, Finished, Http2Error
 from babelbus.wire.http2.requests import encode_message
 from tests.support.http2 import (
     DATA,
@@ -151,6 +151,39 @@ def test_every_byte_of_a_stream_goes_back_to_its_window_once(sizes: list[int]) -
     stream = calls.answers.streams[1]
     updates = sum(one.number for one in output(calls) if (one.kind, one.stream) == (WINDOW_UPDATE, 1))
     assert updates + stream.taken + taken == len(body)
+
+
+garbage = st.builds(
+    frame,
+    st.sampled_from([DATA, HEADERS, RST_STREAM]),
+    st.sampled_from([0, END_STREAM, END_HEADERS, END_HEADERS | END_STREAM]),
+    st.sampled_from([1, 3, 5]),
+    st.one_of(
+        st.binary(max_size=20),
+        st.sampled_from([block(), block(path="/s/stream"), block(path="/s/stream", grpc_encoding="gzip"), bytes(4)]),
+        st.builds(message, st.binary(max_size=5), st.sampled_from([0, 0, 0, 1, 2])),
+    ),
+)
+
+
+@given(st.lists(garbage, max_size=40))
+def test_calls_of_any_frames_are_counted_and_forgotten(sent: list[bytes]) -> None:
+    calls = begun(count_max=2)
+    open_ = set()
+    try:
+        for data in sent:
+            for event in calls.receive_data(data, 0.0):
+                if isinstance(event, Asked | Began):
+                    open_.add(event.stream)
+                elif isinstance(event, Cancelled):
+                    open_.discard(event.stream)
+                else:
+                    assert event.stream in open_
+            assert len(calls.open) == calls._limit.count <= 2
+    except Http2Error:
+        assert calls.answers.take_output()
+    calls.close()
+    assert calls._limit.count == calls.unfinished_bytes == 0
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

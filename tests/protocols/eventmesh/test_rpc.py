@@ -131,6 +131,21 @@ def test_compressed_calls_of_grpc_are_read(tmp_path: Path) -> None:
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+def test_long_messages_go_both_ways_through_the_windows_of_grpc(tmp_path: Path) -> None:
+    text = "0123456789" * 300_000
+    with serving(tmp_path) as live:
+        address = live.server.addresses["eventmesh-grpc"]
+        with grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", 2**23)]) as channel:
+            for package in (Legacy(channel), Events(channel)):
+                with package.stream("g", "long") as stream:
+                    answers = [
+                        package._method("publish").future(package.publication("long", text), timeout=SAFETY_NET_SECONDS)
+                        for _ in range(5)
+                    ]
+                    assert {package.code(answer.result()) for answer in answers} == {"0"}
+                    assert all(stream.text() == text for _ in range(5))
+
+
 def test_a_method_that_is_not_there_is_unimplemented(tmp_path: Path) -> None:
     with serving(tmp_path) as live, dial(live) as channel:
         with pytest.raises(grpc.RpcError) as caught:
