@@ -54,6 +54,7 @@ FACES = {
     "core.state",
     "core.transactions",
     "wire.http",
+    "wire.http2",
     "wire.websocket",
 } | {
     *("clients.jebp", "clients.worterbuch", "protocols.sbus.packets"),

@@ -13,8 +13,10 @@ from babelbus.config import WorterbuchSettings
 from babelbus.protocols.jebp.frames import encode_length
 from babelbus.wire.websocket import encode_texts
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
+from tests.protocols.eventmesh.test_grpc import Legacy
 from tests.server.test_unfinished import UPLOADS
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.http2 import DATA, END_HEADERS, HEADERS, Upload, block, frame, message
 from tests.support.jebp import create_topic, subscribe
 from tests.support.server import LiveServer, configure
 
@@ -27,7 +29,7 @@ POST = b"POST /api/v1/set/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\
 UPGRADE = encode_upgrade_request("localhost", "/ws", key=make_key())
 FRAME = b"\x81\xff" + ANNOUNCED_BYTES.to_bytes(8, "big") + b"mask"
 
-Say = Callable[[LiveServer], socket.socket]
+Say = Callable[[LiveServer], socket.socket | Upload]
 """Connects and sends everything that comes before the payload that is cut."""
 
 
@@ -75,6 +77,17 @@ def say_jebp(live: LiveServer) -> socket.socket:
     return caller.socket
 
 
+def say_grpc(live: LiveServer) -> Upload:
+    """A stream with a subscription, a call that waits for its deadline, and a call with a long message."""
+    package, topic = "/eventmesh.common.protocol.grpc", "Q"
+    made = Upload(live.server.addresses["eventmesh-grpc"], f"{package}.PublisherService/publish", ANNOUNCED_BYTES)
+    stream = block(path=f"{package}.ConsumerService/subscribeStream", grpc_timeout="1H")
+    asked = Legacy(None).subscription("g", topic).SerializeToString()
+    made.send(frame(HEADERS, END_HEADERS, 3, stream) + frame(DATA, 0, 3, message(asked) + b"\0"))
+    made.until(DATA, 3)
+    return made
+
+
 def cut_upload(live: LiveServer, say: Say) -> None:
     """Send half of something large, and end the connection."""
     with say(live) as sock:
@@ -110,6 +123,7 @@ def collect() -> set[str]:
 @pytest.mark.parametrize(
     "say",
     [
+        pytest.param(say_grpc, id="eventmesh-grpc"),
         pytest.param(say_jebp, id="jebp"),
         pytest.param(says("zbus", POST), id="zbus-http"),
         pytest.param(says("zbus", UPGRADE, encode_texts([JOIN], mask=True), FRAME), id="zbus-websocket"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from babelbus.config import Config, JebpSettings, ServerSettings, WorterbuchSettings, ZbusSettings
+from babelbus.config import Config, EventmeshSettings, JebpSettings, ServerSettings, WorterbuchSettings, ZbusSettings
 from babelbus.protocols.jebp.frames import encode_length
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.units import MIB
@@ -17,6 +17,7 @@ from babelbus.wire.websocket import Close, Deflater
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.child import Child
+from tests.support.http2 import Upload
 from tests.support.jebp import Caller
 from tests.support.server import LiveServer, configure
 from tests.support.web import SECRET, WebSocket, token
@@ -30,7 +31,8 @@ ONE_CHUNK = 2**18
 """One read of a socket, by which each upload may pass a bound."""
 UPGRADE = encode_upgrade_request("localhost", "/ws", key=make_key())
 POST = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n"
-Say = Callable[[dict[str, str], Path, int], socket.socket]
+Socket = socket.socket | Upload
+Say = Callable[[dict[str, str], Path, int], Socket]
 """Connects to one of some addresses, and sends everything that comes before so many bytes of a message."""
 
 
@@ -70,7 +72,12 @@ def chunk(long: int) -> bytes:
     return b"POST / HTTP/1.1\r\nHost: localhost\r\ncmd: pub\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % long
 
 
-UPLOADS = {
+def say_grpc(addresses: dict[str, str], folder: Path, long: int) -> Upload:
+    return Upload(addresses["eventmesh-grpc"], "/eventmesh.common.protocol.grpc.PublisherService/publish", long)
+
+
+UPLOADS: dict[str, Say] = {
+    "eventmesh-grpc": say_grpc,
     "jebp": say_jebp,
     "zbus-http": says("zbus", head=lambda long: POST % (b"/", b"cmd: pub\r\n", long)),
     "zbus-chunks": says("zbus", head=chunk),
@@ -97,6 +104,7 @@ def configured(
     return configure(
         folder / "data",
         server=server or small,
+        eventmesh=EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, grpc_bytes_max=2 * long),
         jebp=JebpSettings(port=0, frame_bytes_max=2 * long),
         worterbuch=worterbuch,
         zbus=ZbusSettings(port=0, package_bytes_max=2 * long),
@@ -118,7 +126,7 @@ def refused(live: LiveServer, protocol: str, reason: str) -> float:
     return value(live, "connections_refused_total", protocol=protocol, reason=reason)
 
 
-def upload(sock: socket.socket, size_bytes: int) -> bool:
+def upload(sock: Socket, size_bytes: int) -> bool:
     """Send a part of a long message; return whether the server took it and waits for more."""
     try:
         sock.sendall(b"x" * size_bytes)
@@ -170,7 +178,7 @@ def test_all_addresses_share_the_budget_of_the_process(live: LiveServer) -> None
         sock.close()
 
 
-def answers(sock: socket.socket) -> bytes:
+def answers(sock: Socket) -> bytes:
     """Return what comes until the server closes."""
     data = b""
     try:

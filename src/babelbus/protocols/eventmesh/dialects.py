@@ -162,9 +162,12 @@ class LegacyDialect(Dialect):
                 if is_cloud_event:
                     event, _ = read_cloud_event(content.encode(), source)
                 else:
-                    named = dict(message.properties)
+                    properties = message.properties
+                    named = dict(properties) if properties else {}
                     sequence = (message.seqNum, identifier, group, str(round(ttl_ms)) if ttl else "", message.tag)
-                    named.update([pair for pair in zip(SEQUENCE, sequence, strict=True) if pair[1]])
+                    for name, value in zip(SEQUENCE, sequence, strict=True):
+                        if value:
+                            named[name] = value
                     event, _ = make_event(topic, content, identifier, named, source)
             except InvalidMessageError as error:
                 raise RefusedError(BODY_ERROR, str(error)) from None

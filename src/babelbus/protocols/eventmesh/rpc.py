@@ -1,162 +1,43 @@
-"""EventMesh over gRPC: both packages on one port (specification, 7 and 8).
-
-`grpc.aio` runs in the server's loop. In a thread with a loop of its own, and calls that cross in batches, a publication
-costs a tenth more and a batch a fifth more, for the two threads wake each other; a stream costs the same. The
-synchronous `grpc.server` spends a third less on a call, but holds a thread for each stream.
-"""
+"""EventMesh over gRPC: both packages on one port (specification, 7 and 8)."""
 
 import asyncio
-import contextlib
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import grpc
-from google.protobuf import message_factory
-from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
 
-from babelbus.core.access import Identity
-from babelbus.core.groups import Delivery, Member
-from babelbus.core.receipt import Promise, all_of
-from babelbus.core.record import Event
-from babelbus.core.request import NoRespondersError, Question, Reply, RequestTimeoutError
+from babelbus.core.request import NoRespondersError, RequestTimeoutError
 from babelbus.errors import BabelbusError
-from babelbus.listening.certificates import Tls
-from babelbus.protocols.eventmesh.dialects import (
-    BATCH_ERROR,
-    BODY_ERROR,
-    PUBLISH_ERROR,
-    RESUBSCRIBE,
-    SUBSCRIBE_ERROR,
-    SUCCESS,
-    UNSUBSCRIBE_ERROR,
-    Answered,
-    Dialect,
-    EventsDialect,
-    LegacyDialect,
-    Published,
-    RefusedError,
-    Wanted,
-)
-from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, without_correlation
-from babelbus.protocols.eventmesh.records import FLAVOUR, InvalidMessageError
-from babelbus.protocols.eventmesh.subscriptions import Subscribed
+from babelbus.protocols import contract
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.dialects import RefusedError
+from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
+from babelbus.protocols.eventmesh.methods import Methods
+from babelbus.protocols.eventmesh.streams import Stream
 from babelbus.protocols.eventmesh.webhooks import Webhooks
-from babelbus.records.record import Headers
+from babelbus.wire import http2
+from babelbus.wire.http2 import Asked, Began, CallLimit, Calls, Came, Cancelled, Http2Error
 
 log = logging.getLogger(__name__)
 
-ACKS_MAX = 64
-"""Deliveries that were written are acknowledged after so many, or when no more wait."""
-ANSWERS_MAX = 16
-"""Answers to subscriptions that wait for a stream; no further subscription of the stream is read meanwhile."""
-WAITING_BYTES_MAX = 4 * 2**20
-"""Payloads that wait for a stream; its groups are held from then on."""
-
-Waiting = tuple[str, bytes | None, Headers, dict[str, str], Member | None, Delivery | None]
-"""A delivery that waits for its stream: topic, payload, headers, further properties, and whom to tell it is written."""
-
-
-class Stream:
-    """The subscriptions of one stream, and what waits to be written to it."""
-
-    def __init__(self, hub: Hub) -> None:
-        self.woken = asyncio.Event()
-        self.waiting: deque[Waiting] = deque()
-        self.client = ""
-        self.subscribed: dict[tuple[str, str], Subscribed] = {}
-        """By group and topic."""
-        self._hub = hub
-        self._group_bytes = 0
-        """Payloads of groups that wait or are written and not acknowledged."""
-        self.ending = False
-        """Whether the server stops."""
-
-    async def subscribe(self, wanted: Wanted) -> None:
-        """Add topics.
-
-        Raises:
-            BabelbusError: a topic or the group cannot be.
-        """
-        self.client = wanted.client
-        for item in wanted.items:
-            key = wanted.group, item.topic
-            before = self.subscribed.get(key)
-            if before is not None and before.item == item:
-                continue
-            if len(self.subscribed) >= self._hub.settings.subscriptions_max:
-                raise RefusedError(SUBSCRIBE_ERROR, f"{self._hub.settings.subscriptions_max} topics are the limit")
-            await self._hub.ensure_group(item.topic, wanted.group)
-            if before is not None:
-                before.end(self._hub)
-            subscribed = self.subscribed[key] = Subscribed(item)
-            subscribed.begin(self._hub, wanted.group, self._deliver, self._broadcast, self._ask)
-
-    def unsubscribe(self, group: str, topics: Sequence[str]) -> bool:
-        """End subscriptions; return whether there was one."""
-        found = [self.subscribed.pop((group, topic), None) for topic in topics]
-        for subscribed in found:
-            if subscribed is not None:
-                subscribed.end(self._hub)
-        return any(found)
-
-    def written(self, done: Sequence[tuple[Member, Delivery]]) -> None:
-        """Acknowledge deliveries: gRPC's clients send no acknowledgement (7.4)."""
-        by_member: dict[Member, list[Delivery]] = {}
-        was_full = self._group_bytes > WAITING_BYTES_MAX
-        for member, delivery in done:
-            by_member.setdefault(member, []).append(delivery)
-            self._group_bytes -= len(delivery.payload or b"")
-        if was_full and self._group_bytes <= WAITING_BYTES_MAX:
-            for subscribed in self.subscribed.values():
-                if subscribed.member is not None:
-                    subscribed.member.resume()
-        for member, deliveries in by_member.items():
-            if not member.closed:
-                member.ack(deliveries)
-
-    def close(self) -> None:
-        """End all subscriptions."""
-        for subscribed in self.subscribed.values():
-            subscribed.end(self._hub, lost=not self._hub.stopping)
-        self.subscribed.clear()
-
-    def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
-        member, topic = subscribed.member, subscribed.item.topic
-        self._group_bytes += sum(len(one.payload or b"") for one in deliveries)
-        if self._group_bytes > WAITING_BYTES_MAX and member is not None:
-            member.hold()
-        self._add([(topic, one.payload, one.headers, {}, member, one) for one in deliveries])
-
-    def _broadcast(self, subscribed: Subscribed, events: Sequence[Event]) -> None:
-        room = max(self._hub.settings.window - len(self.waiting), 0)
-        if len(events) > room:
-            self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc(len(events) - room)
-        self._add([(subscribed.item.topic, one.payload, one.headers, {}, None, None) for one in events[:room]])
-
-    def _ask(self, subscribed: Subscribed, question: Question) -> None:
-        if len(self.waiting) >= self._hub.settings.window:
-            self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
-            return
-        more = correlation(self._hub.remember(question))
-        self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
-
-    def _add(self, waiting: Sequence[Waiting]) -> None:
-        self.waiting += waiting
-        self.woken.set()
+PING_SECONDS = 20.0
+"""A silent client that does not answer a ping for so long is closed."""
 
 
 class RpcServer:
-    """The gRPC listener."""
+    """The shared part of all gRPC connections of a server: the methods, the streams, and the bound of open calls."""
 
     def __init__(self, hub: Hub, webhooks: Webhooks) -> None:
-        self._hub = hub
-        self._webhooks = webhooks
-        self._streams: set[Stream] = set()
-        self._server: Any = None
+        self.hub = hub
+        self.methods = Methods(hub, webhooks, lambda: self._streams).by_path
+        self.kinds = {path: method.handle is None for path, method in self.methods.items()}
+        """Which methods are streaming."""
+        self.limit = CallLimit(hub.settings.calls_max)
+        self.sessions: set[RpcSession] = set()
+        self.idle = asyncio.Event()
+        """Set by a session that leaves and has no open call."""
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -169,279 +50,323 @@ class RpcServer:
             for (group, topic), subscribed in stream.subscribed.items()
         ]  # fmt: skip
 
-    async def start(self, host: str, port: int, tls: Tls | None = None) -> str:
-        """Start to listen, with TLS alone if there is a certificate; return the address.
+    @property
+    def _streams(self) -> list[Stream]:
+        return [stream for session in self.sessions for stream in session.streams.values()]
 
-        Raises:
-            OSError: the address is taken.
-        """
-        settings = self._hub.settings
-        server = self._server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", settings.grpc_bytes_max),
-                ("grpc.max_send_message_length", settings.body_bytes_max),
-                ("grpc.max_concurrent_streams", settings.streams_max),
-                ("grpc.keepalive_time_ms", int(settings.idle_seconds * 1000) + 1),  # finds clients that vanished (7.6)
-                ("grpc.so_reuseport", 0),
-            ],
-            maximum_concurrent_rpcs=settings.calls_max,
-        )
-        for dialect in (LegacyDialect(self._hub.clock.now_ms), EventsDialect()):
-            server.add_generic_rpc_handlers(tuple(self._handlers(dialect)))
-        try:
-            if tls is None:
-                bound = server.add_insecure_port(f"{host}:{port}")
-            else:
-                bound = server.add_secure_port(f"{host}:{port}", make_credentials(tls))
-        except RuntimeError as error:
-            raise OSError(f"{host}:{port}: {error}") from None
-        await server.start()
-        return f"{host}:{bound}"
+    def make_session(self, outbox: Outbox, close: Callable[[], None], peer: str | None) -> "RpcSession":
+        """Return the session of a new connection."""
+        return RpcSession(self, outbox, close, peer)
+
+    def tick(self) -> None:
+        """Send pings to silent clients, and close those that do not answer; called about once a second."""
+        for session in list(self.sessions):
+            session.tick()
 
     async def stop(self, seconds: float) -> None:
         """End all streams, and the calls that are not answered after some seconds."""
-        for stream in self._streams:
-            stream.ending = True
-            stream.woken.set()
-        if self._server is not None:
-            await self._server.stop(seconds)
-
-    def _handlers(self, dialect: Dialect) -> list[Any]:
-        """Return the handlers of the services of a package, by its descriptors."""
-        methods = {
-            "publish": self._publish,
-            "publishOneWay": self._publish_one_way,
-            "batchPublish": self._publish_batch,
-            "batchPublishOneWay": self._publish_batch_one_way,
-            "requestReply": self._request,
-            "subscribe": self._subscribe,
-            "subscribeStream": self._stream,
-            "unsubscribe": self._unsubscribe,
-            "heartbeat": self._beat,
-        }
-        found = []
-        for service in dialect.messages.DESCRIPTOR.services_by_name.values():
-            handlers = {}
-            for method in service.methods:
-                is_stream = method.name == "subscribeStream"
-                make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
-                handlers[method.name] = make(
-                    partial(methods[method.name], dialect),
-                    request_deserializer=_class_of(method.input_type).FromString,
-                    response_serializer=_class_of(method.output_type).SerializeToString,
-                )
-            found.append(grpc.method_handlers_generic_handler(service.full_name, handlers))
-        return found
-
-    # -- unary calls -------------------------------------------------------------------------------------------------
-
-    async def _publish(self, dialect: Dialect, message: Any, _context: Any) -> Any:
+        for session in list(self.sessions):
+            session.leave()
         try:
-            await self._store([dialect.read_publication(message)])
-        except RefusedError as error:
-            return dialect.outcome(error.code, str(error))
-        except BabelbusError as error:
-            return dialect.outcome(PUBLISH_ERROR, str(error))
-        return dialect.outcome(SUCCESS, "success")
+            async with asyncio.timeout(seconds):
+                while not all(session.idle for session in self.sessions):
+                    self.idle.clear()
+                    await self.idle.wait()
+        except TimeoutError:
+            for session in list(self.sessions):
+                session.end_calls()
 
-    async def _publish_batch(self, dialect: Dialect, message: Any, _context: Any) -> Any:
+
+class RpcSession(contract.Session):
+    """One connection: its calls, and the streams among them."""
+
+    def __init__(self, server: RpcServer, outbox: Outbox, close: Callable[[], None], peer: str | None) -> None:
+        settings = server.hub.settings
+        self.streams: dict[int, Stream] = {}
+        self._server = server
+        self._outbox = outbox
+        self._close = close
+        self._peer = peer or "local"
+        self._clock = server.hub.clock
+        self._heard_at = self._clock.monotonic()
+        self._pinged_at: float | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ready: dict[int, Stream] = {}
+        """Streams with something to handle or to write."""
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        """Deadlines of open calls."""
+        self._working = False
+        self._scheduled = False
+        self._closed = False
+        self._calls = Calls(
+            server.kinds,
+            server.limit,
+            streams_max=settings.streams_max,
+            message_bytes_max=settings.grpc_bytes_max,
+            inflated_bytes_max=lambda: outbox.room_bytes(),
+        )
+        server.sessions.add(self)
+        if server.hub.stopping:
+            self._calls.connection.leave()
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Handle one chunk.
+
+        Raises:
+            Http2Error: the client broke the protocol, and was told.
+        """
+        self._heard_at = now = self._clock.monotonic()
+        self._pinged_at = None
+        self._working = True
         try:
-            await self._store(dialect.read_batch(message))
-        except RefusedError as error:
-            return dialect.outcome(error.code, str(error))
-        except BabelbusError as error:
-            return dialect.outcome(BATCH_ERROR, str(error))
-        return dialect.outcome(SUCCESS, "success")
+            for event in self._calls.receive_data(data, now):
+                self._handle(event)
+            self._work()
+        except Http2Error:
+            self._flush()
+            raise
+        finally:
+            self._working = False
 
-    async def _publish_one_way(self, dialect: Dialect, message: Any, context: Any) -> Any:
-        await self._publish(dialect, message, context)
-        return Empty()
+    def _handle(self, event: http2.Event) -> None:
+        stream = event.stream
+        if isinstance(event, Asked):
+            self._ask(event)
+        elif isinstance(event, Began):
+            method = self._server.methods[event.path]
+            wake = partial(self._wake, stream)
+            self.streams[stream] = Stream(self._server.hub, method.dialect, method.read, wake)
+            self._set_deadline(stream, event.deadline)
+        elif isinstance(event, Cancelled):
+            self._drop(stream)
+        elif (found := self.streams.get(stream)) is None:
+            return
+        elif isinstance(event, Came):
+            self._come(stream, found, event)
+        else:
+            found.finished = True
+            self._ready[stream] = found
 
-    async def _publish_batch_one_way(self, dialect: Dialect, message: Any, context: Any) -> Any:
-        await self._publish_batch(dialect, message, context)
-        return Empty()
-
-    async def _store(self, published: Sequence[Published]) -> None:
-        await self._hub.publish([one.event for one in published]).wait()
-
-    async def _request(self, dialect: Dialect, message: Any, context: Any) -> Any:
-        hub = self._hub
+    def _ask(self, asked: Asked) -> None:
+        """Handle a unary call."""
+        stream, method = asked.stream, self._server.methods[asked.path]
+        if self._calls.answers.unsent_bytes > self._outbox.bytes_max:
+            self._calls.fail(stream, http2.RESOURCE_EXHAUSTED, "the client does not read its answers")
+            return
         try:
-            asked = dialect.read_publication(message)
-            event = asked.event
-            deadline = hub.clock.monotonic() + asked.ttl_ms / 1000
-            identity = Identity(f"{PROTOCOL}:{asked.group}", asked.group, None)
-            request = hub.broker.request(event.subject, event.payload, event.headers, deadline, identity)
-            await request.wait()
-        except BabelbusError as error:
-            answer = dialect.failed_request(error)
-            if answer is None:
-                await context.abort(_status(error), str(error))
-            return answer
-        reply = request.reply
-        assert reply is not None
-        flavour = [pair for pair in event.headers if pair[0] == FLAVOUR]
-        headers = (*flavour, *(pair for pair in reply.headers if pair[0] != FLAVOUR))
-        return dialect.delivery(event.subject, reply.payload, headers, {}, hub.next_number())
+            message = method.read(asked.message)
+        except DecodeError:
+            self._calls.fail(stream, http2.INTERNAL, "the message cannot be read")
+            return
+        assert method.handle is not None
+        if asked.deadline is not None:
+            self._set_deadline(stream, asked.deadline)
+        method.handle(method.dialect, message, partial(self._answer, stream))
 
-    async def _subscribe(self, dialect: Dialect, message: Any, _context: Any) -> Any:
+    def _answer(self, stream: int, answer: Any) -> None:
+        self._cancel_deadline(stream)
+        calls = self._calls
+        if isinstance(answer, BabelbusError):
+            calls.fail(stream, _status(answer), str(answer))
+        else:
+            message = answer.SerializeToString()
+            limit = self._server.hub.settings.body_bytes_max
+            if len(message) > limit or calls.answers.unsent_bytes > self._outbox.bytes_max:
+                text = f"an answer of {len(message)} bytes" if len(message) > limit else "answers that are not read"
+                calls.fail(stream, http2.RESOURCE_EXHAUSTED, text)
+            else:
+                calls.answer(stream, message)
+        self._schedule()
+
+    def _come(self, stream: int, found: Stream, came: Came) -> None:
+        """Handle a message of a stream."""
         try:
-            wanted = dialect.read_subscription(message)
-            if isinstance(wanted, Answered) or not wanted.urls:
-                raise RefusedError(BODY_ERROR, "url is missing")
-            url = wanted.urls[0]
-            await self._webhooks.subscribe(wanted.group, wanted.items, url, wanted.idc, wanted.pid).wait()
-        except RefusedError as error:
-            return dialect.outcome(error.code, str(error))
-        except BabelbusError as error:
-            return dialect.outcome(SUBSCRIBE_ERROR, str(error))
-        return dialect.outcome(SUCCESS, "success")
+            message = found.read(came.message)
+        except DecodeError:
+            self._calls.fail(stream, http2.INTERNAL, "the message cannot be read")
+            self._drop(stream)
+            return
+        found.request(message, came.size_bytes, len(came.message))
+        self._ready[stream] = found
 
-    async def _unsubscribe(self, dialect: Dialect, message: Any, _context: Any) -> Any:
-        try:
-            wanted = dialect.read_subscription(message)
-            if isinstance(wanted, Answered):
-                raise RefusedError(BODY_ERROR, "a reply is no subscription")
-            await self._remove(wanted).wait()
-        except RefusedError as error:
-            return dialect.outcome(error.code, str(error))
-        except BabelbusError as error:
-            return dialect.outcome(UNSUBSCRIBE_ERROR, str(error))
-        return dialect.outcome(SUCCESS, "success")
+    def _set_deadline(self, stream: int, deadline: float | None) -> None:
+        if deadline is not None:
+            seconds = max(deadline - self._clock.monotonic(), 0)
+            self._timers[stream] = self._loop.call_later(seconds, self._expire, stream)
 
-    def _remove(self, wanted: Wanted) -> Promise:
-        """End the subscriptions of one client alone (8.6)."""
-        topics = [item.topic for item in wanted.items]
-        for stream in [stream for stream in self._streams if stream.client == wanted.client]:
-            stream.unsubscribe(wanted.group, topics)
-        urls = wanted.urls or self._webhooks.urls_of(wanted.group, wanted.pid)
-        return all_of([self._webhooks.unsubscribe(wanted.group, topics, url, wanted.pid) for url in urls])
+    def _cancel_deadline(self, stream: int) -> None:
+        timer = self._timers.pop(stream, None)
+        if timer is not None:
+            timer.cancel()
 
-    async def _beat(self, dialect: Dialect, message: Any, _context: Any) -> Any:
-        try:
-            wanted = dialect.read_heartbeat(message)
-        except RefusedError as error:
-            return dialect.outcome(error.code, str(error))
-        if not wanted.is_subscriber:
-            return dialect.outcome(BODY_ERROR, "clientType is SUB")
-        known = []
-        streams = [stream for stream in self._streams if stream.client == wanted.client]
-        for item, url in zip(wanted.items, wanted.urls, strict=True):
-            key = wanted.group, item.topic
-            has_stream = any(key in stream.subscribed for stream in streams)
-            known.append(has_stream or self._webhooks.beat(*key, url))
-        if all(known):
-            return dialect.outcome(SUCCESS, "success")
-        return dialect.outcome(RESUBSCRIBE, "no such subscription, subscribe again")
+    def _expire(self, stream: int) -> None:
+        self._calls.fail(stream, http2.DEADLINE_EXCEEDED, "the deadline of the call has passed")
+        self._drop(stream)
+        self._schedule()
+
+    def _drop(self, stream: int) -> None:
+        """Release what the session holds of a call that is over."""
+        self._cancel_deadline(stream)
+        self._ready.pop(stream, None)
+        found = self.streams.pop(stream, None)
+        if found is not None:
+            found.close()
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    async def _stream(self, dialect: Dialect, requests: AsyncIterator[Any], context: Any) -> None:
-        stream = Stream(self._hub)
-        self._streams.add(stream)
-        answers: deque[Any] = deque()
-        room = asyncio.Semaphore(ANSWERS_MAX)
-        reading = asyncio.get_running_loop().create_task(self._read(dialect, stream, requests, answers, room))
-        reading.add_done_callback(lambda _: stream.woken.set())
+    def _wake(self, stream: int) -> None:
+        found = self.streams.get(stream)
+        if found is not None:
+            self._ready[stream] = found
+            self._schedule()
+
+    def _schedule(self) -> None:
+        """Run `_work` at the end of this turn of the event loop, so that what the turn brings is one write."""
+        if not self._working and not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        if self._closed:
+            return
+        self._working = True
         try:
-            while not reading.done() and not stream.ending:
-                await stream.woken.wait()
-                stream.woken.clear()
-                while answers:
-                    await context.write(answers.popleft())
-                    room.release()
-                await self._write(dialect, stream, context)
-            while answers:
-                await context.write(answers.popleft())
-            if reading.done():
-                reading.result()
+            self._work()
         finally:
-            reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reading
-            self._streams.discard(stream)
-            stream.close()
+            self._working = False
 
-    async def _write(self, dialect: Dialect, stream: Stream, context: Any) -> None:
-        """Write what waits; what is written counts as acknowledged."""
-        waiting, number = stream.waiting, self._hub.next_number
-        done: list[tuple[Member, Delivery]] = []
-        try:
-            while waiting:
-                topic, payload, headers, more, member, delivery = waiting[0]
-                await context.write(dialect.delivery(topic, payload, headers, more, number()))
-                waiting.popleft()
-                if member is not None and delivery is not None:
-                    done.append((member, delivery))
-                    if len(done) >= ACKS_MAX:
-                        stream.written(done)
-                        done = []
-        finally:
-            stream.written(done)
+    def _work(self) -> None:
+        """Handle and write what streams have, as far as outbox and windows have room."""
+        room_bytes = self._outbox.bytes_max - self._outbox.size_bytes
+        has_more = False
+        for stream, found in list(self._ready.items()):
+            size_bytes = self._write(stream, found, room_bytes)
+            room_bytes -= size_bytes
+            if found.over:
+                self._calls.end(stream)
+                self._drop(stream)
+            elif not found.has_output and not found.requests:
+                self._ready.pop(stream, None)
+            elif size_bytes:
+                has_more = True
+        self._flush()
+        if has_more and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+        if self._server.hub.stopping and self.idle:
+            self._server.idle.set()
 
-    async def _read(
-        self,
-        dialect: Dialect,
-        stream: Stream,
-        requests: AsyncIterator[Any],
-        answers: deque[Any],
-        room: asyncio.Semaphore,
-    ) -> None:
-        """Handle the subscriptions and replies of a stream until the client ends it."""
-        async for message in requests:
-            code, text = SUCCESS, "subscribe success"
-            try:
-                found = dialect.read_subscription(message)
-                if isinstance(found, Answered):
-                    self._respond(found)
-                    continue
-                await stream.subscribe(found)
-            except InvalidMessageError as error:
-                log.info("%s: a reply cannot be read: %s", PROTOCOL, error)
-                continue
-            except RefusedError as error:
-                code, text = error.code, str(error)
-            except BabelbusError as error:
-                code, text = SUBSCRIBE_ERROR, str(error)
-            await room.acquire()
-            answers.append(dialect.acknowledgement(message, code, text))
-            stream.woken.set()
-            if code != SUCCESS:
-                return
+    def _write(self, stream: int, found: Stream, room_bytes: int) -> int:
+        """Write messages of a stream; what is written counts as acknowledged. Return how many bytes went."""
+        calls, answers = self._calls, self._calls.answers
+        calls.take(stream, found.advance())
+        if answers.waits(stream):
+            return 0
+        found.settle()
+        messages, done, is_last = found.encode(min(room_bytes, answers.room(stream)))
+        if not messages:
+            return 0
+        calls.begin(stream)
+        calls.send(stream, messages)
+        if is_last and answers.waits(stream):
+            found.hold(done.pop())
+        found.written(done)
+        calls.take(stream, found.advance())
+        return sum(map(len, messages))
 
-    def _respond(self, answered: Answered) -> None:
-        name = answered.properties.get(CORRELATION, "")
-        self._hub.respond(name, Reply(answered.event.payload, without_correlation(answered.event.headers)))
+    def _flush(self) -> None:
+        data = self._calls.answers.take_output()
+        if data:
+            self._outbox.answer(lambda: data, len(data))
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Return: no request is put off."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are put off."""
+        return False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is open, and no answer waits for a window of the client."""
+        return self._calls.answers.idle
+
+    @property
+    def established(self) -> bool:
+        """Whether the client has begun with its settings."""
+        return self._calls.connection.established
+
+    @property
+    def trusted(self) -> bool:
+        """Return true: the calls of EventMesh need no proof."""
+        return True
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Memory of messages that have not come whole, and of requests that are put off."""
+        return self._calls.unfinished_bytes + sum(stream.request_bytes for stream in self._ready.values())
+
+    def refuse_unfinished(self, text: str, *, later: bool) -> None:
+        """Close the connection with a GOAWAY.
+
+        Raises:
+            Http2Error: always.
+        """
+        self._calls.connection.fail(http2.ENHANCE_YOUR_CALM, text)
+        self._flush()
+        raise Http2Error(http2.ENHANCE_YOUR_CALM, text)
+
+    def release(self) -> None:
+        """Resume deliveries: the outbox may have room again."""
+        if self._ready:
+            self._schedule()
+
+    def tick(self) -> None:
+        """Send a ping to a silent client; close one that does not answer."""
+        now = self._clock.monotonic()
+        if self._pinged_at is not None:
+            if now - self._pinged_at > PING_SECONDS:
+                log.info("%s %s: closing, the client does not answer a ping", PROTOCOL, self._peer)
+                self._close()
+        elif now - self._heard_at > self._server.hub.settings.idle_seconds:
+            self._pinged_at = now
+            self._calls.connection.ping()
+            self._flush()
+
+    def leave(self) -> None:
+        """Send a goodbye: streams end, calls that are open are answered."""
+        self._calls.connection.leave()
+        for stream, found in self.streams.items():
+            found.ending = True
+            self._ready[stream] = found
+        self._run()
+
+    def end_calls(self) -> None:
+        """End the calls that are not answered: the server stops."""
+        for stream in self._calls.open:
+            self._calls.fail(stream, http2.UNAVAILABLE, "the server stops")
+            self._drop(stream)
+        self._flush()
+
+    def close(self) -> None:
+        """Release what the session holds: the connection is gone."""
+        self._closed = True
+        for stream in [*self.streams, *self._timers]:
+            self._drop(stream)
+        self._calls.close()
+        self._server.sessions.discard(self)
+        self._server.idle.set()
 
 
-def _status(error: BabelbusError) -> Any:
+def _status(error: BabelbusError) -> int:
     if isinstance(error, RequestTimeoutError):
-        return grpc.StatusCode.DEADLINE_EXCEEDED
+        return http2.DEADLINE_EXCEEDED
     if isinstance(error, RefusedError):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    return grpc.StatusCode.UNAVAILABLE if isinstance(error, NoRespondersError) else grpc.StatusCode.FAILED_PRECONDITION
-
-
-def make_credentials(tls: Tls) -> Any:
-    """Return the credentials of gRPC, which asks at each handshake whether there is a newer certificate."""
-    used = tls.context
-
-    def read() -> Any:
-        settings = tls.settings
-        authority = None if settings.client_ca_file is None else Path(settings.client_ca_file).read_bytes()
-        pair = Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes()
-        return grpc.ssl_server_certificate_configuration([pair], authority)
-
-    def fetch() -> Any:
-        nonlocal used
-        if tls.context is used:
-            return None
-        used = tls.context
-        return read()
-
-    required = tls.settings.client_certificates == "required"
-    return grpc.dynamic_ssl_server_credentials(read(), fetch, required)
-
-
-def _class_of(descriptor: Any) -> Any:
-    return message_factory.GetMessageClass(descriptor)
+        return http2.INVALID_ARGUMENT
+    return http2.UNAVAILABLE if isinstance(error, NoRespondersError) else http2.FAILED_PRECONDITION

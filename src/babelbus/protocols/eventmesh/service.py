@@ -68,16 +68,20 @@ class EventmeshService(StreamService):
         await self.listeners.listen("eventmesh-http", settings.host, settings.http_port, make_web, tls=tls)
         if settings.admin_port is not None:
             await self.listeners.listen("eventmesh-admin", settings.host, settings.admin_port, make_admin, tls=tls)
-        self.addresses["eventmesh-grpc"] = await self._rpc.start(settings.host, settings.grpc_port, self._rpc_tls)
+        await self.listeners.listen(
+            "eventmesh-grpc", settings.host, settings.grpc_port, self._rpc.make_session, tls=self._rpc_tls
+        )
         self.listeners.tick(TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
         self.hub.tick()
+        self._rpc.tick()
         self.webhooks.tick()
 
     async def drain(self) -> None:
         """Send a goodbye to every client, and stop all deliveries."""
         self.hub.stop()
         self.webhooks.stop()
+        await self.listeners.stop()
         await self._rpc.stop(self._drain_seconds)
         await super().drain()

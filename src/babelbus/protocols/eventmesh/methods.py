@@ -1,0 +1,188 @@
+"""The methods of EventMesh over gRPC: publish, ask, subscribe webhooks, heartbeat (specification, 7 and 8)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from google.protobuf import message_factory
+from google.protobuf.empty_pb2 import Empty
+
+from babelbus.core.access import Identity
+from babelbus.core.receipt import Promise, all_of
+from babelbus.core.work import Work, settled
+from babelbus.errors import BabelbusError
+from babelbus.protocols.eventmesh.dialects import (
+    BATCH_ERROR,
+    BODY_ERROR,
+    PUBLISH_ERROR,
+    RESUBSCRIBE,
+    SUBSCRIBE_ERROR,
+    SUCCESS,
+    UNSUBSCRIBE_ERROR,
+    Answered,
+    Dialect,
+    EventsDialect,
+    LegacyDialect,
+    Published,
+    RefusedError,
+    Wanted,
+)
+from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
+from babelbus.protocols.eventmesh.records import FLAVOUR
+from babelbus.protocols.eventmesh.streams import Stream
+from babelbus.protocols.eventmesh.webhooks import Webhooks
+
+Answer = Callable[[Any], None]
+"""Sends the answer of a call: a message, or the error with which the call itself fails."""
+
+
+class Method(msgspec.Struct, frozen=True):
+    """A method of one package; a streaming method has no `handle`."""
+
+    dialect: Dialect
+    read: Callable[[bytes], Any]
+    handle: Callable[[Dialect, Any, Answer], None] | None
+
+
+class Methods:
+    """The methods of both packages, by their paths. `streams` returns the streams of all connections."""
+
+    def __init__(self, hub: Hub, webhooks: Webhooks, streams: Callable[[], Iterable[Stream]]) -> None:
+        self.by_path: dict[bytes, Method] = {}
+        self._hub = hub
+        self._webhooks = webhooks
+        self._streams = streams
+        for dialect in (LegacyDialect(hub.clock.now_ms), EventsDialect()):
+            self._add(dialect)
+
+    def _add(self, dialect: Dialect) -> None:
+        """Add the methods of a package, by its descriptors."""
+        handlers = {
+            "publish": self._publish,
+            "publishOneWay": self._publish_one_way,
+            "batchPublish": self._publish_batch,
+            "batchPublishOneWay": self._publish_batch_one_way,
+            "requestReply": self._request,
+            "subscribe": self._subscribe,
+            "subscribeStream": None,
+            "unsubscribe": self._unsubscribe,
+            "heartbeat": self._beat,
+        }
+        for service in dialect.messages.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                path = f"/{service.full_name}/{method.name}".encode()
+                read = message_factory.GetMessageClass(method.input_type).FromString
+                self.by_path[path] = Method(dialect, read, handlers[method.name])
+
+    # -- unary calls -------------------------------------------------------------------------------------------------
+
+    def _publish(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+        self._store(dialect, PUBLISH_ERROR, answer, lambda: [dialect.read_publication(message)])
+
+    def _publish_batch(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+        self._store(dialect, BATCH_ERROR, answer, lambda: dialect.read_batch(message))
+
+    def _publish_one_way(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+        self._publish(dialect, message, lambda _: answer(Empty()))
+
+    def _publish_batch_one_way(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+        self._publish_batch(dialect, message, lambda _: answer(Empty()))
+
+    def _store(self, dialect: Dialect, failure: str, answer: Answer, read: Callable[[], Sequence[Published]]) -> None:
+        """Publish what `read` returns, and answer when it is stored."""
+        try:
+            receipt = self._hub.publish([one.event for one in read()])
+        except BabelbusError as error:
+            answer(_outcome(dialect, failure, error))
+        else:
+            receipt.when_done(lambda done: answer(_outcome(dialect, failure, done.error)))
+
+    def _request(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+        work = Work(self._ask(dialect, message))
+        work.when_done(lambda _: answer(work.value if work.error is None else work.error))
+
+    async def _ask(self, dialect: Dialect, message: Any) -> Any:
+        """Return the reply to a request.
+
+        Raises:
+            BabelbusError: there is no reply, and the call fails.
+        """
+        hub = self._hub
+        try:
+            asked = dialect.read_publication(message)
+            event = asked.event
+            deadline = hub.clock.monotonic() + asked.ttl_ms / 1000
+            identity = Identity(f"{PROTOCOL}:{asked.group}", asked.group, None)
+            request = hub.broker.request(event.subject, event.payload, event.headers, deadline, identity)
+            await settled(request)
+            if request.error is not None:
+                raise request.error
+        except BabelbusError as error:
+            failed = dialect.failed_request(error)
+            if failed is None:
+                raise
+            return failed
+        reply = request.reply
+        assert reply is not None
+        flavour = [pair for pair in event.headers if pair[0] == FLAVOUR]
+        headers = (*flavour, *(pair for pair in reply.headers if pair[0] != FLAVOUR))
+        return dialect.delivery(event.subject, reply.payload, headers, {}, hub.next_number())
+
+    def _subscribe(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+        try:
+            wanted = dialect.read_subscription(message)
+            if isinstance(wanted, Answered) or not wanted.urls:
+                raise RefusedError(BODY_ERROR, "url is missing")
+            url = wanted.urls[0]
+            subscribed = self._webhooks.subscribe(wanted.group, wanted.items, url, wanted.idc, wanted.pid)
+        except BabelbusError as error:
+            answer(_outcome(dialect, SUBSCRIBE_ERROR, error))
+        else:
+            subscribed.when_done(lambda done: answer(_outcome(dialect, SUBSCRIBE_ERROR, done.error)))
+
+    def _unsubscribe(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+        try:
+            wanted = dialect.read_subscription(message)
+            if isinstance(wanted, Answered):
+                raise RefusedError(BODY_ERROR, "a reply is no subscription")
+            removed = self._remove(wanted)
+        except BabelbusError as error:
+            answer(_outcome(dialect, UNSUBSCRIBE_ERROR, error))
+        else:
+            removed.when_done(lambda done: answer(_outcome(dialect, UNSUBSCRIBE_ERROR, done.error)))
+
+    def _remove(self, wanted: Wanted) -> Promise:
+        """End the subscriptions of one client alone (8.6)."""
+        topics = [item.topic for item in wanted.items]
+        for stream in [stream for stream in self._streams() if stream.client == wanted.client]:
+            stream.unsubscribe(wanted.group, topics)
+        urls = wanted.urls or self._webhooks.urls_of(wanted.group, wanted.pid)
+        return all_of([self._webhooks.unsubscribe(wanted.group, topics, url, wanted.pid) for url in urls])
+
+    def _beat(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+        answer(self._known(dialect, message))
+
+    def _known(self, dialect: Dialect, message: Any) -> Any:
+        """Return the answer to a heartbeat."""
+        try:
+            wanted = dialect.read_heartbeat(message)
+        except RefusedError as error:
+            return dialect.outcome(error.code, str(error))
+        if not wanted.is_subscriber:
+            return dialect.outcome(BODY_ERROR, "clientType is SUB")
+        known = []
+        streams = [stream for stream in self._streams() if stream.client == wanted.client]
+        for item, url in zip(wanted.items, wanted.urls, strict=True):
+            key = wanted.group, item.topic
+            has_stream = any(key in stream.subscribed for stream in streams)
+            known.append(has_stream or self._webhooks.beat(*key, url))
+        if all(known):
+            return dialect.outcome(SUCCESS, "success")
+        return dialect.outcome(RESUBSCRIBE, "no such subscription, subscribe again")
+
+
+def _outcome(dialect: Dialect, failure: str, error: BabelbusError | None) -> Any:
+    """Return the answer to a unary call."""
+    if error is None:
+        return dialect.outcome(SUCCESS, "success")
+    return dialect.outcome(error.code if isinstance(error, RefusedError) else failure, str(error))

@@ -1,0 +1,232 @@
+"""One stream of EventMesh over gRPC: what it subscribes to, and what waits to be written to it (specification, 7.4)."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from babelbus.core.groups import Delivery, Member
+from babelbus.core.receipt import Promise
+from babelbus.core.record import Event
+from babelbus.core.request import Question, Reply
+from babelbus.core.work import Work
+from babelbus.errors import BabelbusError
+from babelbus.protocols.eventmesh.dialects import SUBSCRIBE_ERROR, SUCCESS, Answered, Dialect, RefusedError, Wanted
+from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, without_correlation
+from babelbus.protocols.eventmesh.records import InvalidMessageError
+from babelbus.protocols.eventmesh.subscriptions import Subscribed
+from babelbus.records.record import Headers
+
+log = logging.getLogger(__name__)
+
+WRITTEN_MAX = 64
+"""Deliveries that are written and acknowledged together; other connections have their turn after them."""
+ANSWERS_MAX = 16
+"""Answers to subscriptions that wait for a stream; no further subscription of the stream is read meanwhile."""
+WAITING_BYTES_MAX = 4 * 2**20
+"""Payloads that wait for a stream; its groups are held from then on."""
+
+Waiting = tuple[str, bytes | None, Headers, dict[str, str], Member | None, Delivery | None]
+"""A delivery that waits for its stream: topic, payload, headers, further properties, and whom to tell it is written."""
+
+
+class Stream:
+    """The subscriptions of one stream, the requests that came on it, and what waits to be written to it."""
+
+    def __init__(self, hub: Hub, dialect: Dialect, read: Callable[[bytes], Any], wake: Callable[[], None]) -> None:
+        self.read = read
+        """Reads a message of the stream."""
+        self.waiting: deque[Waiting] = deque()
+        self.client = ""
+        self.subscribed: dict[tuple[str, str], Subscribed] = {}
+        """By group and topic."""
+        self.requests: deque[tuple[Any, int, int]] = deque()
+        """Messages that came and are not handled, how many bytes the client may send more then, and their memory."""
+        self.request_bytes = 0
+        """Memory of `requests`."""
+        self.finished = False
+        """Whether the client sends no more."""
+        self.ending = False
+        """Whether the server stops, or has refused a subscription: what waits in `waiting` is not written."""
+        self._hub = hub
+        self._dialect = dialect
+        self._wake = wake
+        self._answers: deque[bytes] = deque()
+        self._group_bytes = 0
+        """Payloads of groups that wait or are written and not acknowledged."""
+        self._partial: tuple[Member, Delivery] | None = None
+        """The delivery of which a part waits for the window of the client."""
+        self._subscribing = False
+        self._closed = False
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def request(self, message: Any, window_bytes: int, memory_bytes: int) -> None:
+        """Add a subscription or a reply."""
+        self.requests.append((message, window_bytes, memory_bytes))
+        self.request_bytes += memory_bytes
+
+    def advance(self) -> int:
+        """Handle what came, as far as answers have room; return how many bytes the client may send more."""
+        handled = 0
+        while self.requests and not (self._subscribing or self.ending) and len(self._answers) < ANSWERS_MAX:
+            message, window_bytes, memory_bytes = self.requests.popleft()
+            handled += window_bytes
+            self.request_bytes -= memory_bytes
+            try:
+                found = self._dialect.read_subscription(message)
+                if isinstance(found, Answered):
+                    self._respond(found)
+                    continue
+            except InvalidMessageError as error:
+                log.info("%s: a reply cannot be read: %s", PROTOCOL, error)
+                continue
+            except BabelbusError as error:
+                self._acknowledge(message, error)
+                continue
+            self._subscribing = True
+            Work(self._subscribe(found)).when_done(partial(self._subscribed, message))
+        return handled
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream ends: nothing that must be written can come any more."""
+        return not self._answers and (self.ending or (self.finished and not self.requests and not self._subscribing))
+
+    def _subscribed(self, message: Any, done: Promise) -> None:
+        self._subscribing = False
+        self._acknowledge(message, done.error)
+        self._wake()
+
+    def _acknowledge(self, message: Any, error: BabelbusError | None) -> None:
+        code, text = SUCCESS, "subscribe success"
+        if error is not None:
+            code, text = error.code if isinstance(error, RefusedError) else SUBSCRIBE_ERROR, str(error)
+            self.ending = True
+        self._answers.append(self._dialect.acknowledgement(message, code, text).SerializeToString())
+
+    def _respond(self, answered: Answered) -> None:
+        name = answered.properties.get(CORRELATION, "")
+        self._hub.respond(name, Reply(answered.event.payload, without_correlation(answered.event.headers)))
+
+    async def _subscribe(self, wanted: Wanted) -> None:
+        """Add topics.
+
+        Raises:
+            BabelbusError: a topic or the group cannot be.
+        """
+        self.client = wanted.client
+        for item in wanted.items:
+            key = wanted.group, item.topic
+            before = self.subscribed.get(key)
+            if before is not None and before.item == item:
+                continue
+            if len(self.subscribed) >= self._hub.settings.subscriptions_max:
+                raise RefusedError(SUBSCRIBE_ERROR, f"{self._hub.settings.subscriptions_max} topics are the limit")
+            await self._hub.ensure_group(item.topic, wanted.group)
+            if self._closed:
+                return
+            if before is not None:
+                before.end(self._hub)
+            subscribed = self.subscribed[key] = Subscribed(item)
+            subscribed.begin(self._hub, wanted.group, self._deliver, self._broadcast, self._ask)
+
+    def unsubscribe(self, group: str, topics: Sequence[str]) -> None:
+        """End subscriptions."""
+        for topic in topics:
+            subscribed = self.subscribed.pop((group, topic), None)
+            if subscribed is not None:
+                subscribed.end(self._hub)
+
+    # -- deliveries --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_output(self) -> bool:
+        """Whether messages wait to be written."""
+        return bool(self._answers or self._partial or (self.waiting and not self.ending))
+
+    def encode(self, room_bytes: int) -> tuple[list[bytes], list[tuple[Member, Delivery]], bool]:
+        """Return messages until a number of bytes is passed.
+
+        With them come the deliveries to acknowledge once the messages are written, and whether the last message is
+        the last of these deliveries.
+        """
+        messages: list[bytes] = []
+        done: list[tuple[Member, Delivery]] = []
+        is_last = False
+        waiting, number, encode = self.waiting, self._hub.next_number, self._dialect.delivery
+        while room_bytes > 0 and len(messages) < WRITTEN_MAX:
+            if self._answers:
+                message = self._answers.popleft()
+                is_last = False
+            elif waiting and not self.ending:
+                topic, payload, headers, more, member, delivery = waiting.popleft()
+                message = encode(topic, payload, headers, more, number()).SerializeToString()
+                is_last = member is not None
+                if member is not None and delivery is not None:
+                    done.append((member, delivery))
+            else:
+                break
+            messages.append(message)
+            room_bytes -= len(message)
+        return messages, done, is_last
+
+    def hold(self, partial: tuple[Member, Delivery]) -> None:
+        """Keep the delivery of which a part waits for the window of the client."""
+        self._partial = partial
+
+    def settle(self) -> None:
+        """Acknowledge the delivery of which a part waited: all of it is written."""
+        if self._partial is not None:
+            partial, self._partial = self._partial, None
+            self.written([partial])
+
+    def written(self, done: Sequence[tuple[Member, Delivery]]) -> None:
+        """Acknowledge deliveries: gRPC's clients send no acknowledgement (7.4)."""
+        by_member: dict[Member, list[Delivery]] = {}
+        was_full = self._group_bytes > WAITING_BYTES_MAX
+        for member, delivery in done:
+            by_member.setdefault(member, []).append(delivery)
+            self._group_bytes -= len(delivery.payload or b"")
+        if was_full and self._group_bytes <= WAITING_BYTES_MAX:
+            for subscribed in self.subscribed.values():
+                if subscribed.member is not None:
+                    subscribed.member.resume()
+        for member, deliveries in by_member.items():
+            if not member.closed:
+                member.ack(deliveries)
+
+    def close(self) -> None:
+        """End all subscriptions."""
+        self._closed = True
+        self.requests.clear()
+        self.request_bytes = 0
+        for subscribed in self.subscribed.values():
+            subscribed.end(self._hub, lost=not self._hub.stopping)
+        self.subscribed.clear()
+        self.waiting.clear()
+
+    def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
+        member, topic = subscribed.member, subscribed.item.topic
+        self._group_bytes += sum(len(one.payload or b"") for one in deliveries)
+        if self._group_bytes > WAITING_BYTES_MAX and member is not None:
+            member.hold()
+        self._add([(topic, one.payload, one.headers, {}, member, one) for one in deliveries])
+
+    def _broadcast(self, subscribed: Subscribed, events: Sequence[Event]) -> None:
+        room = max(self._hub.settings.window - len(self.waiting), 0)
+        if len(events) > room:
+            self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc(len(events) - room)
+        self._add([(subscribed.item.topic, one.payload, one.headers, {}, None, None) for one in events[:room]])
+
+    def _ask(self, subscribed: Subscribed, question: Question) -> None:
+        if len(self.waiting) >= self._hub.settings.window:
+            self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
+            return
+        more = correlation(self._hub.remember(question))
+        self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
+
+    def _add(self, waiting: Sequence[Waiting]) -> None:
+        self.waiting += waiting
+        self._wake()
