@@ -226,7 +226,7 @@ class TlsSettings(msgspec.Struct, frozen=True):
     ] = 60.0
 
 
-class QuotaSettings(msgspec.Struct, frozen=True):
+class QuotaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The most that one principal may use, over all its connections; an unknown client is its protocol and address."""
 
     publish_bytes_per_second: (
@@ -241,6 +241,14 @@ class QuotaSettings(msgspec.Struct, frozen=True):
         | None
     ) = None
     connections: Annotated[int, of("open connections; further ones are closed", "count", ge=1)] | None = None
+    subscriptions: (
+        Annotated[int, of("live subscriptions and memberships of groups; further ones are refused", "count", ge=1)]
+        | None
+    ) = None
+    topics: Annotated[int, of("topics that it owns; it makes no further ones", "count", ge=1)] | None = None
+    requests: (
+        Annotated[int, of("requests that wait for their reply; further ones are refused", "count", ge=1)] | None
+    ) = None
 
 
 class JebpSettings(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from babelbus.config import Config, QuotaSettings
-from tests.support.jebp import subscribe
+from tests.support.jebp import create_topic, remove_topic, said, subscribe
+from tests.support.sbus import is_cut, join
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient
 
@@ -71,3 +72,25 @@ def test_without_quotas_no_connection_has_one(tmp_path: Path) -> None:
     with LiveServer(configure(tmp_path)) as live, live.caller() as caller:
         caller.ask(subscribe("none"))
         assert live.call(live.server.quotas.describe) == {}
+
+
+def test_a_topic_over_the_quota_is_refused_until_another_one_is_gone(tmp_path: Path) -> None:
+    with LiveServer(config_of(tmp_path, topics=1)) as live, live.caller() as caller:
+        made = said(caller.ask(create_topic("a"))[0])
+        assert said(caller.ask(create_topic("b"))[0]) != made
+        assert sample(live, "quota_refusals_total", what="topics") == 1
+        caller.ask(remove_topic("a"))
+        assert said(caller.ask(create_topic("b"))[0]) == made
+
+
+def test_an_sbus_client_over_the_quota_is_cut_and_gives_back_what_it_had(tmp_path: Path) -> None:
+    config = config_of(tmp_path, subscriptions=2)
+    with LiveServer(config) as live:
+        with join(live, b"a", b"b") as first, join(live) as second:
+            second.subscribe(b"c")
+            assert is_cut(second)
+            assert first.whoami()
+            assert sample(live, "quota_refusals_total", what="subscriptions") == 1
+        live.until(lambda: not live.server.broker.router.count)
+        with join(live, b"c", b"d") as third:
+            assert third.whoami()

@@ -7,11 +7,13 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from babelbus.clock import ManualClock
+from babelbus.config import QuotaSettings
 from babelbus.core.access import CLIENT
 from babelbus.core.access.gate import Gate as AccessGate
 from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
 from babelbus.core.publish import Payloads, Publication
+from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import Promise, Receipt, settled
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
@@ -88,10 +90,12 @@ class Bus:
         others: dict[str, Store] | None = None,
         reads_wait: bool = False,
         tail_cache_bytes: int = 2**20,
+        quotas: QuotaSettings | None = None,
     ) -> None:
         self.files = files or FaultyFiles()
         self.clock = clock or ManualClock(NOW)
         self.metrics = Metrics()
+        self.quotas = Quotas(quotas or QuotaSettings(), self.clock, self.metrics)
         self.disk = FolderStore(self.files, "data", self.clock, Fit(reads_wait=False))
         self.broker = Broker(
             {"disk": self.disk, "memory": memory_store(self.clock), **(others or {})},
@@ -102,6 +106,7 @@ class Bus:
             loop=asyncio.get_running_loop(),
             default_partitions=default_partitions,
             tail_cache_bytes=tail_cache_bytes,
+            quotas=self.quotas,
         )
         self.finished_removals = self.broker.open()
         self.broker._backend("disk").fit = Fit(reads_wait=reads_wait)  # changes of topics are done at once all the same

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.config import StagingLimits
+from babelbus.config import QuotaSettings, StagingLimits
 from babelbus.core.access import (
     SERVER,
     STATE_TOPIC,
@@ -26,6 +26,7 @@ from babelbus.core.catalog import Catalog, UnknownTopicError
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
 from babelbus.core.publish import Payloads, Publication
+from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise, Receipt, join
 from babelbus.core.record import Event
 from babelbus.core.request import Key, Reply, Request, Responders
@@ -78,7 +79,9 @@ class Broker(Catalog):
         loop: asyncio.AbstractEventLoop,
         default_partitions: int = 1,
         tail_cache_bytes: int = TAIL_CACHE_BYTES,
+        quotas: Quotas | None = None,
     ) -> None:
+        quotas = quotas or Quotas(QuotaSettings(), clock, metrics)
         super().__init__(
             stores,
             defaults,
@@ -88,14 +91,15 @@ class Broker(Catalog):
             loop,
             default_partitions,
             TailBudget(tail_cache_bytes),
+            quotas,
             on_visible=self._route,
             is_heard=lambda: not self.router.empty,
         )
         self.on_sources_changed = self.access_changed
-        self.router = Router(self._sources_of)
+        self.router = Router(self._sources_of, quotas)
         self.gate: Gate
         """The table of access; there once `open_gate` has returned, which is called before `open_state`."""
-        self.responders = Responders(clock, loop, metrics)
+        self.responders = Responders(clock, loop, metrics, quotas)
         self.state: State
         self.state_receiver: object = object()
         """The shared receiver of the router that hears of the state's changes from the state itself."""
@@ -175,6 +179,7 @@ class Broker(Catalog):
             loop=self._loop,
             commit_seconds=commit_seconds,
             read_ahead_bytes=read_ahead_bytes,
+            quotas=self.quotas,
         )
         self.groups.open()
         self._on_changed.append(self.groups.topics_changed)
@@ -330,6 +335,7 @@ class Broker(Catalog):
 
         Raises:
             AccessRefusedError: nothing of the pattern is granted, or a part and `wildcards` is "refuse".
+            QuotaExceededError: the principal has as many subscriptions as it may.
         """
         narrowing = overlaps(principal, Action.SUBSCRIBE, pattern)
         if narrowing is Narrowing.NONE or (narrowing is Narrowing.PART and self.wildcards == "refuse"):

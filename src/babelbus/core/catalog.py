@@ -29,6 +29,7 @@ from babelbus.core.access import (
 )
 from babelbus.core.backend import Backend
 from babelbus.core.partition import Partition, TopicClosedError
+from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.receipt import settled as finished
 from babelbus.core.record import Event
@@ -90,6 +91,7 @@ class Catalog:
         loop: asyncio.AbstractEventLoop,
         default_partitions: int,
         tails: TailBudget,
+        quotas: Quotas,
         *,
         on_visible: Callable[[str, Sequence[Event]], None],
         is_heard: Callable[[], bool],
@@ -118,6 +120,7 @@ class Catalog:
         """The cleaning that is under way, by engine."""
         self._closed = False
         self.tails = tails
+        self.quotas = quotas
         self.backends: dict[str, Backend] = {}
         """The engines that are in use."""
         self.on_topics_changed: Callable[[str], Promise] = lambda name: DONE
@@ -159,6 +162,8 @@ class Catalog:
             kept = msgspec.structs.replace(kept, partitions=max(kept.partitions, stored))
             backend = self._backend(kept.settings.engine)
             self._add_topic(name, kept, self._open_logs(backend, name, kept.settings, range(kept.partitions)))
+            if kept.owner:
+                self.quotas.restore(kept.owner, "topics")
         names = {*self._topics, *self._topics.damaged}
         self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
         return finished
@@ -299,6 +304,7 @@ class Catalog:
             InvalidTopicNameError: the name is not valid.
             InvalidSettingError: the number of partitions or a setting is not valid.
             TopicExistsError: a topic has this name.
+            QuotaExceededError: the principal owns as many topics as it may.
             StorageError: the disk refused.
         """
         return Work(self._in_turn(name, lambda: self._create(name, partitions, settings or {}, principal, source)))
@@ -352,11 +358,17 @@ class Catalog:
         kept = self._check_new(name, partitions, settings, "" if principal.rights is None else principal.name)
         if source is not None:
             kept = msgspec.structs.replace(kept, sources=tuple(sorted(self._with_sources(source))))
-        engine = kept.settings.engine
-        if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
-            await self._loop.run_in_executor(None, self._stores.__getitem__, engine)
-        backend = self._backend(engine)
-        logs = await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
+        if kept.owner:
+            self.quotas.take(kept.owner, "topics")
+        try:
+            engine = kept.settings.engine
+            if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
+                await self._loop.run_in_executor(None, self._stores.__getitem__, engine)
+            backend = self._backend(engine)
+            logs = await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
+        except BaseException:
+            self._give_topic(kept.owner)
+            raise
         topic = self._add_topic(name, kept, logs)
         self._changed(name)
         return topic
@@ -418,11 +430,16 @@ class Catalog:
             logs = await self._run(backend.changes, lambda: self._open_logs(backend, name, settings, numbers))
             self._add_topic(name, _Kept(len(numbers), settings, topic.id, topic.owner, topic.sources), logs)
             raise disk_error(error, f"topic {name!r} could not be removed") from error
+        self._give_topic(topic.owner)
         noted = self._changed(name)
         for store, token in hidden:
             task = self._loop.create_task(self._erase(store, token, noted))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
+
+    def _give_topic(self, owner: str) -> None:
+        if owner:
+            self.quotas.give(owner, "topics")
 
     def _hide(self, name: str, store: Store) -> list[tuple[Store, str]]:
         """Remove a topic from its stores, durably; return where and under which token its space is left. Blocks.

@@ -9,10 +9,11 @@ from typing import Literal, get_args
 
 from babelbus.clock import Clock
 from babelbus.config import QuotaSettings
+from babelbus.core.access import ANONYMOUS, SERVER, Identity
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 
-Counted = Literal["connections"]
+Counted = Literal["connections", "subscriptions", "topics", "requests"]
 COUNTED: tuple[Counted, ...] = get_args(Counted)
 BURST_SECONDS = 1.0
 """A bucket holds what its rate gives in so long, so that a batch passes without a rest."""
@@ -54,7 +55,14 @@ class Bucket:
 class Quota:
     """Counts the use of one principal. `limits` is replaced when the limits change."""
 
-    def __init__(self, name: str, limits: QuotaSettings, clock: Clock, refused: Callable[[Counted], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: QuotaSettings,
+        clock: Clock,
+        on_refused: Callable[[Counted], None],
+        on_empty: Callable[["Quota"], None],
+    ) -> None:
         self.name = name
         self.used: dict[Counted, int] = dict.fromkeys(COUNTED, 0)
         self.publish = Bucket(clock, limits.publish_bytes_per_second)
@@ -62,7 +70,8 @@ class Quota:
         self.read = Bucket(clock, limits.read_bytes_per_second)
         """Bytes that go to the clients."""
         self.limits = limits
-        self._refused = refused
+        self._on_refused = on_refused
+        self._on_empty = on_empty
 
     def set_limits(self, limits: QuotaSettings) -> None:
         """Set other limits. Nothing that is held is taken away."""
@@ -70,25 +79,26 @@ class Quota:
         self.publish.set_rate(limits.publish_bytes_per_second)
         self.read.set_rate(limits.read_bytes_per_second)
 
-    def take(self, what: Counted) -> None:
-        """Count one more; `give` it back when it has ended.
+    def check(self, what: Counted) -> None:
+        """Check that the principal may hold one more.
 
         Raises:
-            QuotaExceededError: the principal holds as many as it may; nothing is counted.
+            QuotaExceededError: it holds as many as it may, which is counted as a refusal.
         """
         limit: int | None = getattr(self.limits, what)
         if limit is not None and self.used[what] >= limit:
-            self._refused(what)
+            self._on_refused(what)
             raise QuotaExceededError(self.name, what, limit)
-        self.used[what] += 1
 
     def give(self, what: Counted) -> None:
         """Count one less."""
         self.used[what] -= 1
+        if not any(self.used.values()):
+            self._on_empty(self)
 
 
 class Quotas:
-    """The quotas of all principals that have connections."""
+    """The quotas of all principals that hold something."""
 
     def __init__(self, settings: QuotaSettings, clock: Clock, metrics: Metrics) -> None:
         self._clock = clock
@@ -97,9 +107,9 @@ class Quotas:
         self._limits: Mapping[str, QuotaSettings] = {}
         self._quotas: dict[str, Quota] = {}
         self._leaving: dict[str, Quota] = {}
-        """Of them, those without a connection that owe bytes or hold something."""
+        """Of them, those that hold nothing and owe bytes."""
         self.active = settings != QuotaSettings()
-        """Whether any principal has a quota; without it nobody asks."""
+        """Whether any principal has a quota; without it bytes, connections and requests are not counted."""
 
     def set_limits(self, limits: Mapping[str, QuotaSettings]) -> None:
         """Set the limits of principals by name, in place of the defaults; those of principals not named are dropped."""
@@ -108,46 +118,72 @@ class Quotas:
         for name, quota in self._quotas.items():
             quota.set_limits(self._limits.get(name, self._defaults))
 
-    def enter(self, name: str) -> Quota:
-        """Return the quota of a principal for one more connection; `leave` it when the connection ends.
+    def take(self, name: str, what: Counted) -> Quota:
+        """Count one more that a principal holds; `Quota.give` it back when it has ended.
 
         Raises:
-            QuotaExceededError: it has as many connections as it may.
+            QuotaExceededError: the principal holds as many as it may; nothing is counted.
         """
         quota = self._quotas.get(name)
         if quota is None:
-            quota = Quota(name, self._limits.get(name, self._defaults), self._clock, self._count_refusal)
-        quota.take("connections")
-        self._quotas[name] = quota
-        return quota
+            quota = self._new(name)  # kept when something is counted: each limit is 1 at least
+        quota.check(what)
+        return self._count(quota, what)
 
-    def leave(self, quota: Quota) -> None:
-        """Count a connection as ended, and drop what nobody uses.
+    def take_for(self, principal: Identity, what: Counted) -> Quota | None:
+        """Count one more that an identity holds, see `take`; `None` for the server itself, which has no quota.
 
-        A principal that owes bytes is kept for a while: a new connection must not begin without the old debt.
+        Clients that prove nothing share a name: they count by their source.
+
+        Raises:
+            QuotaExceededError: the principal holds as many as it may; nothing is counted.
         """
-        quota.give("connections")
-        if not _is_idle(quota):
-            self._leaving[quota.name] = quota
-        elif self._quotas.get(quota.name) is quota:
-            del self._quotas[quota.name]
-        for name in [name for name, one in self._leaving.items() if one.used["connections"] or _is_idle(one)]:
-            one = self._leaving.pop(name)
-            if not one.used["connections"]:
-                self._quotas.pop(name, None)
+        name = principal.source if principal.name == ANONYMOUS else principal.name
+        return None if principal is SERVER or not name else self.take(name, what)
+
+    def restore(self, name: str, what: Counted) -> None:
+        """Count one more that a principal has held since before the start, whatever its limits are now."""
+        self._count(self._quotas.get(name) or self._new(name), what)
+
+    def give(self, name: str, what: Counted) -> None:
+        """Count one less of what `take` or `restore` has counted."""
+        self._quotas[name].give(what)
 
     def describe(self) -> dict[str, dict[Counted, int]]:
         """Return what each principal holds."""
-        return {name: dict(quota.used) for name, quota in sorted(self._quotas.items())}
+        return {
+            name: {what: count for what, count in quota.used.items() if count}
+            for name, quota in sorted(self._quotas.items())
+        }
 
     def count_rest(self, protocol: str, direction: Literal["publish", "read"], seconds: float) -> None:
         """Record that a connection rests because of its quota."""
         self._metrics.quota_rests_total.labels(protocol, direction).inc()
         self._metrics.quota_rest_seconds_total.labels(protocol, direction).inc(seconds)
 
+    def _new(self, name: str) -> Quota:
+        limits = self._limits.get(name, self._defaults)
+        return Quota(name, limits, self._clock, self._count_refusal, self._forget)
+
+    def _count(self, quota: Quota, what: Counted) -> Quota:
+        self._quotas[quota.name] = quota
+        quota.used[what] += 1
+        return quota
+
+    def _forget(self, quota: Quota) -> None:
+        """Drop what nobody uses.
+
+        A principal that owes bytes is kept for a while: a new connection must not begin without the old debt.
+        """
+        self._leaving[quota.name] = quota
+        for name in [name for name, one in self._leaving.items() if any(one.used.values()) or not _owes(one)]:
+            one = self._leaving.pop(name)
+            if not any(one.used.values()):
+                del self._quotas[name]
+
     def _count_refusal(self, what: Counted) -> None:
         self._metrics.quota_refusals_total.labels(what).inc()
 
 
-def _is_idle(quota: Quota) -> bool:
-    return not any(quota.used.values()) and not quota.publish.take(0) and not quota.read.take(0)
+def _owes(quota: Quota) -> bool:
+    return bool(quota.publish.take(0) or quota.read.take(0))

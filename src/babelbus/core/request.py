@@ -15,6 +15,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.access import SERVER, Action, Identity, Narrowing, may, overlaps, refusal
+from babelbus.core.quotas import QuotaExceededError, Quotas
 from babelbus.core.receipt import Promise
 from babelbus.core.router import Router, Subscription
 from babelbus.core.subject import Pattern, text_of
@@ -219,8 +220,9 @@ class Responders:
     asked, and the first reply counts.
     """
 
-    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, metrics: Metrics, quotas: Quotas) -> None:
         self.requests: Requests[Reply] = Requests(clock, loop, metrics)
+        self._quotas = quotas
         self.requests.keep_expired = True  # a question is passed on at once: no responder looks at abandoned ones
         self._router = Router()
         self._numbers = itertools.count()
@@ -262,9 +264,15 @@ class Responders:
             groups.setdefault(responder.group, []).append(responder.answerer)
         if not groups:
             return Request.refused(NoRespondersError(f"nobody answers requests to {subject!r}"))
+        try:
+            quota = self._quotas.take_for(principal, "requests") if self._quotas.active else None
+        except QuotaExceededError as error:
+            return Request.refused(error)
         number = next(self._numbers)
         key = (principal.source, str(number))
         request = self.requests.begin(subject, key, deadline)
+        if quota is not None:
+            request.when_done(lambda _: quota.give("requests"))
         if not request.done:
             question = Question(key, subject, payload, headers, deadline, principal)
             for answerers in groups.values():

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from babelbus.core.access import SERVER, Action, Identity, Narrowing, may, may_topic, overlaps
+from babelbus.core.quotas import Quota, Quotas
 from babelbus.core.record import Event
 from babelbus.core.subject import CACHE_MAX, CACHED_LENGTH_MAX, Element, Pattern
 from babelbus.core.subject_index import SubjectIndex
@@ -29,7 +30,7 @@ class Subscription:
     The subscription gets what its principal may subscribe to, by the rights of the moment.
     """
 
-    __slots__ = ("key", "number", "owner", "pattern", "principal", "receiver")
+    __slots__ = ("key", "number", "owner", "pattern", "principal", "quota", "receiver")
 
     def __init__(
         self,
@@ -47,6 +48,8 @@ class Subscription:
         self.owner = owner
         self.principal = principal
         self.key: object = receiver if shared else self
+        self.quota: Quota | None = None
+        """The quota that counts the subscription."""
 
     @property
     def narrowing(self) -> Narrowing:
@@ -85,9 +88,13 @@ class Route:
 class Router:
     """Subject -> receivers, by a look-up that is made once for each subject and kept until a subscription changes."""
 
-    def __init__(self, sources_of: Callable[[str], Sequence[str]] = lambda subject: ()) -> None:
+    def __init__(
+        self, sources_of: Callable[[str], Sequence[str]] = lambda subject: (), quotas: Quotas | None = None
+    ) -> None:
         self._sources_of = sources_of
         """Returns the topics whose rights a subject needs too: those that its records were copied from."""
+        self._quotas = quotas
+        """Counts the subscriptions of each principal; with `None` nothing is counted."""
         self._exact: dict[str, dict[Subscription, None]] = {}  # dictionaries: one key may have 100,000 subscribers
         self._patterns: SubjectIndex[Subscription] = SubjectIndex()
         self._cache: dict[str, Route] = {}
@@ -112,10 +119,15 @@ class Router:
         A receiver of several subscriptions gets an event once for each; with `shared`, once for all of them: so a
         protocol encodes an event once, whatever number of its clients want it. Sessions subscribe by
         `Broker.subscribe`, which refuses patterns of which the principal is granted nothing.
+
+        Raises:
+            QuotaExceededError: the principal has as many subscriptions as it may.
         """
+        quota = None if self._quotas is None else self._quotas.take_for(principal, "subscriptions")
         self._made += 1
         self.count += 1
         subscription = Subscription(pattern, receiver, self._made, shared=shared, owner=owner, principal=principal)
+        subscription.quota = quota
         literal = pattern.literal
         if literal is None:
             self._patterns.add(subscription)
@@ -138,6 +150,8 @@ class Router:
         if found:
             self.count -= 1
             self._forget(subscription.pattern)
+            if subscription.quota is not None:
+                subscription.quota.give("subscriptions")
 
     def _forget(self, pattern: Pattern) -> None:
         """Remove the routes that a change of this pattern concerns."""

@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         if quota is None or quota.name != name:
             self._leave_quota()
             try:
-                quota = self._quota = self._quotas.enter(name)
+                quota = self._quota = self._quotas.take(name, "connections")
             except QuotaExceededError as error:
                 self._door.refuse(logging.INFO, self.peer, "quota", str(error))
                 self.abort()
@@ -195,7 +195,7 @@ class Connection(asyncio.Protocol):
     def _leave_quota(self) -> None:
         quota, self._quota = self._quota, None
         if quota is not None:
-            self._quotas.leave(quota)
+            quota.give("connections")
 
     # -- messages that have not come whole ---------------------------------------------------------------------------
 

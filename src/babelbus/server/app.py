@@ -156,6 +156,7 @@ class Server:
             loop=asyncio.get_running_loop(),
             default_partitions=topics.partitions,
             tail_cache_bytes=self.config.storage.tail_cache_bytes,
+            quotas=self.quotas,
         )
         removed = set(self.broker.open().values())
         await self._open_gate()

@@ -21,6 +21,7 @@ from babelbus.core.groups import (
     UnknownFilterError,
     UnknownGroupError,
 )
+from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.request import (
     NoRespondersError,
     RequestAbandonedError,
@@ -97,6 +98,7 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (HistoryGoneError, 410, "history_gone"),
     (OffsetOutOfRangeError, 416, "offset_out_of_range"),
     (AccessRefusedError, 403, "refused"),
+    (QuotaExceededError, 429, "quota_exceeded"),
     (AccessConflictError, 409, "access_conflict"),
     (UnknownPrincipalError, 404, "unknown_principal"),
     (ImportedPrincipalError, 409, "imported_principal"),

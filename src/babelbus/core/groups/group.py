@@ -41,6 +41,7 @@ from babelbus.core.groups.settings import (
     RecordFilter,
     at_offset,
 )
+from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise, Receipt
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
@@ -91,12 +92,14 @@ class Group:
         owner: str = "",
         may_manage: Callable[[Identity, str, str], bool] = lambda principal, topic, owner: True,
         check_topic: Callable[[Identity, Action, str], None] = lambda principal, action, topic: None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.name = name
         self.owner = owner
         """The principal that made the group, and may manage it."""
         self._may_manage = may_manage
         self._check_topic = check_topic
+        self._quotas = quotas
         self.topic = topic
         self.settings = settings
         self.created_ms = created_ms
@@ -156,6 +159,7 @@ class Group:
             AccessRefusedError: the principal may not consume everything that the topic holds.
             GroupOwnedError: `exclusive` was asked for and there are members, or one of them has it.
             GroupClosedError: the group is gone.
+            QuotaExceededError: the principal has as many subscriptions and memberships as it may.
             UnknownFilterError: nobody here can read the group's filter.
         """
         self._require_open()
@@ -169,6 +173,8 @@ class Group:
             principal=principal,
             expires=expires,
         )  # fmt: skip
+        if self._quotas is not None:
+            member.quota = self._quotas.take_for(principal, "subscriptions")
         self.members.append(member)
         self.wake()
         return member
@@ -177,7 +183,7 @@ class Group:
         """End a membership; see `Member.leave`."""
         if member.closed:
             return
-        member.closed = True
+        member.close()
         self._dispatcher.remove(member)
         if self._flight is not None:
             self._flight.leave(member, lost=lost)
@@ -495,7 +501,7 @@ class Group:
         members = list(self.members)
         self.members.clear()
         for member in members:
-            member.closed = True
+            member.close()
             try:
                 member.on_closed(error)
             except Exception:  # the others must hear of it too

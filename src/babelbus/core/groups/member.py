@@ -7,6 +7,7 @@ from typing import Protocol
 from babelbus.core.access import SERVER, Identity
 from babelbus.core.groups.in_flight import Delivery, Holder
 from babelbus.core.groups.settings import GroupSettings, RecordFilter
+from babelbus.core.quotas import Quota
 from babelbus.errors import BabelbusError
 
 UNLIMITED = sys.maxsize
@@ -75,6 +76,8 @@ class Member(Holder):
         self.exclusive = exclusive
         self.held = held
         self.principal = principal
+        self.quota: Quota | None = None
+        """The quota that counts the membership."""
         self.closed = False
 
     @property
@@ -86,6 +89,12 @@ class Member(Holder):
         if self.window is None:
             return max(credit, 0)
         return max(min(credit, self.window - self.in_flight), 0)
+
+    def close(self) -> None:
+        """End the membership; the group calls it, once."""
+        self.closed = True
+        if self.quota is not None:
+            self.quota.give("subscriptions")
 
     # -- flow --------------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from babelbus.core.groups.settings import (
     check_group_name,
     header_filter,
 )
+from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError, change_settings
 from babelbus.core.subject import check_topic_name
@@ -69,12 +70,14 @@ class Groups:
         commit_seconds: float = COMMIT_SECONDS,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         defaults: GroupSettings | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.defaults = defaults or GroupSettings()
         """The settings of a new group, unless its creator names others."""
         self.read_ahead = ReadAhead(read_ahead_bytes)
         self.commit_failures = 0
         self._door = door
+        self._quotas = quotas
         self._file = GroupFile(files, folder)
         self._clock = clock
         self._loop = loop
@@ -342,6 +345,7 @@ class Groups:
             owner=owner,
             may_manage=self._door.may_manage,
             check_topic=self._door.check_topic,
+            quotas=self._quotas,
         )
 
     def _make_filter(self, settings: GroupSettings) -> RecordFilter | None:

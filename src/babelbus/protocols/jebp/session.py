@@ -11,6 +11,7 @@ from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
+from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import EVERYTHING
@@ -374,6 +375,7 @@ _NOT_CREATED: dict[type[BabelbusError], Outcome] = {
     TopicExistsError: Outcome.CREATE_TOPIC_EXISTS,
     InvalidTopicNameError: Outcome.CREATE_TOPIC_BAD_NAME,
     InvalidSettingError: Outcome.CREATE_TOPIC_BAD_NAME,
+    QuotaExceededError: Outcome.CREATE_TOPIC_NO_RIGHTS,
     StorageError: Outcome.CREATE_TOPIC_DISK,
 }
 _NOT_REMOVED: dict[type[BabelbusError], Outcome] = {

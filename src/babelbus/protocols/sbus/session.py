@@ -4,6 +4,7 @@ import msgspec
 
 from babelbus.core.access import Identity
 from babelbus.core.flow_policy import Flow
+from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.router import Subscription
@@ -26,7 +27,7 @@ class _Held(msgspec.Struct):
     """A pattern of the client: how many times it is stored, and the subscriptions that stand for it in the router."""
 
     count: int
-    subscriptions: tuple[Subscription, ...]
+    subscriptions: list[Subscription]
 
 
 class Session:
@@ -140,13 +141,14 @@ class Session:
             raise RemoteProtocolError(f"patterns of more than {settings.patterns_bytes_max} bytes")
         self._pattern_bytes += len(pattern)
         hub = self._hub
-        self._held[pattern] = _Held(
-            1,
-            tuple(
-                hub.router.add(SbusPattern(text), hub.receiver, shared=True, owner=self, principal=self._principal)
-                for text in patterns_of(pattern, self.credentials)
-            ),
-        )
+        held = self._held[pattern] = _Held(1, [])
+        try:
+            for text in patterns_of(pattern, self.credentials):
+                held.subscriptions.append(
+                    hub.router.add(SbusPattern(text), hub.receiver, shared=True, owner=self, principal=self._principal)
+                )
+        except QuotaExceededError as error:
+            raise RemoteProtocolError(str(error)) from error
 
     def _unsubscribe(self, pattern: bytes) -> None:
         held = self._held.get(pattern)
