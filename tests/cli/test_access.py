@@ -90,6 +90,19 @@ def test_a_table_file_is_applied_and_its_errors_have_line_and_column(near: Near,
     assert "file/#" not in [row["pattern"] for row in rows(near, "rita")]
 
 
+def test_quotas_of_a_principal_come_from_the_file_and_stay_when_the_rest_changes(near: Near, tmp_path: Path) -> None:
+    file = tmp_path / "table.toml"
+    file.write_text('[[principals]]\nname = "quentin"\nquotas = {topics = 3}\n', encoding="utf-8")
+    near.run("access", "apply", str(file))
+    near.run("principals", "change", "quentin", "--role", "readers")
+    near.run("principals", "rotate", "quentin", "--fingerprint", "34" * 32)
+    (shown,) = near.rows("principals", "show", "quentin", "--json")
+    assert (shown["quotas"], shown["roles"]) == ({"topics": 3}, ["readers"])
+    file.write_text("", encoding="utf-8")
+    near.run("access", "apply", str(file))
+    assert "quentin" not in near.run("principals", "list")
+
+
 def test_the_gate_is_turned_on_refuses_and_says_so_in_the_audit(near: Near) -> None:
     near.run("topics", "create", "open")
     near.run("topics", "create", "shut")

@@ -1,10 +1,12 @@
 """Quotas of principals, with a clock that the test moves."""
 
+import msgspec
 import pytest
 
 from babelbus.clock import ManualClock
 from babelbus.config import QuotaSettings
 from babelbus.core.access import ANONYMOUS, SERVER, Identity, Principal, Row
+from babelbus.core.access.table_file import TableFileError, read_table_file
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.quotas import Bucket, QuotaExceededError, Quotas
 from babelbus.core.request import Question, Reply, Request, RequestTimeoutError
@@ -206,3 +208,41 @@ async def test_requests_in_flight_have_a_quota_until_their_reply_or_deadline() -
     assert isinstance(second.error, RequestTimeoutError)
     assert bus.quotas.describe() == {}
     await bus.broker.close()
+
+
+@in_loop
+async def test_the_table_gives_a_principal_quotas_of_its_own_at_once_and_after_a_restart() -> None:
+    bus = Bus(quotas=QuotaSettings(subscriptions=1))
+    gate = bus.open_gate("off")
+    text = '[[principals]]\nname = "alice"\n\n[[principals]]\nname = "bob"\nquotas = {subscriptions = 3}\n'
+    await gate.apply_file(text, "table.toml", SERVER)
+    for _ in range(3):
+        bus.broker.subscribe(below("a"), lambda _: None, BOB)
+    bus.broker.subscribe(below("a"), lambda _: None, ALICE)
+    for principal in (ALICE, BOB):
+        with pytest.raises(QuotaExceededError):
+            bus.broker.subscribe(below("a"), lambda _: None, principal)
+    await gate.put([Principal("alice", quotas=QuotaSettings(topics=7))], SERVER)
+    bus.broker.subscribe(below("a"), lambda _: None, ALICE)
+    await bus.broker.close()
+
+    again = Bus(bus.files, quotas=QuotaSettings(subscriptions=1))
+    gate = again.open_gate("off")
+    assert gate.table.quotas() == {"alice": QuotaSettings(topics=7), "bob": QuotaSettings(subscriptions=3)}
+    for _ in range(3):
+        again.broker.subscribe(below("a"), lambda _: None, BOB)
+    await again.broker.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [("quotas = {subscribtions = 3}", "subscribtions"), ("quotas = {topics = 0}", ">= 1"), ("quotas = 3", "object")],
+)
+def test_wrong_quotas_in_a_table_file_are_named_with_their_line(line: str, reason: str) -> None:
+    with pytest.raises(TableFileError, match=reason) as failure:
+        read_table_file(f'[[principals]]\nname = "alice"\n{line}\n', "table.toml")
+    assert failure.value.line == 3
+
+
+def test_a_principal_without_quotas_is_stored_as_before() -> None:
+    assert msgspec.json.encode(Principal("alice")) == b'{"name":"alice","roles":[],"credentials":[]}'

@@ -129,9 +129,10 @@ class Broker(Catalog):
         """
         gate = Gate(self, self._clock, self._loop, settings=settings, audit_settings=audit_settings, mode=mode)
         gate.open()
-        gate.on_changed.append(self.access_changed)
+        gate.on_changed += [self.access_changed, self._set_quotas]
         self.gate, self.wildcards = gate, wildcards
         self._opened.append(gate.close)
+        self._set_quotas()
         return gate
 
     def open_state(
@@ -225,6 +226,9 @@ class Broker(Catalog):
     def _rights_of(self, principal: str) -> Rights | None:
         """Return the rights that a testament has."""
         return self.gate.table.rights(principal) if self.gate.enforcing else None
+
+    def _set_quotas(self) -> None:
+        self.quotas.set_limits(self.gate.table.quotas())
 
     def access_changed(self) -> None:
         """Update live subscriptions and responders after a change of the table of access."""

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from babelbus.config import QuotaSettings
 from babelbus.core.access import ACTIONS, Credential, InvalidAccessError, Principal, Row
 from babelbus.core.access.audit import AUDIT_TOPIC, AuditRecord
 from babelbus.core.access.gate import Gate
@@ -51,6 +52,7 @@ class PrincipalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     roles: tuple[str, ...] | None = None
     credentials: tuple[Credential, ...] = ()
+    quotas: QuotaSettings | msgspec.UnsetType = msgspec.UNSET
     version: int | None = None
 
 
@@ -148,7 +150,8 @@ class AccessRoutes:
             if known is None or gate.table.origin(body.admin) == KEPT:
                 roles = tuple(dict.fromkeys([*(known.roles if known else ()), ADMIN_ROLE]))
                 credentials = (*(known.credentials if known else ()), *body.credentials)
-                await gate.put([Principal(body.admin, roles, credentials)], ADMIN)
+                quotas = known.quotas if known else msgspec.UNSET
+                await gate.put([Principal(body.admin, roles, credentials, quotas)], ADMIN)
         if body.enforce and not any(ADMIN_ROLE in one.roles for one, _ in gate.table.principals()):
             raise InvalidAccessError("nobody has the role admin: name the first administrator")
         await gate.enable(ADMIN, enforce=body.enforce)
@@ -180,7 +183,9 @@ class AccessRoutes:
             {"kind": one.kind, "id": one.id, "created": one.created, "expires": one.expires}
             for one in principal.credentials
         ]
-        return {"name": name, "roles": principal.roles, "credentials": credentials, "origin": table.origin(name)}
+        quotas = {} if principal.quotas is msgspec.UNSET else {"quotas": msgspec.to_builtins(principal.quotas)}
+        origin = table.origin(name)
+        return {"name": name, "roles": principal.roles, "credentials": credentials, "origin": origin} | quotas
 
     def _kept(self, name: str) -> Principal:
         """Return a principal that can be changed here.
@@ -200,15 +205,17 @@ class AccessRoutes:
         check_name(body.name)
         if self._gate.table.principal(body.name) is not None:
             raise InvalidAccessError(f"there is a principal {body.name!r} already")
-        made = Principal(body.name, body.roles or (), self._dated(body.credentials))
+        made = Principal(body.name, body.roles or (), self._dated(body.credentials), body.quotas)
         await self._gate.put([made], ADMIN, version=body.version)
         return answer(self._describe(body.name), status=201)
 
     async def _alter(self, request: web.Request) -> web.Response:
-        """Replace the roles of a principal, and add credentials."""
+        """Replace the roles or the quotas of a principal, and add credentials."""
         body, known = await read_body(request, PrincipalBody), self._kept(request.match_info["name"])
         roles = known.roles if body.roles is None else body.roles
-        made = Principal(known.name, roles, (*known.credentials, *self._dated(body.credentials)))
+        credentials = (*known.credentials, *self._dated(body.credentials))
+        quotas = known.quotas if body.quotas is msgspec.UNSET else body.quotas
+        made = Principal(known.name, roles, credentials, quotas)
         await self._gate.put([made], ADMIN, version=body.version)
         return answer(self._describe(known.name))
 

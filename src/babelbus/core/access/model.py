@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from babelbus.config import QuotaSettings
 from babelbus.core.subject import PathPattern, Pattern
 from babelbus.errors import BabelbusError
 
@@ -91,11 +92,12 @@ class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One principal: its roles (without `role:`) and its credentials."""
+    """One principal: its roles (without `role:`), its credentials, and its quotas if the defaults are not for it."""
 
     name: str
     roles: tuple[str, ...] = ()
     credentials: tuple[Credential, ...] = ()
+    quotas: QuotaSettings | msgspec.UnsetType = msgspec.UNSET
 
     def check(self) -> None:
         """Check the names.

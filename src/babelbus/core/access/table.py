@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from babelbus.config import QuotaSettings
 from babelbus.core.access.model import (
     ANONYMOUS,
     EVERYBODY,
@@ -123,6 +124,14 @@ class Table:
         """Return who has a credential; the caller checks `expires`."""
         found = self._credentials.get((kind, id))
         return None if found is None else (self._principals[found[0]][0], found[1])
+
+    def quotas(self) -> dict[str, QuotaSettings]:
+        """Return the quotas of the principals that have their own."""
+        return {
+            name: principal.quotas
+            for name, (principal, _) in self._principals.items()
+            if isinstance(principal.quotas, QuotaSettings)
+        }
 
     @property
     def enforced(self) -> bool:

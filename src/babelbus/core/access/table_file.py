@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from babelbus.config import QuotaSettings
 from babelbus.core.access.model import Credential, Effect, InvalidAccessError, Principal, Row
 
 FILE_ID: Final = '["file"]'
@@ -30,6 +31,7 @@ class _Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     roles: tuple[str, ...] = ()
     credentials: tuple[Credential, ...] = ()
+    quotas: QuotaSettings | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +70,9 @@ def read_table_file(text: str, path: str) -> list[Row | Principal]:
     for index, row in enumerate(made.rows):
         entries.append(_checked(Row(row.who, row.action, row.pattern, row.effect), text, path, "rows", index))
     for index, one in enumerate(made.principals):
-        entries.append(_checked(Principal(one.name, one.roles, one.credentials), text, path, "principals", index))
+        entries.append(
+            _checked(Principal(one.name, one.roles, one.credentials, one.quotas), text, path, "principals", index)
+        )
     return entries
 
 
