@@ -16,7 +16,10 @@ from yarl import URL
 
 import babelbus
 from babelbus.clock import Clock
-from babelbus.config import AdminSettings, Config
+from babelbus.config import AdminSettings, Config, QuotaSettings
+from babelbus.core.access import Identity
+from babelbus.core.quotas import QuotaExceededError
+from babelbus.core.subject import exactly
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.records.format import encode_payloads
@@ -381,3 +384,38 @@ def test_a_missing_or_empty_token_is_told(tmp_path: Path) -> None:
     Path(token_path(str(tmp_path))).write_text("\n")
     with pytest.raises(TokenError, match="is empty"):
         read_token(str(tmp_path))
+
+
+def test_quotas_of_a_principal_are_set_shown_with_what_it_uses_and_kept_by_other_changes() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        bus.bus.open_gate("off")
+        added = {"name": "alice", "quotas": {"subscriptions": 1}}
+        assert (await call("POST", "/api/principals", added))[0] == 201
+        alice = Identity("test:alice", "alice", None)
+        bus.broker.subscribe(exactly("a"), lambda _: None, alice)
+        with pytest.raises(QuotaExceededError):
+            bus.broker.subscribe(exactly("a"), lambda _: None, alice)
+        assert (await call("PATCH", "/api/principals/alice", {"roles": ["readers"]}))[0] == 200
+        enabled = {"enforce": False, "admin": "alice"}
+        assert (await call("PUT", "/api/access/mode", enabled))[0] == 200
+        _, shown = await call("GET", "/api/principals/alice")
+        assert (shown["quotas"], shown["used"]) == ({"subscriptions": 1}, {"subscriptions": 1})
+        assert shown["roles"] == ["readers", "admin"]
+        assert (await call("PATCH", "/api/principals/alice", {"quotas": {"topics": 2}}))[0] == 200
+        assert (await call("GET", "/api/principals/alice"))[1]["quotas"] == {"topics": 2}
+        status, fault = await call("PATCH", "/api/principals/alice", {"quotas": {"topics": 0}})
+        assert (status, "topics" in fault["error"]) == (400, True)
+
+    serve(test)
+
+
+def test_what_a_quota_refuses_has_a_status_of_its_own() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        quota = bus.bus.quotas
+        quota.set_limits({"admin": QuotaSettings(requests=1)})
+        bus.broker.responders.add(exactly("svc"), lambda _: None)
+        quota.take("admin", "requests")
+        status, fault = await call("POST", "/api/request", {"subject": "svc"})
+        assert (status, fault["code"]) == (429, "quota_exceeded"), fault
+
+    serve(test)

@@ -172,7 +172,8 @@ class AccessRoutes:
             raise UnknownPrincipalError(f"there is no principal {name!r}")
         whos = {name, "*", *(f"role:{role}" for role in self._describe(name)["roles"])}
         rows = [_row(row) | {"origin": origin} for row, origin in self._gate.table.rows() if row.who in whos]
-        return answer(self._describe(name) | {"rows": rows})
+        used = self._broker.quotas.describe().get(name, {})
+        return answer(self._describe(name) | {"rows": rows, "used": used})
 
     def _describe(self, name: str) -> dict[str, Any]:
         """Return a principal without what its credentials keep."""
