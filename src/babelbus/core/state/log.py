@@ -9,7 +9,6 @@ fit, the log is read from its beginning instead.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -103,6 +102,15 @@ class Loaded(msgspec.Struct):
     """The state up to an offset: values by key, testaments by owner."""
 
     values: dict[str, Entry]
+    testaments: dict[str, bytes]
+    offset: int
+
+
+class _Snapshot(msgspec.Struct, frozen=True):
+    """The state before an offset. Two lists take half the memory of a second dictionary."""
+
+    keys: list[str]
+    entries: list[Entry]
     testaments: dict[str, bytes]
     offset: int
 
@@ -265,13 +273,13 @@ class StateLog:
         return self._bytes_since >= self._checkpoint_bytes or self._known_offset < self._partition.log.compacted_until
 
     def begin_checkpoint(self, values: dict[str, Entry], testaments: dict[str, bytes]) -> None:
-        """Write a checkpoint in a thread. Copies the dictionary first: about 20 ms for a million keys."""
-        loaded = Loaded(dict(values), dict(testaments), self._partition.next_offset)
+        """Write a checkpoint in a thread. Lists keys and values first: about 20 ms for a million keys."""
+        snapshot = _Snapshot(list(values), list(values.values()), dict(testaments), self._partition.next_offset)
         self._bytes_since = 0
-        self._known_offset = loaded.offset  # even if it fails: a full disk must not make each commit copy everything
-        self._writing = asyncio.get_running_loop().create_task(self._checkpoint(loaded, self._last))
+        self._known_offset = snapshot.offset  # even if it fails: a full disk must not make each commit copy everything
+        self._writing = asyncio.get_running_loop().create_task(self._checkpoint(snapshot, self._last))
 
-    async def _checkpoint(self, loaded: Loaded, last: Receipt | None) -> None:
+    async def _checkpoint(self, snapshot: _Snapshot, last: Receipt | None) -> None:
         loop = asyncio.get_running_loop()
         try:
             # What a failed flush loses must not come back with a checkpoint, although its offsets are given again.
@@ -279,9 +287,9 @@ class StateLog:
             if error is not None:
                 raise error
             # What is not durable may be lost and its offset given again: no checkpoint may know more than the disk.
-            if await self._partition.flush() < loaded.offset:
+            if await self._partition.flush() < snapshot.offset:
                 raise StorageError("the log is not durable up to it")
-            await loop.run_in_executor(None, self._write_checkpoint, loaded)
+            await loop.run_in_executor(None, self._write_checkpoint, snapshot)
         except (BabelbusError, OSError) as error:
             log.warning("%s: not written, a start reads more of the log: %s", self._path(), error)
         finally:
@@ -296,18 +304,16 @@ class StateLog:
             assert self._writing is not None
             await asyncio.wait([self._writing])
 
-    def _write_checkpoint(self, loaded: Loaded) -> None:
+    def _write_checkpoint(self, snapshot: _Snapshot) -> None:
         """Write all values in blocks, each with its CRC, and put the file in the place of the last one.
 
         Raises:
             StorageError, OSError: the disk refused; the last one still stands.
         """
         self._files.make_folder(self._folder)
-        for key in list(filter(self.is_transient, loaded.values)):
-            del loaded.values[key]
         path = f"{self._path()}.new"
         try:
-            self._write_blocks(path, _bodies(loaded))
+            self._write_blocks(path, self._bodies(snapshot))
             self._files.rename(path, self._path())
         except OSError:
             with contextlib.suppress(OSError):
@@ -328,15 +334,17 @@ class StateLog:
         finally:
             file.close()
 
-
-def _bodies(loaded: Loaded) -> Iterator[bytes]:
-    encode = msgspec.msgpack.encode
-    entries = iter(loaded.values.items())  # block by block: a list of a million pairs would stay in the heap
-    yield encode(_Head(CHECKPOINT_FORMAT, loaded.offset, -(-len(loaded.values) // BLOCK_KEYS)))
-    while block := list(itertools.islice(entries, BLOCK_KEYS)):
-        values, versions = zip(*(parts_of(entry) for _, entry in block), strict=True)
-        yield encode(([key for key, _ in block], values, versions if any(versions) else []))
-    yield encode(loaded.testaments)
+    def _bodies(self, snapshot: _Snapshot) -> Iterator[bytes]:
+        encode, is_transient = msgspec.msgpack.encode, self.is_transient
+        blocks = range(0, len(snapshot.keys), BLOCK_KEYS)
+        yield encode(_Head(CHECKPOINT_FORMAT, snapshot.offset, len(blocks)))
+        for first in blocks:  # block by block: a list of a million pairs would stay in the heap
+            part = slice(first, first + BLOCK_KEYS)
+            pairs = zip(snapshot.keys[part], snapshot.entries[part], strict=True)
+            block = [(key, *parts_of(entry)) for key, entry in pairs if not is_transient(key)]
+            keys, values, versions = zip(*block, strict=True) if block else ((), (), ())
+            yield encode((keys, values, versions if any(versions) else []))
+        yield encode(snapshot.testaments)
 
 
 def _blocks(content: bytes) -> Iterator[bytes]:
