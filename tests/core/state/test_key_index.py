@@ -1,10 +1,12 @@
 """Names of keys: children and matches, against a model that looks at every key."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.state.key_index import KeyPattern, Names
+from babelbus.core.state.key_index import LEAVES_MAX, KeyPattern, Names
 
 elements = st.sampled_from(["", "a", "b", "?", "ü"])
 keys = st.lists(elements, min_size=1, max_size=4).map("/".join)
@@ -75,6 +77,13 @@ def pattern(text: str) -> KeyPattern:
 def test_each_row_of_the_store_match(text: str, key: str, found: bool) -> None:
     assert pattern(text).matches(key) is found
     assert names_of({key, "other/key"}).match(pattern(text)).count(key) == found
+
+
+@pytest.fixture(params=[1, 2, LEAVES_MAX], autouse=True, scope="module")
+def leaves_max(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("babelbus.core.state.key_index.LEAVES_MAX", request.param)
+        yield
 
 
 @given(st.sets(keys), patterns)

@@ -242,7 +242,7 @@ class State:
         if Kept in kinds:
             return False
         if type(None) in kinds:
-            add = self._add
+            add = self._add if self.watches_children else self._names.add
             for key, entry in zip(keys, before, strict=True):
                 if entry is None:
                     add(key)
