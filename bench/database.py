@@ -11,7 +11,7 @@ from babelbus.clock import SystemClock
 from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import LocalFiles
-from babelbus.storage.sql.log import DatabaseLog
+from babelbus.storage.sql.queue import QueuedLog
 from babelbus.storage.sql.store import DatabaseStore
 from bench.frame import PeerMissingError, Reading, figure
 from bench.workload import PAYLOAD, SECONDS, scratch_folder
@@ -27,7 +27,7 @@ MIB = 2**20
 
 
 @contextmanager
-def _open(url: str) -> Iterator[DatabaseLog]:
+def _open(url: str) -> Iterator[QueuedLog]:
     store = DatabaseStore(url, LocalFiles(), SystemClock())
     try:
         yield store.open_partition("bench", 0, LogSettings())
@@ -35,7 +35,7 @@ def _open(url: str) -> Iterator[DatabaseLog]:
         store.close()
 
 
-def _append(log: DatabaseLog, batch_records: int) -> float:
+def _append(log: QueuedLog, batch_records: int) -> float:
     """Encode and append batches for a while; give records/s, the last flush included."""
     payloads, timestamps = [PAYLOAD] * batch_records, [1_700_000_000_000] * batch_records
     records = unflushed = 0
@@ -43,16 +43,17 @@ def _append(log: DatabaseLog, batch_records: int) -> float:
     while time.perf_counter() - begun < SECONDS:
         batch = encode_payloads(payloads, timestamps, log.next_offset)
         log.append(batch)
+        log.durable(sync=False)
         records += batch_records
         unflushed += len(batch.data)
         if unflushed >= FLUSH_BYTES:
-            log.flush()
+            log.durable()
             unflushed = 0
-    log.flush()
+    log.durable()
     return records / (time.perf_counter() - begun)
 
 
-def _read(log: DatabaseLog) -> float:
+def _read(log: QueuedLog) -> float:
     """Read all of a partition in large chunks; give MiB/s of stored records."""
     begun = time.perf_counter()
     offset = size = 0
@@ -63,11 +64,12 @@ def _read(log: DatabaseLog) -> float:
     return size / MIB / (time.perf_counter() - begun)
 
 
-def _fill(log: DatabaseLog) -> None:
+def _fill(log: QueuedLog) -> None:
     payloads, timestamps = [PAYLOAD] * BATCH_RECORDS, [1_700_000_000_000] * BATCH_RECORDS
     while log.next_offset < READ_RECORDS:
         log.append(encode_payloads(payloads, timestamps, log.next_offset))
-    log.flush()
+        log.durable(sync=False)
+    log.durable()
 
 
 def _appending(url: str) -> Reading:

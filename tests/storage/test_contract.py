@@ -16,7 +16,7 @@ from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.errors import OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.files import LocalFiles
 from babelbus.storage.memory import MemoryFiles
-from babelbus.storage.sql.queue import QueuedStore
+from babelbus.storage.sql.store import DatabaseStore
 from tests.storage.helpers import append, number_of, numbered, read_all
 from tests.storage.helpers import fill as append_numbered
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
@@ -28,8 +28,8 @@ TOPICS = ["news", "plant/line1", "münchen/straße", "a b", ".hidden", "..", "%2
 ENGINES: dict[str, Callable[[str, ManualClock], Store]] = {
     "disk": lambda folder, clock: FolderStore(LocalFiles(), folder, clock),
     "memory": lambda folder, clock: FolderStore(_memory(folder), folder, clock),
-    "sqlite": lambda folder, clock: QueuedStore(f"sqlite:///{folder}/db.sqlite", LocalFiles(), clock),
-    "postgresql": lambda url, clock: QueuedStore(url, LocalFiles(), clock),
+    "sqlite": lambda folder, clock: DatabaseStore(f"sqlite:///{folder}/db.sqlite", LocalFiles(), clock),
+    "postgresql": lambda url, clock: DatabaseStore(url, LocalFiles(), clock),
 }
 _memories: dict[str, MemoryFiles] = {}
 

@@ -436,9 +436,9 @@ def _note_unwritten_list(written: Promise) -> None:
 
 def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
     """Open the database, and finish the removals that a crash cut short; loading SQLAlchemy takes half a second."""
-    from babelbus.storage.sql import QueuedStore
+    from babelbus.storage.sql import DatabaseStore
 
-    store = QueuedStore(url, files, clock)
+    store = DatabaseStore(url, files, clock)
     for token in store.removed():
         store.erase(token)
     return store

@@ -17,7 +17,7 @@ from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.store import DatabaseStore
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered
-from tests.storage.sql.test_store import Place
+from tests.storage.sql.test_store import Place, open_log
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 
@@ -169,7 +169,7 @@ def server() -> Iterator[PostgresServer]:
 def test_postgresql_is_checked_beside_its_server(server: PostgresServer) -> None:
     assert check_database(server.url(), LocalFiles()) == Report()
     store = DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW))
-    log = store.open_partition("news", 0, LogSettings())
+    log = open_log(store, "news", 0, LogSettings())
     fill(log, 50)
     report = check_database(server.url(), LocalFiles(), live=True)
     assert (report.records, report.problems) == (50, [])

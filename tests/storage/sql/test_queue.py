@@ -17,7 +17,8 @@ from babelbus.storage.errors import BackendBusyError, DiskError, StaleWriterErro
 from babelbus.storage.files import LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.sql.log import DatabaseLog
-from babelbus.storage.sql.queue import QueuedLog, QueuedStore
+from babelbus.storage.sql.queue import QueuedLog
+from babelbus.storage.sql.store import DatabaseStore
 from tests.storage.helpers import NOW, append, number_of, numbered, read_all
 from tests.support.bus import done, events, in_loop, publish, stored
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
@@ -34,8 +35,8 @@ def server() -> Iterator[PostgresServer]:
         pytest.skip(f"engine db is not tested on PostgreSQL: {missing}")
 
 
-def make(url: str, **options: int) -> QueuedStore:
-    return QueuedStore(url, LocalFiles(), ManualClock(NOW), **options)
+def make(url: str, **options: int) -> DatabaseStore:
+    return DatabaseStore(url, LocalFiles(), ManualClock(NOW), **options)
 
 
 def open_log(folder: Path, **options: int) -> QueuedLog:
@@ -97,7 +98,7 @@ def test_a_writer_that_was_replaced_is_refused(tmp_path: Path) -> None:
 # -- under the broker --------------------------------------------------------------------------------------------------
 
 
-def broker_on(store: QueuedStore, catalog: MemoryFiles) -> Broker:
+def broker_on(store: DatabaseStore, catalog: MemoryFiles) -> Broker:
     """A broker that keeps its topics of engine `db` in this store."""
     disk = FolderStore(catalog, "data", ManualClock(NOW))
     broker = Broker(
@@ -156,7 +157,7 @@ async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start
 
 @in_loop
 async def test_publishers_go_on_by_themselves_after_a_lost_connection(server: PostgresServer) -> None:
-    broker = broker_on(QueuedStore(server.url(), LocalFiles(), ManualClock(NOW)), MemoryFiles())
+    broker = broker_on(DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)), MemoryFiles())
     topic = await broker.create_topic("news", 1, {"ack": "flushed", "engine": "db"})
     await done(publish(topic, events(b"before")))
     server.sql(END_SESSIONS)

@@ -42,6 +42,11 @@ SECRET = "hunter2-is-secret"
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
+def open_log(store: DatabaseStore, topic: str, number: int, settings: LogSettings) -> DatabaseLog:
+    """Open a partition without the queue in front of it: an append is committed when it returns."""
+    return DatabaseLog(*store._claim(topic, number), settings, store._clock)
+
+
 class WatchedFile:
     """A file whose flushes are counted, and fail when they are told to."""
 
@@ -84,7 +89,7 @@ class Place:
         return DatabaseStore(f"sqlite:///{self.path}", self.files, self.clock)
 
     def log(self, topic: str = "t", number: int = 0, **how: object) -> DatabaseLog:
-        return self.store.open_partition(topic, number, LogSettings(**how))  # type: ignore[arg-type]
+        return open_log(self.store, topic, number, LogSettings(**how))  # type: ignore[arg-type]
 
     def restart(self) -> None:
         self.store.close()
@@ -179,7 +184,7 @@ def test_what_is_read_is_byte_for_byte_what_the_disk_engine_would_store(
 
 
 def test_postgresql_gives_back_any_record_byte_for_byte(remote: DatabaseStore) -> None:
-    log = remote.open_partition("t", 0, LogSettings())
+    log = open_log(remote, "t", 0, LogSettings())
     sent = [
         Record(b"\0\xff" * 50, b"", ((b"", None), (b"\0", b"")), 1, 7),
         Record(None, b"key", (), 2**63 - 1),
@@ -514,7 +519,7 @@ def test_what_was_appended_survives_a_killed_process_although_nobody_flushed(tmp
         "log = DatabaseStore(sys.argv[1], LocalFiles(), SystemClock()).open_partition('t', 0, LogSettings())\n"
         "while True:\n"
         "    log.append(encode_payloads([b'x' * 90] * 40, [1] * 40, log.next_offset))\n"
-        "    print(log.next_offset, flush=True)"
+        "    print(log.durable(sync=False), flush=True)"
     )
     url = f"sqlite:///{tmp_path}/db.sqlite"
     with subprocess.Popen(
@@ -527,7 +532,7 @@ def test_what_was_appended_survives_a_killed_process_although_nobody_flushed(tmp
         rest = child.stdout.read().split(b"\n")
         acknowledged = max([acknowledged, *(int(line) for line in rest[:-1])])
     store = DatabaseStore(url, LocalFiles(), ManualClock(NOW))
-    log = store.open_partition("t", 0, LogSettings())
+    log = open_log(store, "t", 0, LogSettings())
     assert log.next_offset >= acknowledged
     assert [record.offset for record in read_all(log)] == list(range(log.next_offset))
     store.close()
@@ -684,9 +689,9 @@ def test_ends_that_cannot_be_written_are_logged_and_hold_up_nobody(
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_stale_writer_is_refused_and_changes_nothing(kind: str, place: Place, request: pytest.FixtureRequest) -> None:
     store: DatabaseStore = place.store if kind == "sqlite" else request.getfixturevalue("remote")
-    old = store.open_partition("t", 0, LogSettings(cleanup="compact"))
+    old = open_log(store, "t", 0, LogSettings(cleanup="compact"))
     fill(old, 10)
-    new = store.open_partition("t", 0, LogSettings())
+    new = open_log(store, "t", 0, LogSettings())
     fill(new, 10)
     for write in (lambda: fill(old, 10), lambda: old.trim(5)):
         with pytest.raises(StaleWriterError, match="epoch 2, ours is 1"):
@@ -701,7 +706,7 @@ def test_a_stale_writer_is_refused_and_changes_nothing(kind: str, place: Place, 
 def test_a_second_server_on_the_same_file_is_refused(place: Place) -> None:
     place.log()
     with pytest.raises(FolderLockedError, match=r"db\.sqlite is in use by process [0-9]+; one server"):
-        place.make().open_partition("t", 0, LogSettings())
+        open_log(place.make(), "t", 0, LogSettings())
     place.restart()
     assert place.log().next_offset == 0
 
@@ -719,12 +724,12 @@ def test_tables_of_a_newer_version_are_refused_and_not_touched(
     else:
         server: PostgresServer = request.getfixturevalue("server")
         remote: DatabaseStore = request.getfixturevalue("remote")
-        remote.open_partition("t", 0, LogSettings())
+        open_log(remote, "t", 0, LogSettings())
         remote.close()
         server.sql(change)
         store = DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW))
     with pytest.raises(SchemaVersionError, match="version 99, this Babelbus knows version 2"):
-        store.open_partition("t", 0, LogSettings())
+        open_log(store, "t", 0, LogSettings())
 
 
 def test_a_database_with_tables_of_somebody_else_is_not_touched(place: Place) -> None:
@@ -773,7 +778,7 @@ def test_a_database_that_cannot_be_reached_is_a_disk_error_without_the_password(
 
 
 def test_a_second_server_on_the_same_schema_is_refused(remote: DatabaseStore, server: PostgresServer) -> None:
-    remote.open_partition("t", 0, LogSettings())
+    open_log(remote, "t", 0, LogSettings())
     with pytest.raises(FolderLockedError, match="in use by another server"):
         DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)).removed()
     server.sql("CREATE SCHEMA other")
@@ -789,7 +794,7 @@ END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE app
 def test_a_lost_connection_is_made_again_and_nothing_is_lost_or_doubled(
     remote: DatabaseStore, server: PostgresServer
 ) -> None:
-    log = remote.open_partition("t", 0, LogSettings())
+    log = open_log(remote, "t", 0, LogSettings())
     fill(log, 20)
     server.sql(END_SESSIONS)
     with pytest.raises(DiskError):
@@ -805,7 +810,7 @@ def test_a_lost_connection_is_made_again_and_nothing_is_lost_or_doubled(
 
 
 def test_a_connection_lost_before_a_flush_makes_the_flush_fail(remote: DatabaseStore, server: PostgresServer) -> None:
-    log = remote.open_partition("t", 0, LogSettings())
+    log = open_log(remote, "t", 0, LogSettings())
     fill(log, 20)
     server.sql(END_SESSIONS)
     with pytest.raises(DiskError):
@@ -818,7 +823,7 @@ def test_a_connection_lost_before_a_flush_makes_the_flush_fail(remote: DatabaseS
 def test_a_commit_that_was_in_doubt_is_taken_back_before_the_batch_is_stored_again(
     remote: DatabaseStore, server: PostgresServer, refused_once: bool
 ) -> None:
-    log = remote.open_partition("t", 0, LogSettings())
+    log = open_log(remote, "t", 0, LogSettings())
     fill(log, 20)
     late = bytes(encode_batch(numbered(10, first=20), 20).data)
     with psycopg.connect(server.url()) as lost:  # a session that we have lost committed after all
@@ -841,7 +846,7 @@ def test_a_commit_that_was_in_doubt_is_taken_back_before_the_batch_is_stored_aga
 def test_a_crash_of_postgresql_loses_nothing_that_was_flushed_and_leaves_no_hole(
     remote: DatabaseStore, server: PostgresServer
 ) -> None:
-    log = remote.open_partition("t", 0, LogSettings(segment_bytes=1_000))
+    log = open_log(remote, "t", 0, LogSettings(segment_bytes=1_000))
     fill(log, 100)
     assert log.flush() == 100
     fill(log, 50)
@@ -862,7 +867,7 @@ def test_a_crash_of_postgresql_loses_nothing_that_was_flushed_and_leaves_no_hole
 def test_a_table_that_somebody_has_locked_refuses_a_batch_and_takes_it_later(
     remote: DatabaseStore, server: PostgresServer
 ) -> None:
-    log = remote.open_partition("t", 0, LogSettings())
+    log = open_log(remote, "t", 0, LogSettings())
     fill(log, 10)
     with psycopg.connect(server.url()) as stranger:
         stranger.execute("LOCK TABLE batches IN SHARE MODE")
@@ -874,7 +879,7 @@ def test_a_table_that_somebody_has_locked_refuses_a_batch_and_takes_it_later(
 
 
 def test_postgresql_cannot_serve_a_row_that_was_changed(remote: DatabaseStore, server: PostgresServer) -> None:
-    log = remote.open_partition("t", 0, LogSettings())
+    log = open_log(remote, "t", 0, LogSettings())
     fill(log, 10)
     server.sql("UPDATE batches SET data = overlay(data PLACING 'x' FROM octet_length(data) - 10)")
     with pytest.raises(CorruptRecordError, match="offset 9"):
@@ -882,7 +887,7 @@ def test_postgresql_cannot_serve_a_row_that_was_changed(remote: DatabaseStore, s
 
 
 def test_errors_of_postgresql_show_neither_statement_nor_values(remote: DatabaseStore) -> None:
-    remote.open_partition("t", 0, LogSettings())
+    open_log(remote, "t", 0, LogSettings())
     with pytest.raises(DiskError) as caught, remote._database.write() as connection:
         connection.execute(text("SELECT :value::no_such_type"), {"value": SECRET})
     assert SECRET not in str(caught.value)

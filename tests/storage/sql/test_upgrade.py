@@ -19,6 +19,7 @@ from babelbus.storage.sql.check import check_database
 from babelbus.storage.sql.store import DatabaseStore
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, numbered, read_all
+from tests.storage.sql.test_store import open_log
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 OLD = Path(__file__).parent / "a_row_a_record.sql"
@@ -68,7 +69,7 @@ def check_all(store: DatabaseStore) -> None:
     """Compare what a store holds with what the release before read."""
     assert list(store.removed().values()) == ["gone"]
     for (topic, number), expected in EXPECTED.items():
-        log = store.open_partition(topic, number, LogSettings())
+        log = open_log(store, topic, number, LogSettings())
         content, offset = b"", log.first_offset
         while offset < log.next_offset:
             chunk = log.read(offset, 500)
@@ -77,7 +78,7 @@ def check_all(store: DatabaseStore) -> None:
         bounds = (log.first_offset, log.next_offset, log.compacted_until, log.size_bytes)
         assert (*bounds, zlib.crc32(content)) == expected
         assert log.recovery.bad == []
-    log = store.open_partition("news", 0, LogSettings())
+    log = open_log(store, "news", 0, LogSettings())
     ((one,),) = log.producers.snapshot().values()
     assert (one.first_sequence, one.count, one.base_offset) == (40, 3, 100)
     assert log.find_time(NOW + 77) == 77
@@ -171,7 +172,7 @@ def test_a_record_that_was_damaged_stays_refused_and_the_others_stay_readable(
 ) -> None:
     change(old, statement)
     store = open_store(old)
-    log = store.open_partition("news", 0, LogSettings())
+    log = open_log(store, "news", 0, LogSettings())
     assert log.read(30, 2**20).next_offset == 50
     with pytest.raises(CorruptRecordError, match=reason):
         log.read(50, 2**20)
@@ -184,7 +185,7 @@ def test_a_record_that_was_damaged_stays_refused_and_the_others_stay_readable(
 def test_an_old_range_that_compaction_emptied_and_lost_its_end_is_converted(old: Path) -> None:
     change(old, 'DELETE FROM records WHERE partition_id = 3 AND "offset" >= 59')
     store = open_store(old)
-    log = store.open_partition("keys", 0, LogSettings())
+    log = open_log(store, "keys", 0, LogSettings())
     assert log.next_offset == 60
     with pytest.raises(CorruptRecordError, match="missing"):
         log.read(59, 2**20)

@@ -1,7 +1,6 @@
 """Engine `db`: topics in SQLite or PostgreSQL (docs/storage.md)."""
 
 from babelbus.storage.sql.check import check_database
-from babelbus.storage.sql.queue import QueuedStore
 from babelbus.storage.sql.store import DatabaseStore
 
-__all__ = ["DatabaseStore", "QueuedStore", "check_database"]
+__all__ = ["DatabaseStore", "check_database"]

@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.records.format import PRODUCER_HEADER, rebase
 from babelbus.records.record import RecordBatch
-from babelbus.storage.contract import Chunk, Fit, LogSettings
+from babelbus.storage.contract import Chunk
 from babelbus.storage.errors import BackendBusyError, StaleWriterError
-from babelbus.storage.files import FileSystem
 from babelbus.storage.sql.cleaner import clean
 from babelbus.storage.sql.log import DatabaseLog
-from babelbus.storage.sql.store import DatabaseStore
 
 QUEUE_BYTES_MAX = 64 * 2**20
 """Most that all partitions of a database hold unwritten; beyond it publishers get a retriable error."""
@@ -151,26 +148,6 @@ class QueuedLog(DatabaseLog):
             self.durable()
         finally:
             super().close()
-
-
-class QueuedStore(DatabaseStore):
-    """The topics of one database, with a queue in front of each partition; see `contract.Store`."""
-
-    fit = Fit(appends_wait=True)
-
-    def __init__(self, url: str, files: FileSystem, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
-        super().__init__(url, files, clock)
-        self._room = Room(queue_bytes_max)
-        self._writers: dict[tuple[str, int], QueuedLog] = {}
-
-    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> QueuedLog:
-        """Open a partition as its only writer, or make it; see `contract.Store`."""
-        before = self._writers.get((topic, partition))
-        if before is not None:
-            before.fence_off()
-        opened = QueuedLog(self._room, *self._claim(topic, partition), settings, self._clock)
-        self._writers[topic, partition] = opened
-        return opened
 
 
 def _count_together(queue: deque[RecordBatch]) -> int:

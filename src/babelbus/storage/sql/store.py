@@ -1,7 +1,7 @@
 """Engine `db`: the topics of one SQL database, SQLite or PostgreSQL, through SQLAlchemy Core (docs/storage.md).
 
 Several topics share a database; one server owns it. `tables` is the schema, `database` the connections and durability,
-`log` a partition.
+`log` a partition, `queue` the appends that wait in front of it.
 """
 
 import secrets
@@ -13,11 +13,11 @@ from sqlalchemy.exc import ArgumentError
 
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
-from babelbus.storage.contract import LogSettings
+from babelbus.storage.contract import Fit, LogSettings
 from babelbus.storage.files import FileSystem
 from babelbus.storage.sql.database import Database
-from babelbus.storage.sql.log import DatabaseLog
 from babelbus.storage.sql.postgresql import PostgresqlDatabase
+from babelbus.storage.sql.queue import QUEUE_BYTES_MAX, QueuedLog, Room
 from babelbus.storage.sql.sqlite import SqliteDatabase
 from babelbus.storage.sql.tables import batches, partitions, producers, topics
 from babelbus.storage.sql.upgrade import prepare
@@ -38,7 +38,9 @@ class DatabaseStore:
     Nothing is opened or made before a topic is: a server without topics of this engine has no file of it.
     """
 
-    def __init__(self, url: str, files: FileSystem, clock: Clock) -> None:
+    fit = Fit(appends_wait=True)
+
+    def __init__(self, url: str, files: FileSystem, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         """Check the URL of the database: `sqlite:///` and a path, or `postgresql://user@host/database`.
 
         Raises:
@@ -51,6 +53,8 @@ class DatabaseStore:
         self._is_open = False
         self.name = self._database.name
         """The URL without user, password and options."""
+        self._room = Room(queue_bytes_max)
+        self._writers: dict[tuple[str, int], QueuedLog] = {}
 
     def _open(self) -> Database:
         with self._opening:
@@ -86,9 +90,14 @@ class DatabaseStore:
         ) or [(None,)]
         return 0 if found[0] is None else int(found[0]) + 1
 
-    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> DatabaseLog:
-        """Open a partition, or make it; see `contract.Store`."""
-        return DatabaseLog(*self._claim(topic, partition), settings, self._clock)
+    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> QueuedLog:
+        """Open a partition as its only writer, or make it; see `contract.Store`."""
+        before = self._writers.get((topic, partition))
+        if before is not None:
+            before.fence_off()
+        opened = QueuedLog(self._room, *self._claim(topic, partition), settings, self._clock)
+        self._writers[topic, partition] = opened
+        return opened
 
     def _claim(self, topic: str, partition: int) -> tuple[Database, str, int, int, int]:
         """Register a writer of a partition by its next epoch; return what `DatabaseLog` begins with."""
