@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from babelbus.clock import Clock
 from babelbus.core.access import CLIENT, SERVER, Action, Identity
 from babelbus.core.catalog import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.publish import Publication
@@ -159,9 +158,8 @@ def origin(record: Record) -> Event:
 class DeadLetters:
     """Writes the dead letters of all groups; makes their topics when they are needed."""
 
-    def __init__(self, door: TopicDoor, clock: Clock) -> None:
+    def __init__(self, door: TopicDoor) -> None:
         self._door = door
-        self._clock = clock
 
     def send(self, name: str, record: Record, letter: DeadLetter) -> Receipt:
         """Publish a dead letter to the topic `name`; make the topic if there is no such topic.
@@ -191,7 +189,3 @@ class DeadLetters:
         else:
             self._door.add_source(name, letter.topic).when_done(publish)
         return receipt
-
-    def now_ms(self) -> int:
-        """Return the time that a dead letter carries."""
-        return self._clock.now_ms()

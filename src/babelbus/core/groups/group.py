@@ -27,7 +27,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.access import SERVER, AccessRefusedError, Action, Identity, refusal
-from babelbus.core.groups.cursor_files import StoredCursor
+from babelbus.core.groups.cursor_files import StoredCursor, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
 from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Flight
@@ -75,11 +75,9 @@ class Group:
 
     def __init__(
         self,
-        name: str,
         topic: Topic,
-        settings: GroupSettings,
+        stored: StoredGroup,
         *,
-        created_ms: int,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         read_ahead: ReadAhead,
@@ -87,23 +85,20 @@ class Group:
         make_filter: Callable[[GroupSettings], RecordFilter | None],
         on_changed: Callable[["Group"], None],
         on_lost: Callable[["Group"], None],
-        stored: Mapping[int, StoredCursor],
-        paused: bool = False,
-        owner: str = "",
-        may_manage: Callable[[Identity, str, str], bool] = lambda principal, topic, owner: True,
-        check_topic: Callable[[Identity, Action, str], None] = lambda principal, action, topic: None,
-        quotas: Quotas | None = None,
+        may_manage: Callable[[Identity, str, str], bool],
+        check_topic: Callable[[Identity, Action, str], None],
+        quotas: Quotas | None,
     ) -> None:
-        self.name = name
-        self.owner = owner
+        self.name = stored.name
+        self.owner = stored.owner
         """The principal that made the group, and may manage it."""
         self._may_manage = may_manage
         self._check_topic = check_topic
         self._quotas = quotas
         self.topic = topic
-        self.settings = settings
-        self.created_ms = created_ms
-        self.paused = paused
+        self.settings = settings = stored.settings
+        self.created_ms = stored.created_ms
+        self.paused = stored.paused
         self.closed = False
         self.saved: Promise = DONE
         """The save of the last change of the group (`Groups.create`, `Groups.alter`)."""
@@ -118,14 +113,14 @@ class Group:
         self._on_lost = on_lost
         self._flight = Flight(clock, self.counts, self._bury, settings) if settings.ack == "explicit" else None
         self._dispatcher = Dispatcher(settings, self.counts, self._flight, self._watch)
-        self._dispatcher.stopped = paused
+        self._dispatcher.stopped = self.paused
         self._cursors = self._dispatcher.cursors
         self.members = self._dispatcher.members
         self._scheduled = False
         self._stalled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._add_cursors(stored)
+        self._add_cursors(stored.cursors)
 
     @property
     def cursor_count(self) -> int:
@@ -309,6 +304,11 @@ class Group:
         """Return what is to be kept of the cursors."""
         return {cursor.number: cursor.stored() for cursor in self._cursors}
 
+    def to_store(self) -> StoredGroup:
+        """Return the stored form of the group."""
+        topic, cursors = self.topic.name, self.stored()
+        return StoredGroup(topic, self.name, self.settings, self.paused, self.created_ms, cursors, self.owner)
+
     # -- pulling -----------------------------------------------------------------------------------------------------
 
     def take(self, count: int, member: Member | None = None, principal: Identity = SERVER) -> list[Sequence[Delivery]]:
@@ -444,7 +444,7 @@ class Group:
         if record is None:
             flight.finish(flight_cursor, offset)
             return
-        now_ms = self._dead_letters.now_ms()
+        now_ms = self._clock.now_ms()
         letter = DeadLetter(self.topic.name, cursor.number, offset, self.name, attempts, reason, now_ms)
         name = self.settings.dead_letter_topic or topic_name(self.name)
         self._dead_letters.send(name, record, letter).when_done(settle)

@@ -431,11 +431,9 @@ class Flight:
         while self._leases and not self._leases[0].left:
             self._leases.popleft()
             self._spent = max(self._spent - 1, 0)
-        lease_at = self._leases[0].since + self.settings.ack_seconds if self._leases else None
-        retry_at = self._retries[0][0] if self._retries else None
-        if lease_at is None or retry_at is None:
-            return retry_at if lease_at is None else lease_at
-        return min(lease_at, retry_at)
+        times = [self._leases[0].since + self.settings.ack_seconds] if self._leases else []
+        times += [self._retries[0][0]] if self._retries else []
+        return min(times, default=None)
 
     # -- order per key -----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.access import SERVER, Action, Identity
-from babelbus.core.groups.cursor_files import GroupFile, StoredCursor, StoredGroup
+from babelbus.core.groups.cursor_files import GroupFile, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, topic_name
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Counts
@@ -82,7 +82,7 @@ class Groups:
         self._clock = clock
         self._loop = loop
         self._commit_seconds = commit_seconds
-        self._dead_letters = DeadLetters(door, clock)
+        self._dead_letters = DeadLetters(door)
         self._factories: dict[str, FilterFactory] = {"header": header_filter}
         self._groups: dict[tuple[str, str], Group] = {}
         self._encoded: dict[Group, msgspec.Raw] = {}
@@ -134,7 +134,7 @@ class Groups:
         self._check(owner, name, settings)
         self._check_letters(principal, settings)
         made_by = "" if principal.rights is None else principal.name
-        group = self._make(owner, name, settings, self._clock.now_ms(), {}, paused=False, owner=made_by)
+        group = self._make(owner, StoredGroup(topic, name, settings, False, self._clock.now_ms(), {}, made_by))
         self._groups[topic, name] = group
         if start.partition is not None:
             group.seek(END)
@@ -233,22 +233,13 @@ class Groups:
         """
         group = self.get(topic, name)
         group.check_managed(principal)
-        cursors = group.stored()
+        stored = group.to_store()
         self._drop(group, f"group {name!r} on topic {topic!r} was removed")
         self._unsaved = True
 
         def settle(saved: Promise) -> None:
             if saved.error is not None and self._door.find_topic(topic) is group.topic and not self._closed:
-                again = self._make(
-                    group.topic,
-                    name,
-                    group.settings,
-                    group.created_ms,
-                    cursors,
-                    paused=group.paused,
-                    owner=group.owner,
-                )
-                self._groups.setdefault((topic, name), again)
+                self._groups.setdefault((topic, name), self._make(group.topic, stored))
 
         saved = self.saved()
         saved.when_done(settle)
@@ -317,22 +308,10 @@ class Groups:
         if settings.dead_letter_topic is not None:
             self._door.check_topic(principal, Action.PUBLISH, settings.dead_letter_topic)
 
-    def _make(
-        self,
-        topic: Topic,
-        name: str,
-        settings: GroupSettings,
-        created_ms: int,
-        cursors: dict[int, StoredCursor],
-        *,
-        paused: bool,
-        owner: str,
-    ) -> Group:
+    def _make(self, topic: Topic, stored: StoredGroup) -> Group:
         return Group(
-            name,
             topic,
-            settings,
-            created_ms=created_ms,
+            stored,
             clock=self._clock,
             loop=self._loop,
             read_ahead=self.read_ahead,
@@ -340,9 +319,6 @@ class Groups:
             make_filter=self._make_filter,
             on_changed=self._note,
             on_lost=self._lost,
-            stored=cursors,
-            paused=paused,
-            owner=owner,
             may_manage=self._door.may_manage,
             check_topic=self._door.check_topic,
             quotas=self._quotas,
@@ -393,18 +369,9 @@ class Groups:
                 log.info("group %r is forgotten: its topic %r is gone", stored.name, stored.topic)
                 self._unsaved = True
                 continue
-            # A topic in memory begins anew, and so do the cursors in it.
-            cursors = {} if topic.settings.engine == "memory" else stored.cursors
-            group = self._make(
-                topic,
-                stored.name,
-                stored.settings,
-                stored.created_ms,
-                cursors,
-                paused=stored.paused,
-                owner=stored.owner,
-            )
-            self._groups[stored.topic, stored.name] = group
+            if topic.settings.engine == "memory":  # it begins anew, and so do the cursors in it
+                stored = msgspec.structs.replace(stored, cursors={})
+            self._groups[stored.topic, stored.name] = self._make(topic, stored)
         if self._unsaved:
             self._note_unsaved()
 
@@ -432,17 +399,7 @@ class Groups:
         self._unsaved = False
         for group in self._groups.values():
             if group not in self._encoded:
-                self._encoded[group] = _encode(
-                    StoredGroup(
-                        group.topic.name,
-                        group.name,
-                        group.settings,
-                        group.paused,
-                        group.created_ms,
-                        group.stored(),
-                        group.owner,
-                    )
-                )
+                self._encoded[group] = _encode(group.to_store())
         groups = [*self._waiting, *(self._encoded[group] for group in self._groups.values())]
         self._writer.last.when_done(self._written)
         return partial(self._file.write, self._sequence, groups)

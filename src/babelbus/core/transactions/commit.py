@@ -138,14 +138,6 @@ class Committer:
 
         await self._flusher.call(do, lambda _durable, _error: None)
 
-    async def _wait_durable(self, parts: Sequence[StagedPart]) -> StorageError | None:
-        """Return when all of the parts survive a loss of power, with the error of one that does not."""
-        for part in parts:
-            await settled((part.receipt(-1, 0, 0),))
-            if part.failed is not None:
-                return part.failed
-        return None
-
     def begin(self, one: Transaction, pending: Pending, owner: str) -> CommitReceipt:
         """Start a commit for `owner`; its parts are whole."""
         one.state = msgspec.structs.replace(one.state, pending=pending)
@@ -177,7 +169,7 @@ class Committer:
         parts = [by_number[number] for number in pending.parts if number in by_number]
         try:
             if not one.marked:
-                broken = await self._wait_durable(parts) or await self._check_parts(parts)
+                broken = await self._find_broken(parts)
                 if broken is not None:
                     one.state = msgspec.structs.replace(one.state, pending=None)
                     _answer(one, UnknownPartError(f"a part is lost, nothing was committed: {broken}"))
@@ -203,8 +195,9 @@ class Committer:
             if one.state.pending is None:
                 self._under_way.pop(one.state.transaction_id, None)
 
-    async def _check_parts(self, parts: Sequence[StagedPart]) -> StorageError | None:
-        """Read the parts once more before it is too late: a commit that has begun cannot be taken back."""
+    async def _find_broken(self, parts: Sequence[StagedPart]) -> StorageError | None:
+        """Wait until the parts survive a loss of power, and read them: a commit that has begun cannot be taken back."""
+        await settled([part.receipt(-1, 0, 0) for part in parts])
         for part in parts:
             part.failed = part.failed or await self._loop.run_in_executor(None, part.check)
             if part.failed is not None:

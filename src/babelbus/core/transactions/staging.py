@@ -17,7 +17,7 @@ partitions. Once it is answered, all are there. After a crash all or nothing is 
 import asyncio
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -431,10 +431,6 @@ class Staging:
         if dropped:
             log.info("dropped %d staged parts that nobody committed", dropped)
         return dropped
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the transaction ids that are known."""
-        return iter(list(self._transactions))
 
 
 def _check_batch(batch: RecordBatch) -> None:
