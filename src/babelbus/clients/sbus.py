@@ -5,7 +5,6 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from babelbus.errors import RemoteProtocolError
@@ -98,7 +97,7 @@ class Client(_Requests[None]):
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def send(self, message: Message) -> None:
@@ -139,9 +138,7 @@ class AsyncClient(_Requests[Awaitable[None]]):
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     async def send(self, message: Message) -> None:

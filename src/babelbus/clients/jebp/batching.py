@@ -129,18 +129,6 @@ class Batcher:
         return flushed
 
 
-async def publish_one(producer: Producer, topic: str, partition: int, record: Record, now_ms: int) -> Published:
-    """Publish one record in a batch of its own and return its place.
-
-    Raises:
-        BabelbusError: the record is invalid, or the server refused it.
-    """
-    batch = _encode([record], None, now_ms)
-    if producer.full:
-        await producer.room()
-    return await producer.submit(topic, partition, batch.data, 1)
-
-
 async def publish_batches(
     producer: Producer, topic: str, partition: int, batches: Iterator[RecordBatch]
 ) -> list[Published]:
@@ -159,8 +147,7 @@ async def publish_batches(
 
     try:
         for batch in batches:
-            if producer.full:
-                await producer.room()
+            await producer.room()
             if errors:
                 break
             done = producer.submit(topic, partition, batch.data, batch.count)
@@ -198,7 +185,7 @@ def cut_batches(
         times = None if timestamps is None else list(timestamps[at : at + len(part)])
         for start, stop in _cut_by_bytes(part, batch_bytes_max):
             piece = part if stop - start == len(part) else part[start:stop]
-            yield _encode(piece, None if times is None else times[start:stop], now_ms())
+            yield encode(piece, None if times is None else times[start:stop], now_ms())
 
 
 def _cut_by_bytes(part: Sequence[bytes] | Sequence[Record], bytes_max: int) -> Iterator[tuple[int, int]]:
@@ -221,7 +208,12 @@ def _cut_by_bytes(part: Sequence[bytes] | Sequence[Record], bytes_max: int) -> I
     yield start, len(part)
 
 
-def _encode(part: Sequence[bytes] | Sequence[Record], timestamps: list[int] | None, now_ms: int) -> RecordBatch:
+def encode(part: Sequence[bytes] | Sequence[Record], timestamps: list[int] | None, now_ms: int) -> RecordBatch:
+    """Return payloads or records as a batch; `now_ms` is the time of those without one.
+
+    Raises:
+        InvalidRecordError: a record cannot be stored.
+    """
     if isinstance(part[0], Record):
         records: Sequence[Record] = part  # type: ignore[assignment]  # records, as the first is
         if timestamps is not None:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Generator
 from contextlib import closing
-from types import TracebackType
 from typing import Unpack
 
 from babelbus.clients.jebp.batching import Flushed, check_headers, record_bytes
@@ -49,9 +48,7 @@ class BlockingClient(Twin[Client]):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Flush the sent records, unless an error is being raised, and disconnect."""
         try:
             if error is None:
@@ -168,7 +165,6 @@ class BlockingPartWriter(Twin[PartWriter]):
         return self._twin.staged
 
     stage = blocking(PartWriter.stage)
-    stage_batches = blocking(PartWriter.stage_batches)
     put = blocking(PartWriter.put)
     drain = blocking(PartWriter.drain)
     stage_stored = blocking(PartWriter.stage_stored)

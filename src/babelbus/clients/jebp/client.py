@@ -11,11 +11,10 @@ Everything runs in one event loop; the calls may come from any number of its tas
 
 import asyncio
 from collections.abc import Sequence
-from types import TracebackType
 
 import msgspec
 
-from babelbus.clients.jebp.batching import Batcher, Flushed, cut_batches, publish_batches, publish_one
+from babelbus.clients.jebp.batching import Batcher, Flushed, cut_batches, encode, publish_batches
 from babelbus.clients.jebp.errors import (
     ConnectionLostError,
     NoRightsError,
@@ -119,9 +118,7 @@ class Client(Reader):
         await self._keeper.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         """Flush the sent records, unless an error is being raised, and disconnect."""
         try:
             if error is None:
@@ -235,7 +232,9 @@ class Client(Reader):
         """
         record = Record(payload, key, headers, timestamp)
         self._batcher.close_batch(topic, partition)  # earlier records are sent first
-        published = await publish_one(self._producer, topic, partition, record, self._clock.now_ms())
+        data = encode([record], None, self._clock.now_ms()).data
+        await self._producer.room()
+        published = await self._producer.submit(topic, partition, data, 1)
         return Position(published.partition, published.base_offset)
 
     async def publish_many(

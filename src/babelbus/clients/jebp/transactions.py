@@ -79,25 +79,16 @@ class PartWriter:
             batch_records=batch_records,
             batch_bytes_max=BATCH_BYTES_MAX,
         )
-        return await self.stage_batches(topic, batches, partition=partition)
-
-    async def stage_batches(
-        self, topic: str, batches: Iterable[RecordBatch], *, partition: int = ANY_PARTITION
-    ) -> PartRecords:
-        """Add batches in the stored form, a request for each, several under way at once; see `stage`.
-
-        The next batch is read from the iterator while the server works on the previous ones. Offsets are ignored.
-        """
         await self.put(topic, batches, partition=partition)
         return await self.drain()
 
     async def put(
         self, topic: str, batches: Iterable[RecordBatch], *, partition: int = ANY_PARTITION, to_state: bool = False
     ) -> None:
-        """Send batches as `stage_batches` does, but leave the last few on the way: `drain` waits for them.
+        """Send batches in the stored form, a request for each, several under way at once; `drain` waits for the last.
 
-        For a writer with more to encode meanwhile. `staged` is the last answer of the server. `to_state` as in
-        `stage_stored`.
+        The next batch is read from the iterator while the server works on the previous ones. Offsets are ignored.
+        `staged` is the last answer of the server. `to_state` as in `stage_stored`.
 
         Raises:
             BabelbusError: as `stage`, for this call or an earlier one.

@@ -9,7 +9,6 @@ with BlockingClient("tcp://127.0.0.1:9090") as client:
 import contextlib
 import ssl
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 from babelbus.clients.portal import Portal, Twin, blocking, opening
@@ -56,9 +55,7 @@ class BlockingClient(Twin[Client]):
     def __enter__(self) -> "BlockingClient":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Wait for all answers, unless an error is being raised, and disconnect."""
         try:
             if error is None and self._twin.connected:

@@ -14,7 +14,6 @@ import collections
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -122,9 +121,7 @@ class Client:
     async def __aenter__(self) -> "Client":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         """Wait for all answers, unless an error is being raised, and disconnect."""
         try:
             if error is None and self._gone is None:
