@@ -80,7 +80,7 @@ class BabelbusDataSource(DataSource):
         Raises:
             OptionError, SchemaError, OutputModeError: an option, a column or the mode is wrong.
         """
-        from babelbus.spark.writer import BatchWriter
+        from babelbus.spark.sink import BatchWriter
 
         return BatchWriter(self._sink_options("batch", schema, overwrite=overwrite))
 
@@ -90,7 +90,7 @@ class BabelbusDataSource(DataSource):
         Raises:
             OptionError, SchemaError, OutputModeError: an option, a column or the mode is wrong.
         """
-        from babelbus.spark.writer import StreamWriter
+        from babelbus.spark.sink import StreamWriter
 
         return StreamWriter(self._sink_options("stream", schema, overwrite=overwrite))
 
