@@ -100,13 +100,20 @@ def read_object(name: str, value: str, wanted: str) -> dict[str, Any]:
     return found
 
 
-def read_count(options: Mapping[str, str], name: str) -> int | None:
-    """Return a number from 1 on, `None` when the option is not given."""
+def read_count(
+    options: Mapping[str, str],
+    name: str,
+    wanted: str = "a whole number from 1 on",
+    *,
+    least: int = 1,
+    most: int = 10**18 - 1,
+) -> int | None:
+    """Return a whole number from `least` to `most`, `None` when the option is not given."""
     value = options.get(name)
     if value is None:
         return None
-    if not re.fullmatch(r"\d{1,18}", value.strip(), re.ASCII) or int(value) == 0:
-        raise wrong_value(name, value, "a whole number from 1 on")
+    if not re.fullmatch(r"\d{1,19}", value.strip(), re.ASCII) or not least <= int(value) <= most:
+        raise wrong_value(name, value, wanted)
     return int(value)
 
 

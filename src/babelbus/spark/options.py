@@ -249,11 +249,9 @@ def _edge(options: Mapping[str, str], side: Literal["starting", "ending"], defau
     by_each = None
     if for_each in options:
         by_each = Edge(timestamps=_each(options, for_each, 0, "milliseconds", topics), offset=default, option=for_each)
-    if for_all in options:
-        value = options[for_all]
-        if not re.fullmatch(r"\d{1,18}", value.strip(), re.ASCII):
-            raise wrong_value(for_all, value, "milliseconds since the epoch")
-        return Edge(timestamp=int(value), option=for_all)
+    timestamp = read_count(options, for_all, "milliseconds since the epoch", least=0)
+    if timestamp is not None:
+        return Edge(timestamp=timestamp, option=for_all)
     return by_each or by_offset
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
 from babelbus.spark.errors import OptionError, OutputModeError
-from babelbus.spark.option_values import SERVER_ALIASES, normalise, read_bytes, read_choice, wrong_value
+from babelbus.spark.option_values import SERVER_ALIASES, normalise, read_bytes, read_choice, read_count, wrong_value
 from babelbus.spark.options import NAMES as SOURCE_NAMES
 from babelbus.spark.options import SERVER_VARIABLE, Place, read_place
 
@@ -134,14 +134,11 @@ def _transaction(options: Mapping[str, str], kind: Kind) -> tuple[str, int]:
     if len(named.encode()) > ID_BYTES_MAX:
         raise wrong_value("txnId", named, f"an id of 1 to {ID_BYTES_MAX} bytes")
     if kind == "batch":
-        number = options.get("batchId")
+        wanted = "a whole number from 0 on, that rises from save to save"
+        number = read_count(options, "batchId", wanted, least=0, most=INT64_MAX)
         if bool(named) != (number is not None):
             raise OptionError("options txnId and batchId go together: a save is known again by both")
-        if number is None:
-            return "", -1
-        if not re.fullmatch(r"\d{1,19}", number.strip(), re.ASCII) or int(number) > INT64_MAX:
-            raise wrong_value("batchId", number, "a whole number from 0 on, that rises from save to save")
-        return named, int(number)
+        return (named, number) if number is not None else ("", -1)
     delivery = read_choice(options, "delivery", ("exactly-once", "at-least-once"), "exactly-once")
     if delivery == "at-least-once":
         if named:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from babelbus.spark.errors import OptionError
-from babelbus.spark.option_values import SERVER_ALIASES, normalise
+from babelbus.spark.option_values import SERVER_ALIASES, normalise, read_count
 from babelbus.spark.options import ALIASES, SourceOptions, parse
 
 STATE_TOPIC = "$state"
@@ -62,17 +62,9 @@ def parse_state(given: Mapping[str, str], query: Literal["batch", "stream", "any
         raise OptionError("options asOfOffset and asOfTimestamp do not go together: give one")
     return StateOptions(
         parse({**options, "assign": f'{{"{STATE_TOPIC}": [0]}}'}, query),
-        _read_offset(moment.get("asOfOffset")),
+        read_count(moment, "asOfOffset", f"an offset of {STATE_TOPIC}, 0 or more", least=0),
         _read_time(moment.get("asOfTimestamp")),
     )
-
-
-def _read_offset(value: str | None) -> int | None:
-    if value is None:
-        return None
-    if not re.fullmatch(r"\d{1,18}", value.strip(), re.ASCII):
-        raise OptionError(f"option asOfOffset: {value!r} is not possible; write an offset of {STATE_TOPIC}, 0 or more")
-    return int(value)
 
 
 def _read_time(value: str | None) -> int | None:
