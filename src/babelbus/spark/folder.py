@@ -36,6 +36,7 @@ from babelbus.storage.disk import (
 )
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.storage.files import File, LocalFiles, disk_error
+from babelbus.storage.memory import MemoryFile
 
 log = logging.getLogger(__name__)
 
@@ -45,34 +46,12 @@ OPEN_TRIES = 3
 _NOTHING_TO_FLUSH = frozenset({errno.EROFS, errno.EINVAL, errno.ENOTSUP})
 
 
-class _NoFile:
-    """Takes what storage would write beside a log, and keeps nothing of it."""
-
-    def pwrite(self, data: bytes | bytearray | memoryview, position: int) -> None:
-        pass
-
-    def pread(self, size: int, position: int) -> bytes:
-        return b""
-
-    def truncate(self, size: int) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def size(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
-
-
 class ReadOnlyFiles(LocalFiles):
     """The files of this machine, opened for reading alone. An index that storage makes anew stays in its memory."""
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> File:
-        """Open a file to read it; one that would be made is not."""
-        return _NoFile() if create else super().open(path, write=False)
+        """Open a file to read it; a file that would be made is made in memory."""
+        return MemoryFile(bytearray()) if create else super().open(path, write=False)
 
 
 class Tail(msgspec.Struct):
