@@ -14,12 +14,12 @@ import pytest
 from babelbus.spark.errors import CheckpointInUseError, PipelineError
 from babelbus.spark.pipelines import progress
 from babelbus.spark.pipelines.bus import Bus
-from babelbus.spark.pipelines.delta import DeltaFolder, DeltaMissingError, need_delta
 from babelbus.spark.pipelines.load import Loaded, find, load
 from babelbus.spark.pipelines.metrics import PipelineMetrics
 from babelbus.spark.pipelines.parquet import JOURNAL, MERGED, DamagedArchiveError, finish_merge, merge
 from babelbus.spark.pipelines.run import lock
 from babelbus.spark.pipelines.session import cause
+from babelbus.spark.pipelines.sinks import DeltaFolder, DeltaMissingError, need_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
@@ -18,12 +19,11 @@ from babelbus.spark.available_offsets import Survey
 from babelbus.spark.errors import PipelineError, UnknownTopicError
 from babelbus.spark.options import SourceOptions, parse
 from babelbus.spark.pipelines.bus import WAYS, Bus
-from babelbus.spark.pipelines.delta import need_delta
-from babelbus.spark.pipelines.frames import build, open_source, text_options, where
+from babelbus.spark.pipelines.frames import build, open_source, where
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Scalar, Sink, Source
-from babelbus.spark.pipelines.session import REFUSALS, cause
-from babelbus.spark.pipelines.sinks import Target, bus_options, check_save, shape
+from babelbus.spark.pipelines.session import REFUSALS, cause, text_options
+from babelbus.spark.pipelines.sinks import Target, bus_options, check_save, need_delta, shape
 from babelbus.spark.record_source import open_reach
 from babelbus.spark.schema import check_columns, full_schema
 from babelbus.spark.sink_options import SinkOptions, check_mode, parse_sink
@@ -64,7 +64,7 @@ def check(spark: SparkSession, loaded: Loaded, bus: Bus, settings: Mapping[str, 
         found = [_set(own, name, value, settings or {}) for name, value in pipeline.spark.items()]
         found += [_source(own, loaded, bus, name, source) for name, source in pipeline.sources.items()]
         faults: dict[str, PipelineError] = {}
-        frames = build(own, loaded, bus, _Empty(folder), faults)
+        frames = build(own, loaded, bus, partial(_open_empty, folder), faults)
         told = [Finding(field, False, error.problem) for field, error in faults.items()]
         found += [one for one in told if one.field.startswith("sources.") and one not in found]
         for name in pipeline.steps:
@@ -170,18 +170,11 @@ def _sink_place(spark: SparkSession, target: Target) -> None:
         if not any(name.lower() == "path" and value for name, value in sink.options.items()):
             raise PipelineError(target.file, f"{field}.options.path", f"is missing: the folder for {sink.format} files")
     elif sink.format.lower() not in (BUS_FORMAT, *_SINKS_ONLY):
-        unknown = _unknown_format(spark, sink.format)
-        if unknown is not None:
-            raise PipelineError(target.file, f"{field}.format", unknown)
-
-
-def _unknown_format(spark: SparkSession, format_: str) -> str | None:
-    """Return what Spark says of a format that it does not know; to read from one without options reaches nobody."""
-    try:
-        spark.readStream.format(format_).load()
-    except REFUSALS as error:
-        return cause(error) if _UNKNOWN.search(str(error)) else None
-    return None
+        try:  # to read from a format without options reaches nobody
+            spark.readStream.format(sink.format).load()
+        except REFUSALS as error:
+            if _UNKNOWN.search(str(error)):
+                raise PipelineError(target.file, f"{field}.format", cause(error)) from None
 
 
 def _sink_rows(frame: DataFrame, shaped: DataFrame, target: Target) -> None:
@@ -266,7 +259,7 @@ def _writing(target: Target) -> dict[str, str]:
 def _own_session(spark: SparkSession, settings: Mapping[str, Scalar]) -> Iterator[SparkSession]:
     """Return a session that shares no view, function or setting with others, and is the one that steps find active."""
     own = spark.newSession()
-    for name, text in text_options(dict(settings)).items():
+    for name, text in text_options(settings).items():
         if own.conf.isModifiable(name):  # over Spark Connect a new session has none of those of the first
             own.conf.set(name, text)
     own.createDataFrame([], "nothing INT")  # makes it the active one
@@ -288,7 +281,8 @@ def _set(spark: SparkSession, name: str, value: Scalar, beaten_by: Mapping[str, 
             return Finding(field, True, text)
         if is_remote():
             return Finding(field, None, "not looked at: it is of the Connect server")
-        entry = _setting(spark, name)
+        jvm: Any = spark._jvm
+        entry = jvm.org.apache.spark.internal.config.ConfigEntry.findEntry(name)
         if entry is None:
             return Finding(field, None, "Spark itself has no such setting")
         entry.valueConverter().andThen(entry.stringConverter()).apply(text)  # a text: py4j knows not all of the types
@@ -297,36 +291,20 @@ def _set(spark: SparkSession, name: str, value: Scalar, beaten_by: Mapping[str, 
     return Finding(field, True, text)
 
 
-def _setting(spark: SparkSession, name: str) -> Any:
-    """Return what Spark knows of a setting that only counts when a session is built."""
-    jvm: Any = spark._jvm
-    return jvm.org.apache.spark.internal.config.ConfigEntry.findEntry(name)
-
-
-class _Empty:
-    """Opens each source with its columns and no rows."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def __call__(self, spark: SparkSession, source: Source, bus: Bus) -> DataFrame:
-        if source.state:
-            schema = state_schema()
-        elif source.is_bus:
-            headers = {name.lower(): str(value).lower() for name, value in source.options.items()}.get("includeheaders")
-            schema = full_schema(include_headers=headers == "true")
-        else:
-            schema = self._schema(spark, source, bus)
-        if not source.stream:
-            return spark.createDataFrame([], schema)
-        folder = tempfile.mkdtemp(dir=self._folder)
-        return spark.readStream.schema(schema).parquet(folder)
-
-    @staticmethod
-    def _schema(spark: SparkSession, source: Source, bus: Bus) -> StructType:
+def _open_empty(folder: str, spark: SparkSession, source: Source, bus: Bus) -> DataFrame:
+    """Open a source with its columns and no rows."""
+    if source.state:
+        schema = state_schema()
+    elif source.is_bus:
+        headers = {name.lower(): str(value).lower() for name, value in source.options.items()}.get("includeheaders")
+        schema = full_schema(include_headers=headers == "true")
+    else:
         try:
-            return open_source(spark, source, bus).schema
+            schema = open_source(spark, source, bus).schema
         except REFUSALS:
             if source.schema is None:
                 raise
-            return cast(StructType, StructType.fromDDL(source.schema))  # steps can be looked at all the same
+            schema = cast(StructType, StructType.fromDDL(source.schema))  # steps can be looked at all the same
+    if not source.stream:
+        return spark.createDataFrame([], schema)
+    return spark.readStream.schema(schema).parquet(tempfile.mkdtemp(dir=folder))

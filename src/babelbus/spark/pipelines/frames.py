@@ -13,7 +13,7 @@ from babelbus.spark.errors import PipelineError
 from babelbus.spark.pipelines.bus import Bus
 from babelbus.spark.pipelines.load import Loaded
 from babelbus.spark.pipelines.model import Function, Scalar, Source
-from babelbus.spark.pipelines.session import REFUSALS, refused
+from babelbus.spark.pipelines.session import REFUSALS, refused, text_options
 
 Opener = Callable[[SparkSession, Source, Bus], DataFrame]
 OF_SOURCE = {"babelbus": "source"}
@@ -113,11 +113,6 @@ def where(source: Source) -> dict[str, str]:
         return {}  # it names the topic's partitions
     topics = source.topic if isinstance(source.topic, list) else [source.topic or ""]
     return {"subscribe": ",".join(topics)}
-
-
-def text_options(options: dict[str, Scalar]) -> dict[str, str]:
-    """Return options as Spark takes them."""
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
 def _prepared(loaded: Loaded, name: str, source: Source, frame: DataFrame) -> DataFrame:

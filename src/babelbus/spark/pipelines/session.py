@@ -101,7 +101,7 @@ def session(
         ConnectMissingError: the session is to be a remote one, and its packages are not installed.
         SparkError: Spark did not start.
     """
-    wanted = {key: _text(value) for key, value in settings.items()}
+    wanted = text_options(settings)
     if place.remote:
         need_connect()
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="babelbus-spark-") as folder:
@@ -214,14 +214,14 @@ def _is_there(module: str) -> bool:
         return False
 
 
+def text_options(options: Mapping[str, Scalar]) -> dict[str, str]:
+    """Return options as Spark takes them."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+
+
 def is_local(path: str) -> bool:
     """Return whether a path is of this machine's file system."""
     return "://" not in path
-
-
-def _first_line(text: str) -> str:
-    """Return what an error of Spark's says, without the traces of two languages that follow."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 _OURS = re.compile(r"(?:babelbus|pyspark)[\w.]*(?:Error|Exception): (.+)|^(\w*(?:Error|Exception): .+)", re.MULTILINE)
@@ -235,7 +235,8 @@ def cause(error: BaseException) -> str:
     found = list(_OURS.finditer(text))
     if found:
         return (found[-1][1] or found[-1][2]).strip()
-    return _first_line(text) or type(error).__name__
+    # Without the traces of two languages that follow.
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
 
 
 _LATE = "Python worker failed to connect back"
@@ -246,10 +247,6 @@ def refused(file: str, field: str, error: BaseException) -> PipelineError:
     # Spark waits 10 s for some of its Python processes, which no setting changes; that is no fault of the pipeline.
     kind = WorkerLateError if _LATE in str(error) else PipelineError
     return kind(file, field, cause(error))
-
-
-def _text(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _log_settings(folder: str, level: str) -> str:

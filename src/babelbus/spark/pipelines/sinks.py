@@ -1,6 +1,8 @@
 """Where a pipeline's rows go: one running query for each sink."""
 
 import hashlib
+import importlib
+import importlib.util
 import os
 import secrets
 from typing import Any
@@ -11,14 +13,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
-from babelbus.spark.errors import NoteDamagedError, PipelineError
+from babelbus.spark.errors import NoteDamagedError, PipelineError, SparkError
 from babelbus.spark.pipelines.bus import WAYS, Bus
-from babelbus.spark.pipelines.delta import DeltaFolder, need_delta
-from babelbus.spark.pipelines.frames import OF_SOURCE, text_options
+from babelbus.spark.pipelines.frames import OF_SOURCE
 from babelbus.spark.pipelines.model import Pipeline, Sink
 from babelbus.spark.pipelines.parquet import ParquetFolder
 from babelbus.spark.pipelines.progress import OBSERVED, ROWS
-from babelbus.spark.pipelines.session import REFUSALS, is_local, refused
+from babelbus.spark.pipelines.session import REFUSALS, is_local, refused, text_options
 from babelbus.spark.schema import STATE_COLUMNS
 from babelbus.storage.files import LocalFiles
 
@@ -253,6 +254,52 @@ def transaction(target: Target) -> str:
     if is_local(folder):
         folder = os.path.abspath(folder)
     return f"pipeline {hashlib.sha256(folder.encode()).hexdigest()[:40]}"
+
+
+class DeltaMissingError(SparkError):
+    """The package `deltalake` is not installed."""
+
+
+def need_delta() -> None:
+    """Check that the package is installed.
+
+    Raises:
+        DeltaMissingError: the package is not installed.
+    """
+    if importlib.util.find_spec("deltalake") is None:
+        raise DeltaMissingError("a sink delta needs the package deltalake: pip install deltalake")
+
+
+class DeltaFolder:
+    """Appends batches to a Delta table, each once, through the package `deltalake`, which needs no jar.
+
+    The first batch makes the table. A batch passes through the driver: up to about 1 GB. The table notes the id of the
+    query and the number of the batch with the rows themselves, so that a batch that is done again is known.
+    """
+
+    def __init__(self, path: str, partition_by: list[str], transaction: str, options: dict[str, str]) -> None:
+        self._path = path
+        self._partition_by = partition_by
+        self._transaction = transaction
+        self._options = options
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Append a batch, unless the table has it."""
+        delta = importlib.import_module("deltalake")  # by name: it is no requirement of ours, so types are not there
+        if delta.DeltaTable.is_deltatable(self._path, self._options or None):
+            last = delta.DeltaTable(self._path, storage_options=self._options or None).transaction_version(
+                self._transaction
+            )
+            if last is not None and last >= batch:
+                return
+        delta.write_deltalake(
+            self._path,
+            frame.toArrow(),
+            mode="append",
+            partition_by=self._partition_by or None,
+            storage_options=self._options or None,
+            commit_properties=delta.CommitProperties(app_transactions=[delta.Transaction(self._transaction, batch)]),
+        )
 
 
 class _Upsert:
