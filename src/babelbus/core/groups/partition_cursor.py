@@ -84,6 +84,39 @@ class ReadAhead:
         self.bytes_held -= self._held.pop(cursor, 0)
 
 
+class _Loader:
+    """The read of a chunk that is not in memory: under way, or done and not used yet."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.work: Work[Chunk] | None = None
+        self._offset = -1
+        self._wake = wake
+
+    def read(self, partition: Partition, offset: int, bytes_max: int) -> Chunk:
+        """Return the chunk at an offset.
+
+        Raises:
+            NotLoadedError: this chunk, or another one, is on its way.
+            StorageError: as `Partition.read`.
+        """
+        work = self.work
+        if work is None or (work.done and self._offset != offset):
+            chunk = partition.read_cached(offset, bytes_max)
+            if chunk is not None:
+                return chunk
+            work = self.work = Work(partition.read(offset, bytes_max))
+            self._offset = offset
+            work.when_done(self._done)
+        if not work.done:
+            raise NotLoadedError
+        self.work = None
+        return work.result()
+
+    def _done(self, work: Promise) -> None:
+        if work is self.work:  # else the cursor has left, or was set to another place
+            self._wake()
+
+
 class PartitionCursor:
     """The cursor of a group in one partition. `position` is the offset that is handed out next."""
 
@@ -108,12 +141,10 @@ class PartitionCursor:
         self._reached = 0
         """The end of what was read: if readers are stepped back behind it, its end was lost with the disk."""
         self._rows: Rows | None = None
-        self._wake = wake
-        self._load: Work[Chunk] | None = None
-        """The chunk at `position`, on its way or there."""
-        self._reload: Work[Chunk] | None = None
-        """A chunk of records that come again, on its way or there; it begins at `_reload_offset`."""
-        self._reload_offset = -1
+        self._fresh = _Loader(wake)
+        """The chunk at `position`."""
+        self._again = _Loader(wake)
+        """A chunk of records that come again."""
         self._read_ahead = read_ahead
         self._counts = counts
         self._fetched: list[tuple[int, int, Rows]] = []
@@ -167,7 +198,7 @@ class PartitionCursor:
         self._fetched.clear()
         self._kept.clear()
         self._kept_bytes = 0
-        self._load = self._reload = None
+        self._fresh.work = self._again.work = None
         self.drop()
 
     def drop(self) -> None:
@@ -178,11 +209,8 @@ class PartitionCursor:
     @property
     def loading(self) -> Work[Chunk] | None:
         """The load that the cursor waits for, if any."""
-        return next((one for one in (self._load, self._reload) if one is not None and not one.done), None)
-
-    def _loaded(self, load: Promise) -> None:
-        if load is self._load or load is self._reload:  # else the cursor has left, or was set to another place
-            self._wake()
+        works = (self._fresh.work, self._again.work)
+        return next((work for work in works if work is not None and not work.done), None)
 
     # -- fresh records -----------------------------------------------------------------------------------------------
 
@@ -229,7 +257,9 @@ class PartitionCursor:
 
     def _read(self) -> Rows | None:
         """Read the next chunk; `None` when nothing in it is to be handed out."""
-        chunk = self._next_chunk()
+        chunk = self._fresh.read(self.partition, self.position, READ_BYTES)
+        if chunk.next_offset > self.partition.high_watermark:  # the end was stepped back while the chunk was loaded
+            chunk = self._fresh.read(self.partition, self.position, READ_BYTES)
         self._reached = max(self._reached, chunk.next_offset)
         if not chunk.data:  # compaction removed what was here
             self.position = chunk.next_offset
@@ -249,26 +279,6 @@ class PartitionCursor:
         self._rows = rows = Rows(columns, chunk.next_offset)
         self._read_ahead.hold(self, len(chunk.data))
         return rows
-
-    def _next_chunk(self) -> Chunk:
-        """Return the chunk at `position`.
-
-        Raises:
-            NotLoadedError: the chunk is on its way.
-            StorageError: as `Partition.read`.
-        """
-        load = self._load
-        if load is None:
-            chunk = self.partition.read_cached(self.position, READ_BYTES)
-            if chunk is not None:
-                return chunk
-            load = self._load = Work(self.partition.read(self.position, READ_BYTES))
-            load.when_done(self._loaded)
-        if not load.done:
-            raise NotLoadedError
-        self._load = None
-        chunk = load.result()
-        return chunk if chunk.next_offset <= self.partition.high_watermark else self._next_chunk()
 
     def passed(self, rows: Rows, at: int) -> None:
         """Move the cursor: the records in front of `at` were handed out or skipped."""
@@ -298,7 +308,7 @@ class PartitionCursor:
             if start <= offset < end:
                 return rows.find(offset)
         try:
-            chunk = self._chunk_again(offset)
+            chunk = self._again.read(self.partition, offset, FETCH_BYTES)
         except OffsetOutOfRangeError:
             self._counts.removed += 1
             return None
@@ -314,26 +324,6 @@ class PartitionCursor:
         if record is None:
             self._counts.removed += 1
         return record
-
-    def _chunk_again(self, offset: int) -> Chunk:
-        """Return the chunk at an offset that was read before.
-
-        Raises:
-            NotLoadedError: this chunk, or another one, is on its way.
-            StorageError: as `Partition.read`.
-        """
-        load = self._reload
-        if load is None or (load.done and self._reload_offset != offset):
-            chunk = self.partition.read_cached(offset, FETCH_BYTES)
-            if chunk is not None:
-                return chunk
-            load, self._reload_offset = Work(self.partition.read(offset, FETCH_BYTES)), offset
-            self._reload = load
-            load.when_done(self._loaded)
-        if not load.done:
-            raise NotLoadedError
-        self._reload = None
-        return load.result()
 
     def keep(self, record: Record) -> None:
         """Keep a record that is held back, for `fetch`; when there are too many, they are read again."""

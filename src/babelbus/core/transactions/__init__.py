@@ -1,19 +1,7 @@
 """Staged, atomic appends: many writers stage records, one call commits all of them once."""
 
-from babelbus.core.transactions.model import (
-    PartRef,
-    StagedRecordsMissingError,
-    StagingRefusedError,
-    TransactionDamagedError,
-)
+from babelbus.core.transactions.model import PartRef
 from babelbus.core.transactions.parts import find_damage
 from babelbus.core.transactions.staging import Staging
 
-__all__ = [
-    "PartRef",
-    "StagedRecordsMissingError",
-    "Staging",
-    "StagingRefusedError",
-    "TransactionDamagedError",
-    "find_damage",
-]
+__all__ = ["PartRef", "Staging", "find_damage"]
