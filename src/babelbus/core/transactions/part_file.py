@@ -214,11 +214,6 @@ class StagedPart:
         return self._file
 
     @property
-    def is_open(self) -> bool:
-        """Whether it holds a file descriptor."""
-        return self._file is not None
-
-    @property
     def idle(self) -> bool:
         """Whether no flush of it is under way."""
         return not self._rounds

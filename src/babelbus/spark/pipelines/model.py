@@ -87,11 +87,6 @@ class Sink(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"inp
     dead_letters: str | None = None
     options: dict[str, Scalar] = {}
 
-    @property
-    def kind(self) -> str:
-        """Return the one of its fields that says where rows go."""
-        return next(name for name in SINK_KINDS if getattr(self, name))
-
 
 class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole pipeline; names of sources, steps and parameters are one space."""
