@@ -644,6 +644,14 @@ class AccessSettings(msgspec.Struct, frozen=True):
         Literal["narrow", "refuse"],
         of("a subscription to a pattern that is granted in part gets that part, or is refused"),
     ] = "narrow"
+    password_strength: Annotated[
+        Literal["interactive", "moderate"],
+        of("cost of a new password and of an unknown user: interactive is 64 MiB, moderate 256 MiB and slower"),
+    ] = "interactive"  # noqa: S105  # no password
+    password_threads: Annotated[int, of("passwords that are checked at the same time", "count", ge=1, le=64)] = 1
+    passwords_waiting_max: Annotated[
+        int, of("passwords that may wait to be checked; further ones are refused", "count", ge=1, le=100_000)
+    ] = 64
     file: (
         Annotated[
             str,
