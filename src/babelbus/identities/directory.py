@@ -145,6 +145,12 @@ class Directory:
             return None
         return entry[0]
 
+    def is_expired_token(self, text: str) -> bool:
+        """Return whether a text was a token until it expired: no guess, but no proof either."""
+        token_id = id_of_token(text)
+        entry = None if token_id is None else self._places.get(("token", token_id))
+        return entry is not None and proves_token(entry[1], text, 0) and not entry[1].is_valid(self._clock.now_ms())
+
     def api_key(self, key: str) -> ApiKey | None:
         """Return whose an API key is, with the secret for checking its signature; `None` if it is unknown or expired.
 

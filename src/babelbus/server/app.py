@@ -226,6 +226,8 @@ class Server:
         self.proofs.update({principal.name: principal.credentials for principal, _ in kept})
         for service in self.services.values():
             service.access_changed()
+        if self._admin is not None:
+            self._admin.access_changed()
 
     def authorise(self, fingerprint: str) -> Identity | None:
         """Return who owns a verified certificate, with its rights; `None` if nobody does."""
@@ -337,7 +339,7 @@ class Server:
                 guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host, is_tls=self.admin_tls),
                 crowd=context.crowd,
                 tls=admin_tls,
-                guessing=self.proofs.guessing,
+                proofs=self.proofs,
             )
             await self._admin.start()
             self.addresses["admin"] = "{}:{}".format(*self._admin.address)
