@@ -297,6 +297,12 @@ class Server:
         metrics.staged_bytes.set_function(lambda: staging.staged_bytes)
         metrics.staged_bytes_max.set(staging.settings.bytes_max)
         metrics.state_keys.set_function(lambda: len(broker.state))
+        gate = self.gate
+        gate.audit.on_refused = lambda action: metrics.access_refusals_total.labels(action.value).inc()
+        metrics.access_version.set_function(lambda: gate.table.version)
+        metrics.access_rows.set_function(lambda: gate.table.row_count)
+        metrics.access_principals.set_function(lambda: gate.table.principal_count)
+        metrics.access_enforcing.set_function(lambda: gate.enforcing)
         metrics.live_subscriptions.set_function(lambda: broker.router.count)
         metrics.segments.read = lambda: self._sums(lambda log: log.part_count)
         metrics.log_bytes.read = lambda: self._sums(lambda log: log.size_bytes)

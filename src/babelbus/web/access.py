@@ -306,27 +306,33 @@ class AccessRoutes:
     # -- audit -------------------------------------------------------------------------------------------------------
 
     async def _audit(self, request: web.Request) -> web.Response:
-        """Return the newest records, oldest first; `id` chooses one refusal, `principal` those of one principal."""
+        """Return the newest records, oldest first.
+
+        `id` chooses one refusal, `principal` and `kind` those of one principal or kind, `offset` those from there on.
+        """
         count = min(read_number(request, "count", 1) or AUDIT_COUNT, AUDIT_COUNT_MAX)
-        wanted, principal = request.query.get("id"), request.query.get("principal")
+        wanted, principal, kind = (request.query.get(name) for name in ("id", "principal", "kind"))
+        after = read_number(request, "offset")
         written = self._gate.audit.flush()
         if written is not None:
             await written.wait()
-        topic = self._broker.find_topic(AUDIT_TOPIC)
+        topic, end = self._broker.find_topic(AUDIT_TOPIC), 0
         found: list[AuditRecord] = []
         if topic is not None:
             partition = topic.partition(0)
             end = partition.high_watermark
-            offset = max(partition.log.first_offset, 0 if wanted or principal else end - count)
+            is_filtered = wanted or principal or kind
+            offset = max(partition.log.first_offset, (0 if is_filtered else end - count) if after is None else after)
             while offset < end:
                 chunk = await partition.read(offset, READ_BYTES, end)
                 for record in iterate(decode_chunk(chunk.data, verified=True)) if chunk.data else ():
                     one = msgspec.json.decode(record.payload or b"{}", type=AuditRecord)
-                    if (wanted is None or one.id == wanted) and (principal is None or one.principal == principal):
+                    is_wanted = (wanted is None or one.id == wanted) and (kind is None or one.kind == kind)
+                    if is_wanted and (principal is None or one.principal == principal):
                         found.append(one)
                 del found[:-count]
                 offset = chunk.next_offset
-        return answer({"records": found})
+        return answer({"records": found, "next_offset": end})
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from babelbus.core.access import Action, Identity, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.groups import Group, Groups, Place
 from babelbus.core.settings import change_settings
+from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.web.answers import Handler, answer, read_body
 from babelbus.web.callers import principal_of
 
@@ -140,7 +141,7 @@ def may_see(broker: Broker, principal: Identity, topic: str) -> bool:
     """Return whether a principal may know of a topic: it may do something with it."""
     return any(
         broker.may_topic(principal, action, topic) for action in (Action.READ, Action.CONSUME, Action.MANAGE)
-    ) or broker.may_some(principal, Action.PUBLISH, topic)
+    ) or (not topic.startswith(RESERVED_PREFIX) and broker.may_some(principal, Action.PUBLISH, topic))
 
 
 def check_sees(broker: Broker, principal: Identity, topic: str) -> None:

@@ -96,6 +96,16 @@ class Table:
                     found.setdefault(entry, origin)
         return sorted(found.items(), key=lambda pair: (pair[0].who, pair[0].action, pair[0].pattern))
 
+    @property
+    def row_count(self) -> int:
+        """Number of rows, those that are built in among them."""
+        return sum(map(len, self._sets.values()))
+
+    @property
+    def principal_count(self) -> int:
+        """Number of principals."""
+        return len(self._principals)
+
     def principals(self) -> list[tuple[Principal, str]]:
         """Return all principals with their origins, by name."""
         return [self._principals[name] for name in sorted(self._principals)]
