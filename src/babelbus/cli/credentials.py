@@ -113,7 +113,7 @@ def read_password(*, confirm: bool = True) -> str:
     """Read a password from the terminal without showing it, else the first line of standard input.
 
     Raises:
-        CommandError: there is none.
+        CommandError: standard input has no password.
     """
     if sys.stdin.isatty():
         password: str = click.prompt("Password", hide_input=True, confirmation_prompt=confirm, err=True)

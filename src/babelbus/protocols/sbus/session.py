@@ -153,7 +153,7 @@ class Session:
                 subscription = hub.subscribe(
                     SbusPattern(text), hub.receiver, shared=True, owner=self, principal=self.principal
                 )
-            except (AccessRefusedError, QuotaExceededError) as error:  # as a key that is secret to others: the client is disconnected
+            except (AccessRefusedError, QuotaExceededError) as error:  # the answer of sbus is to disconnect
                 raise RemoteProtocolError(str(error)) from error
             held.subscriptions.append(subscription)
 
