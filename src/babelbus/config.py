@@ -625,6 +625,9 @@ class AdminSettings(msgspec.Struct, frozen=True):
     ] = 10.0
     connections_max: Connections = 1_000
     tls: SpeaksTls | None = None
+    open_metrics: Annotated[
+        bool, of("whether metrics and the reasons of /health need no right to read $metrics while the gate is on")
+    ] = False
 
     @property
     def exposure(self) -> str | None:
@@ -644,6 +647,14 @@ class AccessSettings(msgspec.Struct, frozen=True):
         Literal["narrow", "refuse"],
         of("a subscription to a pattern that is granted in part gets that part, or is refused"),
     ] = "narrow"
+    password_strength: Annotated[
+        Literal["interactive", "moderate"],
+        of("cost of a new password and of an unknown user: interactive is 64 MiB, moderate 256 MiB and slower"),
+    ] = "interactive"  # noqa: S105  # no password
+    password_threads: Annotated[int, of("passwords that are checked at the same time", "count", ge=1, le=64)] = 1
+    passwords_waiting_max: Annotated[
+        int, of("passwords that may wait to be checked; further ones are refused", "count", ge=1, le=100_000)
+    ] = 64
     file: (
         Annotated[
             str,
@@ -842,7 +853,7 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
         raise ConfigError("db.url has a password in it, which would be shown; put it into PGPASSWORD or a .pgpass file")
     if config.worterbuch.auth_key_set is not None and _has_password(config.worterbuch.auth_key_set):
         raise ConfigError("worterbuch.auth_key_set has a password in it, which would be shown; key sets are public")
-    if config.server.insecure:
+    if config.server.insecure or config.access.mode == "enforce":
         return
     for name in config.__struct_fields__:
         section = getattr(config, name)
@@ -855,5 +866,6 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
             source = values[key].source if key in values else "the default"
             raise ConfigError(
                 f"{key} = {section.host!r} (from {source}) would be reachable from other machines {section.exposure}; "
-                f"set server.insecure = true if a firewall or proxy protects it"
+                f'set access.mode = "enforce", so that principals do what the table grants; or server.insecure = true '
+                f"if a firewall or proxy protects it"
             )

@@ -225,6 +225,11 @@ class Metrics:
         self.proofs_delayed_total = counter(
             "proofs_delayed_total", "Proofs refused because their client has to wait after wrong ones", "protocol"
         )
+        self.access_refusals_total = counter("access_refusals_total", "What the table of access refused", "action")
+        self.access_version = gauge("access_version", "Version of the table of access: changes so far")
+        self.access_rows = gauge("access_rows", "Rows of the table of access")
+        self.access_principals = gauge("access_principals", "Principals of the table of access")
+        self.access_enforcing = gauge("access_enforcing", "1 while the gate is on")
         self.guessing_entries = gauge("guessing_entries", "Addresses and principals with wrong proofs")
         self.guessing_entries_max = gauge("guessing_entries_max", "Limit of guessing_entries")
         self.passwords_waiting = gauge("passwords_waiting", "Passwords that wait to be checked or are being checked")

@@ -1,5 +1,8 @@
 """The gate through the real command line and a real server: rows, principals, the mode, the audit."""
 
+import itertools
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from babelbus.cli import program
+from babelbus.cli.command import CommandError
+from babelbus.cli.target import Target
 from tests.cli.shell import Served
 from tests.cli.test_groups import Near
+from tests.support.bus import SAFETY_NET_SECONDS
 
 HEX = "ab" * 32
 OTHER = "cd" * 32
@@ -122,6 +128,93 @@ def test_the_gate_is_turned_on_refuses_and_says_so_in_the_audit(near: Near) -> N
     finally:
         assert "the gate is off" in near.run("access", "enable", "--off", "--yes")
     near.run("publish", "shut", "after", *identity)
+
+
+def test_credentials_of_every_kind_are_made_shown_once_rotated_and_removed(near: Near, tmp_path: Path) -> None:
+    (made,) = near.rows(
+        "principals", "add", "olga", "--role", "admin", "--token", "--api-key", "--expires", "90d", "--json"
+    )
+    secrets = {one["kind"]: one["secret"] for one in made["secrets"]}
+    assert set(secrets) == {"token", "api-key"}
+    near.run("principals", "change", "olga", "--password", input="correct horse battery\n")
+    near.run("principals", "change", "olga", "--tls-name", "dns", "olga.example", "--uid", "4711", "--gid", "4712")
+    (shown,) = near.rows("principals", "show", "olga", "--json")
+    assert sorted(one["kind"] for one in shown["credentials"]) == [
+        "api-key",
+        "password",
+        "peer",
+        "peer",
+        "tls",
+        "token",
+    ]
+    assert not any(secret in near.run("principals", "show", "olga", "--json") for secret in secrets.values())
+    near.run("access", "list", "--user", "olga", input="correct horse battery\n")
+    assert "wrong" in near.run("access", "list", "--user", "olga", input="no such horse\n", code=1)
+    file = tmp_path / "token"
+    file.write_text(secrets["token"], encoding="utf-8")
+    file.chmod(0o644)
+    assert "chmod 600" in near.run("access", "list", "--token-file", str(file), code=1)
+    file.chmod(0o600)
+    near.run("access", "list", "--token-file", str(file))
+    rotated = near.run("principals", "rotate", "olga", "--token")
+    assert "bb_" in rotated
+    assert "wrong" in near.run("access", "list", "--token-file", str(file), code=1)
+    peer = next(one["id"] for one in shown["credentials"] if one["kind"] == "peer")
+    near.run("principals", "change", "olga", "--remove-credential", peer)
+    assert "one kind" in near.run("principals", "rotate", "olga", "--token", "--new-password", code=2)
+    assert "8 to" in near.run("principals", "change", "olga", "--password", input="short\n", code=1)
+    assert "already" in near.run("principals", "add", "oleg", "--tls-name", "dns", "OLGA.example", code=1)
+    near.run("principals", "remove", "olga", "--yes")
+
+
+def test_the_gate_is_turned_on_with_a_first_administrator(near: Near) -> None:
+    try:
+        told = near.run("access", "enable", "--administrator", "anna", "--new-password", "--yes")
+        password = next(line for line in told.splitlines() if line.startswith("password")).rpartition(" ")[2]
+        assert "the gate is on" in near.run("access", "explain", "anna", "admin", "$access", "--user", "anna",
+                                            input=password + "\n") + told  # fmt: skip
+    finally:
+        near.run("access", "enable", "--off", "--yes")
+    change = near.rows("audit", "--kind", "change", "--json")[-1]
+    assert change["principal"] == "admin"
+
+
+def test_a_server_that_is_killed_in_the_middle_of_changes_keeps_each_whole_or_not_at_all(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    served = Served(tmp_path)
+    try:
+        begun, rows_of_one = threading.Event(), 200
+
+        def change() -> None:
+            try:
+                for number in itertools.count():
+                    rows = [
+                        {"who": f"w{number}", "action": "read", "pattern": f"p/{each}"} for each in range(rows_of_one)
+                    ]
+                    api.call("POST", "/api/access/rows", {"rows": rows})
+                    if number == 3:
+                        begun.set()
+            except CommandError:
+                begun.set()
+
+        api = Target(data_folder=str(served.data)).api()
+        changing = threading.Thread(target=change)
+        changing.start()
+        assert begun.wait(SAFETY_NET_SECONDS)
+        served.process.kill()
+        changing.join(SAFETY_NET_SECONDS)
+    finally:
+        served.process.kill()
+        served.process.communicate()
+    again = Served(tmp_path)
+    try:
+        found = Counter(
+            row["who"] for row in Near(again).rows("access", "list", "--json") if row["who"].startswith("w")
+        )
+        assert len(found) >= 4
+        assert set(found.values()) == {rows_of_one}
+    finally:
+        assert again.stop() == 0
 
 
 def test_a_server_that_is_down_is_named(tmp_path: Path) -> None:

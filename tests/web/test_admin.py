@@ -25,7 +25,7 @@ from babelbus.metrics import Metrics
 from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import BadRange
 from babelbus.storage.errors import DiskFullError
-from babelbus.web import admin
+from babelbus.web import callers
 from babelbus.web.admin import AdminServer
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
 from tests.storage.faults import FaultyFiles
@@ -40,6 +40,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.bus = Bus()
         self.broker = self.bus.broker
+        self.bus.open_gate("off")
         self.bus.open_state()
         self.broker.open_groups(self.bus.files, "data", 3600)
         self.config = Config()
@@ -130,7 +131,7 @@ def test_the_name_of_the_scheme_knows_no_letter_case() -> None:
 def test_a_client_that_guesses_the_token_is_told_to_wait_and_the_token_is_taken_all_the_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin, "REFUSAL_SECONDS", 0.0)
+    monkeypatch.setattr(callers, "REFUSAL_SECONDS", 0.0)
 
     async def test(call: Caller, bus: FakeServer) -> None:
         assert (await call("GET", "/api/topics", authorization=None))[0] == 401  # no guess

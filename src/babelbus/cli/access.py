@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from babelbus.cli.command import BusGroup, CommandError, ask_first, examples, json_option, yes_option
+from babelbus.cli.credentials import Asked, credential_options, show_secrets
 from babelbus.cli.output import plural, print_all, print_json, print_line
 from babelbus.cli.target import Target, admin_options
 
@@ -168,23 +169,23 @@ def check(target: Target, as_json: bool) -> None:
 
 
 @access.command(
-    "enable", epilog=examples("babelbus access enable --administrator alice", "babelbus access enable --off")
+    "enable", epilog=examples("babelbus access enable --administrator alice --password", "babelbus access enable --off")
 )
 @click.option("--administrator", "admin_name", metavar="NAME", help="Principal that gets the role admin.")
-@click.option("--fingerprint", metavar="HEX", help="Fingerprint of the certificate of this principal.")
+@credential_options
 @click.option("--off", is_flag=True, help="Turn the gate off again.")
 @yes_option
 @json_option
 @admin_options
-def enable(
-    target: Target, admin_name: str | None, fingerprint: str | None, off: bool, yes: bool, as_json: bool
-) -> None:
-    """Start to ask: from now on principals do what the table grants, and nothing else."""
-    if fingerprint and not admin_name:
-        raise click.UsageError("--fingerprint goes with --administrator")
+def enable(target: Target, admin_name: str | None, off: bool, yes: bool, as_json: bool, asked: Asked) -> None:
+    """Start to ask: from now on principals do what the table grants, and nothing else.
+
+    The token of the data folder stays an administrator.
+    """
+    if asked.kinds and not admin_name:
+        raise click.UsageError("credentials go with --administrator")
     ask_first(yes, f"turn the gate {'off' if off else 'on'}")
-    credentials = [jebp_credential(fingerprint)] if fingerprint else []
-    body = {"enforce": not off, "admin": admin_name, "credentials": credentials}
+    body = {"enforce": not off, "admin": admin_name, "credentials": asked.credentials, "issue": asked.issue}
     state = target.api().call("PUT", "/api/access/mode", body)
     if as_json:
         print_json(state)
@@ -192,6 +193,7 @@ def enable(
         print_line('the gate stays on: the server\'s configuration has access.mode = "enforce"')
     else:
         print_line(f"the gate is {'on' if state['enforcing'] else 'off'}")
+        show_secrets(state)
 
 
 @access.command("apply", epilog=examples("babelbus access apply table.toml"))
@@ -210,11 +212,3 @@ def apply(target: Target, file: Path, version: int | None, as_json: bool) -> Non
         print_json(made)
     else:
         print_line(f"the table has version {made['version']}")
-
-
-def jebp_credential(fingerprint: str) -> dict[str, object]:
-    """Return the credential of a jebp certificate as the API takes it."""
-    text = fingerprint.lower()
-    if len(text) != 64 or set(text) - set("0123456789abcdef"):
-        raise click.UsageError(f"{fingerprint!r} is no fingerprint (64 hex digits)")
-    return {"kind": "jebp", "id": text, "data": {"fingerprint": text}}

@@ -1,5 +1,6 @@
 """The administration API as the command line uses it (docs/operations.md, "Administration endpoint")."""
 
+import base64
 import http.client
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,11 +56,17 @@ class ApiError(CommandError):
 class AdminApi:
     """The API of one server. Every method may raise `ApiError`, or `CommandError` when no server answers."""
 
-    def __init__(self, address: str, token: str, context: "ssl.SSLContext | None" = None) -> None:
-        """Set the address, "host:port"; requests go over TLS if there is a context."""
+    def __init__(
+        self, address: str, proof: str, context: "ssl.SSLContext | None" = None, *, is_of_folder: bool = True
+    ) -> None:
+        """Set the address, "host:port"; requests go over TLS if there is a context.
+
+        `proof` is the header that says who asks; `is_of_folder` whether that is the token of the data folder.
+        """
+        self._is_of_folder = is_of_folder
         self._address = address
         self._context = context
-        self._token = token
+        self._proof = proof
 
     def call(
         self, method: str, path: str, body: object = None, *, timeout_seconds: float = TIMEOUT_SECONDS
@@ -130,7 +137,7 @@ class AdminApi:
             connection = http.client.HTTPConnection(host, int(port), timeout=timeout_seconds)
         else:
             connection = http.client.HTTPSConnection(host, int(port), timeout=timeout_seconds, context=self._context)
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        headers = {"Authorization": self._proof, "Content-Type": "application/json"}
         try:
             try:
                 connection.request(method, path, content, headers)
@@ -176,7 +183,7 @@ class AdminApi:
             raise CommandError(f"{self._address} is no administration endpoint of Babelbus") from None
 
     def _error(self, status: int, text: str, code: str) -> ApiError:
-        if status == 401:
+        if status == 401 and self._is_of_folder:
             text = (
                 f"the server on {self._address} does not take the token of this data folder: "
                 "it runs on another one; name that with --data-folder"
@@ -191,6 +198,16 @@ def _with_query(path: str, query: Mapping[str, str]) -> str:
         return path
     # Bytes of the shell that are not UTF-8 are sent unchanged; the server refuses them where it needs UTF-8.
     return f"{path}?{urlencode(query, errors='surrogateescape')}"
+
+
+def bearer(token: str) -> str:
+    """Return the header that proves a token."""
+    return f"Bearer {token}"
+
+
+def basic(user: str, password: str) -> str:
+    """Return the header that proves a user by a password."""
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode('utf-8', 'surrogateescape')).decode()}"
 
 
 def path_of(*parts: str) -> str:

@@ -1,31 +1,53 @@
 """`babelbus audit`: logins, refusals and changes of the table, of a running server (docs/access.md)."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from babelbus.cli.command import BusCommand, examples, json_option
-from babelbus.cli.output import human_time, print_all
+from babelbus.cli.output import human_time, print_all, print_json, print_line
 from babelbus.cli.target import Target, admin_options
+
+KINDS = ("login", "login-refused", "refusal", "change")
+FOLLOW_SECONDS = 1.0
 
 
 @click.command(
     "audit",
     cls=BusCommand,
-    epilog=examples("babelbus audit", "babelbus audit --principal alice --json", "babelbus audit --id k3x7aq2m"),
+    epilog=examples(
+        "babelbus audit",
+        "babelbus audit --principal alice --json",
+        "babelbus audit --id k3x7aq2m",
+        "babelbus audit --follow --kind refusal",
+    ),
 )
 @click.option("--count", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Newest records.")
 @click.option("--id", "refusal", metavar="ID", help="The refusal with this id, which its error names.")
 @click.option("--principal", metavar="NAME", help="Records of one principal.")
+@click.option("--kind", type=click.Choice(KINDS), help="Records of one kind.")
+@click.option("--follow", is_flag=True, help="Show further records as they come, until Ctrl-C.")
 @json_option
 @admin_options
-def audit(target: Target, count: int, refusal: str | None, principal: str | None, as_json: bool) -> None:
+def audit(
+    target: Target,
+    count: int,
+    refusal: str | None,
+    principal: str | None,
+    kind: str | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
     """Show the newest records of the audit."""
     query = {"count": str(count)}
     query |= {} if refusal is None else {"id": refusal}
     query |= {} if principal is None else {"principal": principal}
-    records = target.api().ask("GET", "/api/audit", query, dict[str, Any])["records"]
+    query |= {} if kind is None else {"kind": kind}
+    api = target.api()
+    found = api.ask("GET", "/api/audit", query, dict[str, Any])
+    records = found["records"]
     columns: dict[str, Callable[[Any], object]] = {
         "Time": lambda one: human_time(one["time_ms"]),
         "Kind": lambda one: one["kind"],
@@ -35,7 +57,18 @@ def audit(target: Target, count: int, refusal: str | None, principal: str | None
         "Times": lambda one: f"{one.get('count', 1):,}",
         "Id": lambda one: one.get("id", ""),
     }
-    print_all(records, as_json, "the audit has no such records", columns, numbers=("Times",))
+    if not follow:
+        print_all(records, as_json, "the audit has no such records", columns, numbers=("Times",))
+        return
+    while True:
+        for one in records:
+            if as_json:
+                print_json(one)
+            else:
+                print_line("  ".join(str(show(one)) for show in columns.values()))
+        time.sleep(FOLLOW_SECONDS)
+        found = api.ask("GET", "/api/audit", query | {"offset": str(found["next_offset"])}, dict[str, Any])
+        records = found["records"]
 
 
 def _what(record: dict[str, Any]) -> str:

@@ -5,15 +5,11 @@ from typing import Any
 
 import click
 
-from babelbus.cli.access import jebp_credential
 from babelbus.cli.api import path_of
 from babelbus.cli.command import BusGroup, ask_first, examples, json_option, yes_option
+from babelbus.cli.credentials import Asked, credential_options, show_secrets
 from babelbus.cli.output import human_time, print_all, print_json, print_line, print_table
 from babelbus.cli.target import Target, admin_options
-
-fingerprint_option = click.option(
-    "--fingerprint", "fingerprints", multiple=True, metavar="HEX", help="Fingerprint of a jebp certificate."
-)
 
 
 @click.group(
@@ -31,20 +27,28 @@ def principals() -> None:
     """
 
 
-@principals.command("add", epilog=examples("babelbus principals add sensor7 --role sensors"))
+@principals.command(
+    "add",
+    epilog=examples(
+        "babelbus principals add sensor7 --role sensors --api-key",
+        "babelbus principals add alice --role admin --password",
+        "babelbus principals add grafana --token --expires 90d",
+    ),
+)
 @click.argument("name")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role; may be given several times.")
-@fingerprint_option
+@credential_options
 @json_option
 @admin_options
-def add(target: Target, name: str, roles: tuple[str, ...], fingerprints: tuple[str, ...], as_json: bool) -> None:
-    """Add a principal."""
-    body = {"name": name, "roles": roles, "credentials": [jebp_credential(one) for one in fingerprints]}
+def add(target: Target, name: str, roles: tuple[str, ...], as_json: bool, asked: Asked) -> None:
+    """Add a principal. Secrets that the server makes are shown once; passwords are never arguments."""
+    body = {"name": name, "roles": roles, "credentials": asked.credentials, "issue": asked.issue}
     made = target.api().call("POST", "/api/principals", body)
     if as_json:
         print_json(made)
     else:
         print_line(f"principal {name} is there; 'babelbus access grant {name} ACTION PATTERN' lets it do something")
+        show_secrets(made)
 
 
 @principals.command("list", epilog=examples("babelbus principals list", "babelbus principals list --json"))
@@ -87,34 +91,59 @@ def show(target: Target, name: str, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="The roles from now on, each one.")
 @click.option("--no-roles", is_flag=True, help="No roles from now on.")
+@credential_options
+@click.option(
+    "--remove-credential",
+    "removed",
+    multiple=True,
+    metavar="ID",
+    help="Id of a credential that goes, as 'show' has it.",
+)
 @json_option
 @admin_options
-def change(target: Target, name: str, roles: tuple[str, ...], no_roles: bool, as_json: bool) -> None:
-    """Replace the roles of a principal."""
-    if bool(roles) == no_roles:
-        raise click.UsageError("give --role, once for each role, or --no-roles")
-    made = target.api().call("PATCH", path_of("principals", name), {"roles": roles})
+def change(
+    target: Target,
+    name: str,
+    roles: tuple[str, ...],
+    no_roles: bool,
+    removed: tuple[str, ...],
+    as_json: bool,
+    asked: Asked,
+) -> None:
+    """Replace the roles of a principal, add credentials, or remove them."""
+    if (roles and no_roles) or not (roles or no_roles or removed or asked.kinds):
+        raise click.UsageError("give --role, once for each role, or --no-roles; or a credential to add or to remove")
+    body: dict[str, object] = {"credentials": asked.credentials, "issue": asked.issue, "remove": removed}
+    body |= {"roles": roles} if roles or no_roles else {}
+    made = target.api().call("PATCH", path_of("principals", name), body)
     if as_json:
         print_json(made)
     else:
+        kinds = ", ".join(sorted({one["kind"] for one in made["credentials"]}))
         print_line(f"principal {name} has the roles: {', '.join(made['roles']) or 'none'}")
+        print_line(f"and the credentials: {kinds or 'none'}")
+        show_secrets(made)
 
 
 @principals.command("rotate", epilog=examples("babelbus principals rotate sensor7 --fingerprint 99aa01c2..."))
 @click.argument("name")
-@fingerprint_option
+@credential_options
 @json_option
 @admin_options
-def rotate(target: Target, name: str, fingerprints: tuple[str, ...], as_json: bool) -> None:
-    """Replace the credentials of a kind: the old ones prove nothing from now on."""
-    if not fingerprints:
-        raise click.UsageError("give --fingerprint with the new certificate")
-    body = {"kind": "jebp", "credentials": [jebp_credential(one) for one in fingerprints]}
-    made = target.api().call("PUT", path_of("principals", name, "credentials"), body)
+def rotate(target: Target, name: str, as_json: bool, asked: Asked) -> None:
+    """Replace the credentials of a kind: the old ones prove nothing from now on.
+
+    To have the old and the new one for a while: 'babelbus principals change' adds and removes.
+    """
+    if len(asked.kinds) != 1:
+        raise click.UsageError("give the new credential, of one kind, such as --token or --fingerprint HEX")
+    (kind,) = asked.kinds
+    made = target.api().call("PUT", path_of("principals", name, "credentials"), {"kind": kind} | asked.of(kind))
     if as_json:
         print_json(made)
     else:
         print_line(f"principal {name} has new credentials; the old ones are void")
+        show_secrets(made)
 
 
 @principals.command("remove", epilog=examples("babelbus principals remove sensor7 --yes"))

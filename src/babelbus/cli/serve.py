@@ -165,6 +165,8 @@ def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
     scheme = "https://" if server.admin_tls else "http://"
     for protocol, address in server.addresses.items():
         print_line(f"{protocol:6} listens on {scheme if protocol == 'admin' else ''}{address}")
+    if not server.gate.enforcing:
+        print_line("access: nobody is asked for rights; 'babelbus access enable' turns the gate on")
     if first_start:
         print_line(
             f"first start: made the server's certificate {server.fingerprint} ({os.path.join(conf, 'server_key')}) "

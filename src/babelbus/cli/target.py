@@ -38,8 +38,11 @@ RECORD_VARIABLES = frozenset(
 """Variables of the command of `consume --exec`."""
 CA_VARIABLE = "BABELBUS_CA"
 CLIENT_CERT_VARIABLE = "BABELBUS_CLIENT_CERT"
+USER_VARIABLE = "BABELBUS_USER"
+TOKEN_FILE_VARIABLE = "BABELBUS_TOKEN_FILE"  # noqa: S105  # the name of a variable
 OWN_VARIABLES = RECORD_VARIABLES | {
     *(ADMIN_VARIABLE, SERVER_VARIABLE, IDENTITY_VARIABLE, FINGERPRINT_VARIABLE, CA_VARIABLE, CLIENT_CERT_VARIABLE),
+    *(USER_VARIABLE, TOKEN_FILE_VARIABLE),
 }
 """Variables that the command line reads or sets beside the settings, so that they are no misspelt settings."""
 
@@ -67,6 +70,8 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
     server_fingerprint: str | None = None
     ca: str | None = None
     client_cert: str | None = None
+    user: str | None = None
+    token_file: str | None = None
     warned: bool = False
 
     @cached_property
@@ -115,11 +120,27 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
         Raises:
             BabelbusError: the token cannot be read, or the configuration is wrong.
         """
-        from babelbus.cli.api import AdminApi
+        from babelbus.cli.api import AdminApi, basic, bearer
+        from babelbus.identities.key_files import read_key_file
         from babelbus.web.token import read_token
 
-        self.existing_folder()
-        return AdminApi(self.admin_address(), read_token(self.folder), self._admin_context())
+        if self.user is not None and self.token_file is not None:
+            raise click.UsageError("--user asks for a password, --token-file names a token: give one of them")
+        if self.user is not None:
+            proof = basic(self.user, self._password)
+        elif self.token_file is not None:
+            proof = bearer(read_key_file(self.token_file).decode("ascii", "replace").strip())
+        else:
+            self.existing_folder()
+            proof = bearer(read_token(self.folder))
+        own = self.user is None and self.token_file is None
+        return AdminApi(self.admin_address(), proof, self._admin_context(), is_of_folder=own)
+
+    @cached_property
+    def _password(self) -> str:
+        from babelbus.cli.credentials import read_password
+
+        return read_password(confirm=False)
 
     def _admin_context(self) -> "ssl.SSLContext | None":
         """Return the TLS context for the administration endpoint; `None` if the endpoint speaks plain HTTP.
@@ -341,6 +362,14 @@ _OPTIONS = {
         help="Certificate and key in PEM, where the administration endpoint asks for a certificate; "
              f"also {CLIENT_CERT_VARIABLE}.",
     ),
+    "user": click.option(
+        "--user", metavar="NAME", envvar=USER_VARIABLE,
+        help=f"Principal whose password is asked for; also {USER_VARIABLE}.  [default: the built-in administrator]",
+    ),
+    "token_file": click.option(
+        "--token-file", metavar="FILE", envvar=TOKEN_FILE_VARIABLE,
+        help=f"File with the token of a principal; also {TOKEN_FILE_VARIABLE}.",
+    ),
     "data_folder": click.option(
         "--data-folder", metavar="FOLDER", help="The server's data folder.  [default: from the configuration]"
     ),
@@ -368,7 +397,7 @@ def _with_target(*names: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 folder_options = _with_target("data_folder", "config_path")
 """The options that name a data folder."""
-admin_options = _with_target("admin", "ca", "client_cert", "data_folder", "config_path")
+admin_options = _with_target("admin", "ca", "client_cert", "user", "token_file", "data_folder", "config_path")
 """The options that name an administration endpoint."""
 bus_options = _with_target(*_OPTIONS)
 """The options of a client of the bus."""

@@ -1,16 +1,20 @@
 """A stored proof of identity of one principal; the table of principals keeps it, this package makes and checks it."""
 
 import secrets
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import msgspec
 
 Kind = Literal["password", "token", "api-key", "jebp", "tls", "peer"]
 
+Place = tuple[str, str | int]
+"""A proof that finds its credential: two principals never have one place."""
+
 ID_BYTES: Final = 9
 
 
-class Credential(msgspec.Struct, frozen=True, omit_defaults=True):
+class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One proof that a principal has. `data` holds no secret that can be read back without `<data>/conf/access.key`.
 
     | kind | data |
@@ -26,8 +30,8 @@ class Credential(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: Kind
     id: str
     """Names the credential in lists, the audit and commands; is no secret."""
-    data: dict[str, str | int]
-    created: int
+    data: dict[str, str | int] = {}
+    created: int = 0
     """Milliseconds since 1970-01-01 UTC."""
     expires: int | None = None
     """The same; `None` never expires."""
@@ -45,6 +49,24 @@ class Issued(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Issued({self.credential!r})"
+
+
+def places_of(credential: Credential) -> Iterator[Place]:
+    """Yield where a credential is looked up; a damaged one has no place."""
+    data = credential.data
+    match credential.kind:
+        case "token":
+            yield "token", credential.id
+        case "api-key" if "key" in data:
+            yield "api-key", data["key"]
+        case "jebp" if "fingerprint" in data:
+            yield "jebp", data["fingerprint"]
+        case "tls" if "kind" in data and "value" in data:
+            yield f"tls {data['kind']}", data["value"]
+        case "peer":
+            for name in ("uid", "gid"):
+                if name in data:
+                    yield name, data[name]
 
 
 def new_id() -> str:

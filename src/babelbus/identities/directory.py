@@ -4,7 +4,7 @@ The table of principals calls `replace` and `remove` when it changes; the doors 
 A proof that two principals would share is refused when it is added, so that an answer is never a matter of order.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 
 from babelbus.clock import Clock
 from babelbus.errors import BabelbusError
-from babelbus.identities.credential import Credential, new_id
+from babelbus.identities.credential import Credential, Place, new_id, places_of
 from babelbus.identities.errors import CredentialError
 from babelbus.identities.tokens import id_of_token, proves_token
 from babelbus.identities.vault import Vault, secret_of
@@ -21,8 +21,6 @@ from babelbus.identities.vault import Vault, secret_of
 NameKind = Literal["uri", "dns", "cn"]
 NAME_KINDS: Final[tuple[NameKind, ...]] = ("uri", "dns", "cn")
 """In the order in which the names of a client certificate are asked."""
-
-_Place = tuple[str, str | int]
 
 
 class DuplicateProofError(BabelbusError):
@@ -105,7 +103,7 @@ class Directory:
         self._vault = vault
         self._clock = clock
         self._credentials: dict[str, tuple[Credential, ...]] = {}
-        self._places: dict[_Place, tuple[str, Credential]] = {}
+        self._places: dict[Place, tuple[str, Credential]] = {}
         self._secrets: dict[str, str] = {}
 
     def replace(self, principal: str, credentials: Iterable[Credential]) -> None:
@@ -116,7 +114,7 @@ class Directory:
         """
         new = tuple(credentials)
         for credential in new:
-            for place in _places(credential):
+            for place in places_of(credential):
                 owner = self._places.get(place)
                 if owner is not None and owner[0] != principal:
                     raise DuplicateProofError(
@@ -125,14 +123,14 @@ class Directory:
         self.remove(principal)
         self._credentials[principal] = new
         for credential in new:
-            for place in _places(credential):
+            for place in places_of(credential):
                 self._places[place] = principal, credential
 
     def remove(self, principal: str) -> None:
         """Remove a principal; its proofs prove nothing from now on."""
         for credential in self._credentials.pop(principal, ()):
             self._secrets.pop(credential.id, None)
-            for place in _places(credential):
+            for place in places_of(credential):
                 self._places.pop(place, None)
 
     def passwords(self, principal: str) -> Sequence[Credential]:
@@ -146,6 +144,12 @@ class Directory:
         if entry is None or not proves_token(entry[1], text, self._clock.now_ms()):
             return None
         return entry[0]
+
+    def is_expired_token(self, text: str) -> bool:
+        """Return whether a text was a token until it expired: no guess, but no proof either."""
+        token_id = id_of_token(text)
+        entry = None if token_id is None else self._places.get(("token", token_id))
+        return entry is not None and proves_token(entry[1], text, 0) and not entry[1].is_valid(self._clock.now_ms())
 
     def api_key(self, key: str) -> ApiKey | None:
         """Return whose an API key is, with the secret for checking its signature; `None` if it is unknown or expired.
@@ -193,24 +197,6 @@ class Directory:
     def _name(self, kind: str, value: str | int) -> str | None:
         entry = self._find(kind, value)
         return None if entry is None else entry[0]
-
-
-def _places(credential: Credential) -> Iterator[_Place]:
-    """Yield where a credential is looked up; a damaged one has no place."""
-    data = credential.data
-    match credential.kind:
-        case "token":
-            yield "token", credential.id
-        case "api-key" if "key" in data:
-            yield "api-key", data["key"]
-        case "jebp" if "fingerprint" in data:
-            yield "jebp", data["fingerprint"]
-        case "tls" if "kind" in data and "value" in data:
-            yield f"tls {data['kind']}", data["value"]
-        case "peer":
-            for name in ("uid", "gid"):
-                if name in data:
-                    yield name, data[name]
 
 
 def _normal(kind: str, value: str) -> str:

@@ -124,6 +124,7 @@ class Passwords:
         self._cache: dict[bytes, _Verified] = {}
         self._running: dict[bytes, asyncio.Future[Credential | None]] = {}
         self._waiting: dict[str, int] = {}
+        self._issuing = 0
         self._threads = ThreadPoolExecutor(threads, "passwords", initializer=_lower_priority)
         self._dummy: bytes | None = None
         self._dummy_lock = threading.Lock()
@@ -150,6 +151,28 @@ class Passwords:
         # A client that leaves cancels its own wait, not the hash that others may wait for.
         credential = await asyncio.shield(running)
         return credential is not None and self._holds(user, credential)
+
+    async def issue(self, password: str | None) -> Issued:
+        """Build a password, or the credential of one that was chosen; then the secret is empty.
+
+        Raises:
+            InvalidProofError: the password is shorter or longer than the limits.
+            TooManyProofsError: too many passwords wait.
+        """
+        if len(self._running) + self._issuing >= self._waiting_max:
+            self._refused.inc()
+            raise TooManyProofsError("too many passwords wait to be checked; try again in some seconds")
+        self._issuing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._make, password)
+        finally:
+            self._issuing -= 1
+
+    def _make(self, password: str | None) -> Issued:
+        now_ms = self._clock.now_ms()
+        if password is None:
+            return issue_password(now_ms, strength=self._strength)
+        return Issued(make_password(password, now_ms, strength=self._strength), "")
 
     def forget(self, principal: str) -> None:
         """Drop what was verified of a principal: its credentials or its rights changed."""

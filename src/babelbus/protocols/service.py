@@ -12,6 +12,7 @@ from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.quotas import Quotas
 from babelbus.identities.guessing import Guessing
+from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
@@ -43,8 +44,13 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Counts the connections of each address."""
     quotas: Quotas
     """Bounds what each principal uses."""
-    guessing: Guessing
-    """Makes clients wait that send wrong proofs of identity."""
+    proofs: Proofs
+    """Knows what principals prove their identity with, and makes clients wait that send wrong proofs."""
+
+    @property
+    def guessing(self) -> Guessing:
+        """The wrong proofs of all doors."""
+        return self.proofs.guessing
 
     @property
     def server_key(self) -> str:

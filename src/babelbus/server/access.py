@@ -26,8 +26,6 @@ ADMINS_NAME = "client_admin_rights"
 TOPICS_NAME = "topics"
 CLIENTS_ORIGIN = "client lists"
 """The origin of the principals that the lists of clients name."""
-JEBP_KEY = "jebp"
-"""The kind of credential that is the fingerprint of a jebp certificate."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 # What a line of the list of topics cannot hold as it is: a comment's sign in front, blanks at an end, other line ends.
 _ENCODED = re.compile(r"%|^#|^\s+|\s+$|[^\S ]")
@@ -80,7 +78,7 @@ class AccessLists:
                 if names[entry.name] == 1 and not is_taken(entry.name)
                 else f"{entry.name}-{fingerprint[:16]}",
                 (ADMIN_ROLE if entry.admin else CLIENT_ROLE,),
-                (Credential(JEBP_KEY, fingerprint, {"fingerprint": fingerprint}),),
+                (Credential("jebp", fingerprint, {"fingerprint": fingerprint}),),
             )
             for fingerprint, entry in self.clients.items()
         ]

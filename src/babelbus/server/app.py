@@ -17,7 +17,7 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config, TopicLayout
 from babelbus.core.access import SERVER, Identity, InvalidAccessError, Principal
 from babelbus.core.access.gate import Gate
-from babelbus.core.access.table import id_of
+from babelbus.core.access.table import KEPT, id_of
 from babelbus.core.broker import Broker
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import Promise, settled
@@ -26,7 +26,7 @@ from babelbus.core.topic import Topic
 from babelbus.core.work import Writer
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError
-from babelbus.identities.guessing import Guessing
+from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
@@ -34,7 +34,7 @@ from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
-from babelbus.server.access import CLIENTS_ORIGIN, JEBP_KEY, AccessLists
+from babelbus.server.access import CLIENTS_ORIGIN, AccessLists
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
@@ -68,8 +68,8 @@ class Server:
         self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
-        self.guessing = Guessing(self.clock, self.metrics)
         self.folder = os.path.abspath(config.data.folder)
+        self.proofs = Proofs(os.path.join(self.folder, CONF_NAME), self.clock, self.metrics, config.access)
         self.addresses: dict[str, str] = {}
         self.started_at = self.clock.monotonic()
         self.stopping = False
@@ -199,8 +199,8 @@ class Server:
             wildcards=access.wildcards,
         )
         await self.gate.settle()
-        self._import_clients()
         self.gate.on_changed.append(self._access_changed)
+        self._import_clients()
         if access.file is not None:
             await self._apply_table_file(access.file)
 
@@ -221,8 +221,13 @@ class Server:
         return id_of(Principal(name)) in self.gate.table.entries
 
     def _access_changed(self) -> None:
+        table = self.gate.table
+        kept = sorted(table.principals(), key=lambda pair: pair[1] != KEPT)  # proofs of the table go before files
+        self.proofs.update({principal.name: principal.credentials for principal, _ in kept})
         for service in self.services.values():
             service.access_changed()
+        if self._admin is not None:
+            self._admin.access_changed()
 
     def authorise(self, fingerprint: str) -> Identity | None:
         """Return who owns a verified certificate, with its rights; `None` if nobody does."""
@@ -232,13 +237,8 @@ class Server:
                 return None
             rights = self.gate.admin_rights if entry.admin else self.gate.client_rights
             return Identity(f"jebp:{entry.name}", entry.name, rights)
-        found = self.gate.table.find_credential(JEBP_KEY, fingerprint)
-        if found is None:
-            return None
-        principal, credential = found
-        if credential.expires is not None and credential.expires <= self.clock.now_ms():
-            return None
-        return self.gate.identity(f"jebp:{principal.name}", principal.name)
+        name = self.proofs.directory.by_fingerprint(fingerprint)
+        return None if name is None else self.gate.identity(f"jebp:{name}", name)
 
     async def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
         """Create the topics of the list that the store does not have; stored topics are kept in any case."""
@@ -297,6 +297,12 @@ class Server:
         metrics.staged_bytes.set_function(lambda: staging.staged_bytes)
         metrics.staged_bytes_max.set(staging.settings.bytes_max)
         metrics.state_keys.set_function(lambda: len(broker.state))
+        gate = self.gate
+        gate.audit.on_refused = lambda action: metrics.access_refusals_total.labels(action.value).inc()
+        metrics.access_version.set_function(lambda: gate.table.version)
+        metrics.access_rows.set_function(lambda: gate.table.row_count)
+        metrics.access_principals.set_function(lambda: gate.table.principal_count)
+        metrics.access_enforcing.set_function(lambda: gate.enforcing)
         metrics.live_subscriptions.set_function(lambda: broker.router.count)
         metrics.segments.read = lambda: self._sums(lambda log: log.part_count)
         metrics.log_bytes.read = lambda: self._sums(lambda log: log.size_bytes)
@@ -320,7 +326,7 @@ class Server:
             self._certificates,
             Crowd(self.config.server),
             self.quotas,
-            self.guessing,
+            self.proofs,
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
@@ -339,7 +345,7 @@ class Server:
                 guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host, is_tls=self.admin_tls),
                 crowd=context.crowd,
                 tls=admin_tls,
-                guessing=self.guessing,
+                proofs=self.proofs,
             )
             await self._admin.start()
             self.addresses["admin"] = "{}:{}".format(*self._admin.address)
@@ -361,7 +367,7 @@ class Server:
         run = asyncio.get_running_loop().run_in_executor
         listed = await run(None, self._lists.read_topics)  # before anything changes
         await run(None, self._lists.reload)
-        self.guessing.clear()
+        self.proofs.guessing.clear()
         self._import_clients()
         await self._reconcile_topics(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
@@ -408,6 +414,7 @@ class Server:
             service.abort()
         if self._admin is not None:
             await self._admin.stop()
+        self.proofs.close()
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -7,16 +7,18 @@ import msgspec
 from aiohttp import web
 
 from babelbus.config import QuotaSettings
-from babelbus.core.access import ACTIONS, Credential, InvalidAccessError, Principal, Row
+from babelbus.core.access import ACTIONS, InvalidAccessError, Principal, Row
 from babelbus.core.access.audit import AUDIT_TOPIC, AuditRecord
-from babelbus.core.access.gate import Gate
+from babelbus.core.access.gate import AccessConflictError, Gate
 from babelbus.core.access.model import check_name
-from babelbus.core.access.table import ADMIN_ROLE, KEPT, id_of
+from babelbus.core.access.table import ADMIN_ROLE, KEPT, MODE_ID, Edit, Mode, edits_for, id_of
 from babelbus.core.broker import Broker
+from babelbus.identities.credential import Credential, Issued
+from babelbus.identities.proofs import Proofs, Wish
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.web.answers import Handler, answer, read_body, read_number, read_text
+from babelbus.web.callers import ACCESS_SUBJECT, AUDIT_SUBJECT, check_admin, principal_of
 from babelbus.web.errors import ImportedPrincipalError, UnknownPrincipalError
-from babelbus.web.live import ADMIN
 
 AUDIT_COUNT = 100
 AUDIT_COUNT_MAX = 10_000
@@ -36,6 +38,7 @@ class ModeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enforce: bool
     admin: str | None = None
     credentials: tuple[Credential, ...] = ()
+    issue: tuple[Wish, ...] = ()
 
 
 class FileBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,12 +50,17 @@ class FileBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrincipalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of POST /api/principals and PATCH /api/principals/NAME."""
+    """The body of POST /api/principals and PATCH /api/principals/NAME.
+
+    `issue` has credentials that the server makes, `remove` the ids of those that go.
+    """
 
     name: str = ""
     roles: tuple[str, ...] | None = None
     credentials: tuple[Credential, ...] = ()
     quotas: QuotaSettings | msgspec.UnsetType = msgspec.UNSET
+    issue: tuple[Wish, ...] = ()
+    remove: tuple[str, ...] = ()
     version: int | None = None
 
 
@@ -60,15 +68,17 @@ class CredentialsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of PUT /api/principals/NAME/credentials: these replace those of the same kind."""
 
     kind: str
-    credentials: tuple[Credential, ...]
+    credentials: tuple[Credential, ...] = ()
+    issue: tuple[Wish, ...] = ()
     version: int | None = None
 
 
 class AccessRoutes:
     """The requests about the gate of a broker."""
 
-    def __init__(self, broker: Broker, now_ms: Callable[[], int]) -> None:
+    def __init__(self, broker: Broker, proofs: Proofs, now_ms: Callable[[], int]) -> None:
         self._broker = broker
+        self._proofs = proofs
         self._now_ms = now_ms
 
     @property
@@ -79,7 +89,7 @@ class AccessRoutes:
     def routes(self) -> Sequence[tuple[str, str, Handler]]:
         """Method, path, and who answers."""
         one = "/api/principals/{name}"
-        return (
+        about_access = (
             ("GET", "/api/access", self._show),
             ("POST", "/api/access/rows", self._grant),
             ("DELETE", "/api/access/rows", self._revoke),
@@ -93,7 +103,10 @@ class AccessRoutes:
             ("PATCH", one, self._alter),
             ("DELETE", one, self._remove),
             ("PUT", f"{one}/credentials", self._replace_credentials),
-            ("GET", "/api/audit", self._audit),
+        )
+        return (
+            *((method, path, _for(ACCESS_SUBJECT, handler)) for method, path, handler in about_access),
+            ("GET", "/api/audit", _for(AUDIT_SUBJECT, self._audit)),
         )
 
     # -- rows --------------------------------------------------------------------------------------------------------
@@ -114,7 +127,7 @@ class AccessRoutes:
 
     async def _grant(self, request: web.Request) -> web.Response:
         body = await read_body(request, RowsBody)
-        return answer({"version": await self._gate.put(body.rows, ADMIN, version=body.version)})
+        return answer({"version": await self._gate.put(body.rows, principal_of(request), version=body.version)})
 
     async def _revoke(self, request: web.Request) -> web.Response:
         """Remove rows; a row that the table does not keep is an error, so that a slip is noticed."""
@@ -124,7 +137,7 @@ class AccessRoutes:
                 raise InvalidAccessError(
                     f"the table keeps no row {row.effect.value} {row.who} {row.action} {row.pattern}"
                 )
-        return answer({"version": await self._gate.remove(body.rows, ADMIN, version=body.version)})
+        return answer({"version": await self._gate.remove(body.rows, principal_of(request), version=body.version)})
 
     async def _explain(self, request: web.Request) -> web.Response:
         action = ACTIONS.get(read_text(request, "action"))
@@ -143,23 +156,40 @@ class AccessRoutes:
         return answer({"faults": self._gate.table.faults()})
 
     async def _set_mode(self, request: web.Request) -> web.Response:
+        """Set the gate on or off, with a first administrator: all or nothing."""
         body = await read_body(request, ModeBody)
-        gate = self._gate
-        if body.admin is not None:
-            known = gate.table.principal(body.admin)
-            if known is None or gate.table.origin(body.admin) == KEPT:
-                roles = tuple(dict.fromkeys([*(known.roles if known else ()), ADMIN_ROLE]))
-                credentials = (*(known.credentials if known else ()), *body.credentials)
-                quotas = known.quotas if known else msgspec.UNSET
-                await gate.put([Principal(body.admin, roles, credentials, quotas)], ADMIN)
-        if body.enforce and not any(ADMIN_ROLE in one.roles for one, _ in gate.table.principals()):
-            raise InvalidAccessError("nobody has the role admin: name the first administrator")
-        await gate.enable(ADMIN, enforce=body.enforce)
-        return answer(self._state())
+        gate, by = self._gate, principal_of(request)
+        issued = await self._issue(body.issue)
+        while True:
+            version = gate.table.version
+            changes: list[Edit] = [(MODE_ID, Mode(enforce=True) if body.enforce else None)]
+            admins = {one.name for one, _ in gate.table.principals() if ADMIN_ROLE in one.roles}
+            if body.admin is not None:
+                check_name(body.admin)
+                known = gate.table.principal(body.admin)
+                if known is None or gate.table.origin(body.admin) == KEPT:
+                    known = known or Principal(body.admin)
+                    roles = tuple(dict.fromkeys([*known.roles, ADMIN_ROLE]))
+                    credentials = (*known.credentials, *self._dated(body.credentials), *_credentials(issued))
+                    made = msgspec.structs.replace(known, roles=roles, credentials=credentials)
+                    changes += edits_for([made])
+                    admins.add(body.admin)
+                elif issued or body.credentials:
+                    origin = gate.table.origin(body.admin)
+                    raise ImportedPrincipalError(f"principal {body.admin!r} comes from the {origin}")
+            if body.enforce and not admins:
+                raise InvalidAccessError("nobody has the role admin: name the first administrator")
+            try:
+                await gate.change(changes, by, version=version)
+            except AccessConflictError:
+                continue
+            return answer(self._state() | {"secrets": _secrets(issued)})
 
     async def _apply(self, request: web.Request) -> web.Response:
         body = await read_body(request, FileBody)
-        return answer({"version": await self._gate.apply_file(body.text, body.path, ADMIN, version=body.version)})
+        return answer(
+            {"version": await self._gate.apply_file(body.text, body.path, principal_of(request), version=body.version)}
+        )
 
     # -- principals --------------------------------------------------------------------------------------------------
 
@@ -204,34 +234,69 @@ class AccessRoutes:
     async def _add(self, request: web.Request) -> web.Response:
         body = await read_body(request, PrincipalBody)
         check_name(body.name)
-        if self._gate.table.principal(body.name) is not None:
-            raise InvalidAccessError(f"there is a principal {body.name!r} already")
-        made = Principal(body.name, body.roles or (), self._dated(body.credentials), body.quotas)
-        await self._gate.put([made], ADMIN, version=body.version)
-        return answer(self._describe(body.name), status=201)
+        issued = await self._issue(body.issue)
+
+        def make() -> Principal:
+            if self._gate.table.principal(body.name) is not None:
+                raise InvalidAccessError(f"there is a principal {body.name!r} already")
+            credentials = (*self._dated(body.credentials), *_credentials(issued))
+            return Principal(body.name, body.roles or (), credentials, body.quotas)
+
+        await self._put(request, body.version, make)
+        return answer(self._describe(body.name) | {"secrets": _secrets(issued)}, status=201)
 
     async def _alter(self, request: web.Request) -> web.Response:
-        """Replace the roles or the quotas of a principal, and add credentials."""
-        body, known = await read_body(request, PrincipalBody), self._kept(request.match_info["name"])
-        roles = known.roles if body.roles is None else body.roles
-        credentials = (*known.credentials, *self._dated(body.credentials))
-        quotas = known.quotas if body.quotas is msgspec.UNSET else body.quotas
-        made = Principal(known.name, roles, credentials, quotas)
-        await self._gate.put([made], ADMIN, version=body.version)
-        return answer(self._describe(known.name))
+        """Replace the roles or the quotas of a principal, and add or remove credentials."""
+        body, name = await read_body(request, PrincipalBody), request.match_info["name"]
+        issued = await self._issue(body.issue)
+
+        def make() -> Principal:
+            known = self._kept(name)
+            unknown = set(body.remove) - {one.id for one in known.credentials}
+            if unknown:
+                raise InvalidAccessError(f"principal {name!r} has no credential {', '.join(sorted(unknown))}")
+            kept = tuple(one for one in known.credentials if one.id not in body.remove)
+            roles = known.roles if body.roles is None else body.roles
+            credentials = (*kept, *self._dated(body.credentials), *_credentials(issued))
+            quotas = known.quotas if body.quotas is msgspec.UNSET else body.quotas
+            return Principal(name, roles, credentials, quotas)
+
+        await self._put(request, body.version, make)
+        return answer(self._describe(name) | {"secrets": _secrets(issued)})
 
     async def _replace_credentials(self, request: web.Request) -> web.Response:
-        body, known = await read_body(request, CredentialsBody), self._kept(request.match_info["name"])
-        if any(one.kind != body.kind for one in body.credentials):
+        body, name = await read_body(request, CredentialsBody), request.match_info["name"]
+        issued = await self._issue(body.issue)
+        given = (*self._dated(body.credentials), *_credentials(issued))
+        if any(one.kind != body.kind for one in given):
             raise InvalidAccessError(f"all credentials of the request are of the kind {body.kind!r}")
-        kept = tuple(one for one in known.credentials if one.kind != body.kind)
-        made = msgspec.structs.replace(known, credentials=(*kept, *self._dated(body.credentials)))
-        await self._gate.put([made], ADMIN, version=body.version)
-        return answer(self._describe(known.name))
+
+        def make() -> Principal:
+            known = self._kept(name)
+            kept = tuple(one for one in known.credentials if one.kind != body.kind)
+            return msgspec.structs.replace(known, credentials=(*kept, *given))
+
+        await self._put(request, body.version, make)
+        return answer(self._describe(name) | {"secrets": _secrets(issued)})
+
+    async def _put(self, request: web.Request, version: int | None, make: Callable[[], Principal]) -> None:
+        """Replace a principal by what `make` returns, which is called again if the table changes meanwhile."""
+        while True:
+            found = self._gate.table.version
+            try:
+                await self._gate.put([make()], principal_of(request), version=found if version is None else version)
+            except AccessConflictError:
+                if version is not None:
+                    raise
+            else:
+                return
+
+    async def _issue(self, wishes: Sequence[Wish]) -> list[Issued]:
+        return [await self._proofs.issue(wish) for wish in wishes]
 
     async def _remove(self, request: web.Request) -> web.Response:
         known = self._kept(request.match_info["name"])
-        await self._gate.remove([known], ADMIN)
+        await self._gate.remove([known], principal_of(request))
         return answer({"removed": known.name})
 
     def _dated(self, credentials: tuple[Credential, ...]) -> tuple[Credential, ...]:
@@ -241,28 +306,58 @@ class AccessRoutes:
     # -- audit -------------------------------------------------------------------------------------------------------
 
     async def _audit(self, request: web.Request) -> web.Response:
-        """Return the newest records, oldest first; `id` chooses one refusal, `principal` those of one principal."""
+        """Return the newest records, oldest first.
+
+        `id` chooses one refusal, `principal` and `kind` those of one principal or kind, `offset` those from there on.
+        """
         count = min(read_number(request, "count", 1) or AUDIT_COUNT, AUDIT_COUNT_MAX)
-        wanted, principal = request.query.get("id"), request.query.get("principal")
+        wanted, principal, kind = (request.query.get(name) for name in ("id", "principal", "kind"))
+        after = read_number(request, "offset")
         written = self._gate.audit.flush()
         if written is not None:
             await written.wait()
-        topic = self._broker.find_topic(AUDIT_TOPIC)
+        topic, end = self._broker.find_topic(AUDIT_TOPIC), 0
         found: list[AuditRecord] = []
         if topic is not None:
             partition = topic.partition(0)
             end = partition.high_watermark
-            offset = max(partition.log.first_offset, 0 if wanted or principal else end - count)
+            is_filtered = wanted or principal or kind
+            offset = max(partition.log.first_offset, (0 if is_filtered else end - count) if after is None else after)
             while offset < end:
                 chunk = await partition.read(offset, READ_BYTES, end)
                 for record in iterate(decode_chunk(chunk.data, verified=True)) if chunk.data else ():
                     one = msgspec.json.decode(record.payload or b"{}", type=AuditRecord)
-                    if (wanted is None or one.id == wanted) and (principal is None or one.principal == principal):
+                    is_wanted = (wanted is None or one.id == wanted) and (kind is None or one.kind == kind)
+                    if is_wanted and (principal is None or one.principal == principal):
                         found.append(one)
                 del found[:-count]
                 offset = chunk.next_offset
-        return answer({"records": found})
+        return answer({"records": found, "next_offset": end})
 
 
 def _row(row: Row) -> dict[str, Any]:
     return {"who": row.who, "action": row.action, "pattern": row.pattern, "effect": row.effect.value}
+
+
+def _for(subject: str, handler: Handler) -> Handler:
+    """Return a handler for those who may administer the subject."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        check_admin(request, subject)
+        return await handler(request)
+
+    return handle
+
+
+def _credentials(issued: Sequence[Issued]) -> list[Credential]:
+    return [one.credential for one in issued]
+
+
+def _secrets(issued: Sequence[Issued]) -> list[dict[str, str]]:
+    """Return the secrets that are shown once: those that the server has made."""
+    return [
+        {"kind": one.credential.kind, "id": one.credential.id, "secret": one.secret}
+        | ({"key": str(one.credential.data["key"])} if one.credential.kind == "api-key" else {})
+        for one in issued
+        if one.secret
+    ]

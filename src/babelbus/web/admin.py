@@ -1,15 +1,14 @@
 """The administration endpoint (docs/operations.md): metrics and health for machines, a JSON API for the command line.
 
-`/metrics`, `/health` and `/ready` are open to who can connect. Everything below `/api` needs the token in its
-`Authorization` header. A web page of somebody else cannot set that header without our consent, which we never give
+`/metrics`, `/health` and `/ready` are open to who can connect. Everything below `/api` needs a proof in its
+`Authorization` header: the token of the data folder, or the token or password of a principal, which does what its
+rights allow. A web page of somebody else cannot set that header without our consent, which we never give
 (no CORS). The guard refuses it before that, also where its name is bound to this address (DNS rebinding).
 """
 
 import asyncio
-import hmac
-import math
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import msgspec
 from aiohttp import hdrs, web
@@ -18,31 +17,28 @@ from prometheus_client.exposition import choose_encoder
 import babelbus
 from babelbus.clock import Clock
 from babelbus.config import AdminSettings, Config, read_topic_changes
+from babelbus.core.access import AccessRefusedError, Action, Identity, check_may
 from babelbus.core.broker import Broker
-from babelbus.core.groups import DeadLetterTopics
 from babelbus.core.state import StateEditor
 from babelbus.core.topic import Topic
-from babelbus.identities.guessing import Guessing
+from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
 from babelbus.web.access import AccessRoutes
 from babelbus.web.answers import Handler, answer, answer_errors, read_body
+from babelbus.web.callers import METRICS_SUBJECT, Callers, check_admin, principal_of
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
-from babelbus.web.groups import GroupRoutes
+from babelbus.web.groups import GroupRoutes, check_sees, may_see
 from babelbus.web.limits import ConnectionLimits
-from babelbus.web.live import ADMIN, PROTOCOL, LiveRoutes
+from babelbus.web.live import LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.requests import RequestRoutes
 from babelbus.web.state import StateRoutes
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
 
-PROTOCOL_NAME = "admin"
-ADMINISTRATOR = "admin"
-"""The principal that the token proves."""
-REFUSAL_SECONDS = 1.0
-"""How long a client waits at the most to hear that it guesses too often."""
+UNTOLD = "the log says what is wrong; the gate is on, so reasons need the right to read the metrics"
 BODY_BYTES_MAX = 2**20
 STOP_SECONDS = 2.0
 SLOW_FLUSH_SECONDS = 1.0
@@ -113,7 +109,7 @@ class AdminServer:
         read_value: Callable[[bytes], bytes],
         token: str,
         settings: AdminSettings,
-        guessing: Guessing | None = None,
+        proofs: Proofs | None = None,
         guard: BrowserGuard | None = None,
         crowd: Crowd | None = None,
         tls: Tls | None = None,
@@ -122,8 +118,9 @@ class AdminServer:
         self._server = server
         self._broker = broker = server.broker
         self._metrics = metrics
-        self._token = token.encode()
-        self._door = (guessing or Guessing(server.clock, metrics)).door(PROTOCOL_NAME)
+        self._gate = broker.gate
+        proofs = proofs or Proofs(server.folder, server.clock, metrics, server.config.access)
+        self._callers = Callers(token, broker.gate, proofs, server.clock)
         self._settings = settings
         self._limits = ConnectionLimits(
             metrics,
@@ -136,15 +133,19 @@ class AdminServer:
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        editor = StateEditor(broker.state, broker.history, server.clock, PROTOCOL, read_value)
-        self._live = LiveRoutes(broker, editor, metrics)
+
+        def editor_of(principal: Identity) -> StateEditor:
+            state, history = broker.state_for(principal), broker.history_for(principal)
+            return StateEditor(state, history, server.clock, principal.source, read_value)
+
+        self._live = LiveRoutes(broker, editor_of, metrics)
         self._requests = RequestRoutes(broker, server.clock)
-        self._state = StateRoutes(editor)
-        self._access = AccessRoutes(broker, server.clock.now_ms)
+        self._state = StateRoutes(editor_of)
+        self._access = AccessRoutes(broker, proofs, server.clock.now_ms)
         self._groups = (
-            *GroupRoutes(broker.groups).routes,
-            *ConsumerRoutes(broker.groups).routes,
-            *DeadLetterRoutes(DeadLetterTopics(broker, broker.groups)).routes,
+            *GroupRoutes(broker).routes,
+            *ConsumerRoutes(broker).routes,
+            *DeadLetterRoutes(broker).routes,
         )
         pipelines = Pipelines(server.clock)
         metrics.registry.register(pipelines)
@@ -214,7 +215,7 @@ class AdminServer:
             *self._pipelines.routes,
             *self._access.routes,
         ):
-            router.add_route(method, path, self._with_token(handler))
+            router.add_route(method, path, self._identified(handler))
         return application
 
     @web.middleware
@@ -228,55 +229,71 @@ class AdminServer:
             raise kind(text=refusal.text)
         return await handler(request)
 
-    def _with_token(self, handler: Handler) -> Handler:
-        async def check(request: web.Request) -> web.StreamResponse:
-            scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-            given = token.strip(" ").encode("utf-8", "surrogateescape")
-            # In constant time: how long a wrong guess takes must not tell how much of it was right. The right token
-            # passes also while its address waits: nobody guesses 256 bits, and on loopback all have one address.
-            if not hmac.compare_digest(given, self._token) or scheme.lower() != "bearer":
-                await self._refuse(request.remote or "local", is_guess=bool(given))
-            return await handler(request)
+    def _identified(self, handler: Handler) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            await self._callers.enter(request)
+            try:
+                return await handler(request)
+            finally:
+                self._callers.leave(request)
 
-        return check
+        return handle
 
-    async def _refuse(self, address: str, *, is_guess: bool) -> NoReturn:
-        """Refuse a request without the token; a client that sends wrong tokens is told to wait.
+    def access_changed(self) -> None:
+        """Close the connections of principals that are gone or prove themselves otherwise from now on."""
+        self._callers.access_changed()
+
+    async def _may_look(self, request: web.Request) -> None:
+        """Check that a caller may see the metrics: everybody, until the gate is on.
 
         Raises:
-            web.HTTPException: always.
+            web.HTTPException, AccessRefusedError: the caller proves nothing, or may not.
         """
-        wait = self._door.check(address, ADMINISTRATOR) if is_guess else 0.0
-        if wait:
-            # Answered late, on a connection that then closes: a flood of guesses costs no more than its connections.
-            await asyncio.sleep(min(wait, REFUSAL_SECONDS))
-            seconds = str(math.ceil(wait))
-            raise web.HTTPTooManyRequests(
-                text=f"too many wrong tokens; try again in {seconds} s", headers={"Retry-After": seconds}
-            )
-        if is_guess:
-            self._door.failed(address, ADMINISTRATOR)
-        raise web.HTTPUnauthorized(text="the admin token is missing or wrong", headers={"WWW-Authenticate": "Bearer"})
+        if not self._gate.enforcing or self._settings.open_metrics:
+            return
+        await self._callers.enter(request)
+        self._callers.leave(request)
+        check_may(principal_of(request), Action.READ, METRICS_SUBJECT)
+
+    async def _reasons(self, request: web.Request) -> list[str]:
+        """Return what an operator should look at; it names topics and files, so not everybody hears it."""
+        reasons = health_reasons(self._server)
+        if reasons:
+            try:
+                await self._may_look(request)
+            except (web.HTTPException, AccessRefusedError):
+                return [UNTOLD]
+        return reasons
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
+        await self._may_look(request)
         encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
         return web.Response(body=encode(self._metrics.registry), headers={hdrs.CONTENT_TYPE: content_type})
 
     async def _get_health(self, request: web.Request) -> web.Response:
         """Answer 200 while the process lives: a supervisor restarts on any other status, which repairs no full disk."""
-        reasons = health_reasons(self._server)
+        reasons = await self._reasons(request)
         return answer({"status": "degraded" if reasons else "ok", "reasons": reasons})
 
     async def _get_ready(self, request: web.Request) -> web.Response:
         failing = any(one.failing or one.flush_failing for one in self._broker.backends.values())
         ready = not self._server.stopping and not failing
-        return answer({"ready": ready, "reasons": health_reasons(self._server)}, status=200 if ready else 503)
+        return answer({"ready": ready, "reasons": await self._reasons(request)}, status=200 if ready else 503)
 
     async def _list_topics(self, request: web.Request) -> web.Response:
-        return answer({"topics": [_describe(topic) for topic in self._broker.topics()]})
+        principal = principal_of(request)
+        return answer(
+            {
+                "topics": [
+                    _describe(topic) for topic in self._broker.topics() if may_see(self._broker, principal, topic.name)
+                ]
+            }
+        )
 
     async def _show_topic(self, request: web.Request) -> web.Response:
-        return answer(_describe(self._broker.topic(request.match_info["name"])))
+        name = request.match_info["name"]
+        check_sees(self._broker, principal_of(request), name)
+        return answer(_describe(self._broker.topic(name)))
 
     async def _create_topic(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, CreateTopic)
@@ -284,16 +301,18 @@ class AdminServer:
         settings = read_topic_changes(wanted.settings | count)
         partitions = settings.pop("partitions", None)
         assert partitions is None or isinstance(partitions, int)  # read_topic_changes has checked it
-        topic = await self._broker.create_topic(wanted.name, partitions, self._resolve(settings), ADMIN)
+        topic = await self._broker.create_topic(wanted.name, partitions, self._resolve(settings), principal_of(request))
         return answer(_describe(topic), status=201)
 
     async def _alter_topic(self, request: web.Request) -> web.Response:
         changes = read_topic_changes(await read_body(request, dict[str, object]))
-        topic = await self._broker.alter_topic(request.match_info["name"], self._resolve(changes), ADMIN)
+        topic = await self._broker.alter_topic(
+            request.match_info["name"], self._resolve(changes), principal_of(request)
+        )
         return answer(_describe(topic))
 
     async def _remove_topic(self, request: web.Request) -> web.Response:
-        await self._broker.remove_topic(request.match_info["name"], ADMIN)
+        await self._broker.remove_topic(request.match_info["name"], principal_of(request))
         return answer({"removed": request.match_info["name"]})
 
     async def _show_server(self, request: web.Request) -> web.Response:
@@ -302,6 +321,7 @@ class AdminServer:
         return answer(ServerInfo(babelbus.__version__, uptime, server.folder, dict(server.addresses)))
 
     async def _reload(self, request: web.Request) -> web.Response:
+        check_admin(request)
         await self._server.reload()
         return answer({"reloaded": True})
 

@@ -43,6 +43,7 @@ from babelbus.core.state import (
 )
 from babelbus.core.topic import UnknownPartitionError
 from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, StorageError
+from babelbus.identities.errors import CredentialError, InvalidProofError, KeyFileError, TooManyProofsError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
 from babelbus.web.errors import (
     ImportedPrincipalError,
@@ -103,6 +104,10 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (UnknownPrincipalError, 404, "unknown_principal"),
     (ImportedPrincipalError, 409, "imported_principal"),
     (InvalidAccessError, 400, "invalid_access"),
+    (InvalidProofError, 400, "invalid_credential"),
+    (CredentialError, 400, "invalid_credential"),
+    (TooManyProofsError, 503, "busy"),
+    (KeyFileError, 503, "key_file"),
     (DiskFullError, 507, "disk_full"),
     (StorageError, 503, "storage"),
     (BabelbusError, 500, "failed"),

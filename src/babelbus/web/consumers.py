@@ -20,16 +20,18 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from babelbus.core.groups import Delivery, Group, Groups
+from babelbus.core.access import Identity
+from babelbus.core.broker import Broker
+from babelbus.core.groups import Delivery, Group
 from babelbus.core.topic import event_of
 from babelbus.errors import BabelbusError
 from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.record import Record
 from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number
+from babelbus.web.callers import is_caller, principal_of
 from babelbus.web.errors import UnknownConsumerError
-from babelbus.web.groups import names
-from babelbus.web.live import ADMIN
+from babelbus.web.groups import check_sees, names
 from babelbus.web.record_lines import RecordLine, line_of
 
 HEARTBEAT_SECONDS = 10.0
@@ -111,7 +113,8 @@ class Consumer:
         UnknownFilterError: no protocol of this server speaks the language of the group's filter.
     """
 
-    def __init__(self, group: Group, window: int, count_max: int | None) -> None:
+    def __init__(self, group: Group, window: int, count_max: int | None, principal: Identity) -> None:
+        self.principal = principal
         self._explicit = group.settings.ack == "explicit"
         self._topic = group.topic.name
         first = window if count_max is None else min(window, count_max)
@@ -124,7 +127,7 @@ class Consumer:
         self._end = ""
         self._answered = False
         self.member = group.join(
-            self.deliver, credit=first, on_closed=self._closed, owner=self, held=True, principal=ADMIN
+            self.deliver, credit=first, on_closed=self._closed, owner=self, held=True, principal=principal
         )
 
     @property
@@ -235,8 +238,9 @@ class Consumer:
 class ConsumerRoutes:
     """The requests of consumers."""
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._groups = broker.groups
         self._consumers: dict[str, Consumer] = {}
 
     @property
@@ -255,8 +259,11 @@ class ConsumerRoutes:
         count_max, idle_ms = read_number(request, "max", 1), read_number(request, "idle_ms", 1)
         if len(self._consumers) >= CONSUMERS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{CONSUMERS_MAX} consumers are open already, which is the limit")
-        group = self._groups.get(*names(request))
-        consumer, name = Consumer(group, window, count_max), secrets.token_hex(16)
+        topic, group_name = names(request)
+        principal = principal_of(request)
+        check_sees(self._broker, principal, topic)
+        group = self._groups.get(topic, group_name)
+        consumer, name = Consumer(group, window, count_max, principal), secrets.token_hex(16)
         self._consumers[name] = consumer
         try:
             response = await begin_lines(request)
@@ -283,7 +290,7 @@ class ConsumerRoutes:
 
     def _consumer(self, request: web.Request) -> Consumer:
         found = self._consumers.get(request.match_info["id"])
-        if found is None:
+        if found is None or not is_caller(request, found.principal):
             raise UnknownConsumerError("this consumer is not connected any more; its records go to other members")
         return found
 

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
+from babelbus.core.broker import Broker
 from babelbus.core.groups import OURS, DeadLetter, DeadLetterTopics
 from babelbus.core.groups import Letter as StoredLetter
 from babelbus.records.record import Record
 from babelbus.web.answers import Handler, answer, read_body, read_number
+from babelbus.web.callers import principal_of
+from babelbus.web.groups import check_sees, may_see
 from babelbus.web.record_lines import RecordLine, line_of
 
 COUNT = 100
@@ -47,8 +50,9 @@ class PurgeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DeadLetterRoutes:
     """The requests about dead letters."""
 
-    def __init__(self, topics: DeadLetterTopics) -> None:
-        self._topics = topics
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._topics = DeadLetterTopics(broker, broker.groups)
 
     @property
     def routes(self) -> Sequence[tuple[str, str, Handler]]:
@@ -62,10 +66,14 @@ class DeadLetterRoutes:
         )
 
     async def _list(self, request: web.Request) -> web.Response:
-        return answer({"dead_letters": self._topics.all()})
+        principal = principal_of(request)
+        found = [one for one in self._topics.all() if may_see(self._broker, principal, one.topic)]
+        return answer({"dead_letters": found})
 
     async def _show(self, request: web.Request) -> web.Response:
-        return answer(self._topics.info(request.match_info["name"]))
+        found = self._topics.info(request.match_info["name"])
+        check_sees(self._broker, principal_of(request), found.topic)
+        return answer(found)
 
     async def _letters(self, request: web.Request) -> web.Response:
         partition = request.match_info["partition"]
@@ -73,7 +81,8 @@ class DeadLetterRoutes:
             raise web.HTTPNotFound
         count = min(read_number(request, "max", 1) or COUNT, COUNT_MAX)
         offset = read_number(request, "offset") or 0
-        found = await self._topics.read(request.match_info["name"], int(partition), offset, count)
+        name, principal = request.match_info["name"], principal_of(request)
+        found = await self._topics.read(name, int(partition), offset, count, principal)
         more = found[-1].record.offset + 1 if len(found) == count else None
         return answer(Letters([_line(letter) for letter in found], more))
 
@@ -82,11 +91,14 @@ class DeadLetterRoutes:
         if wanted.max is not None and wanted.max < 1:
             raise web.HTTPBadRequest(text="max is at least 1")
         name = request.match_info["name"]
-        return answer(await self._topics.replay(name, count_max=wanted.max, places=wanted.places))
+        principal = principal_of(request)
+        return answer(await self._topics.replay(name, count_max=wanted.max, places=wanted.places, principal=principal))
 
     async def _purge(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, PurgeBody)
-        return answer(await self._topics.purge(request.match_info["name"], everything=wanted.all))
+        name, principal = request.match_info["name"], principal_of(request)
+        check_sees(self._broker, principal, self._topics.info(name).topic)
+        return answer(await self._topics.purge(name, everything=wanted.all, principal=principal))
 
 
 def _line(letter: StoredLetter) -> LetterLine:

@@ -6,10 +6,13 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
+from babelbus.core.access import Action, Identity, refusal
+from babelbus.core.broker import Broker
 from babelbus.core.groups import Group, Groups, Place
 from babelbus.core.settings import change_settings
+from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.web.answers import Handler, answer, read_body
-from babelbus.web.live import ADMIN
+from babelbus.web.callers import principal_of
 
 
 class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,8 +47,9 @@ class CreateGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GroupRoutes:
     """The requests about groups, but for the live one."""
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._groups = broker.groups
 
     @property
     def routes(self) -> Sequence[tuple[str, str, Handler]]:
@@ -65,18 +69,26 @@ class GroupRoutes:
     async def _list(self, request: web.Request) -> web.Response:
         groups, topic = self._groups, request.query.get("topic")
         found = groups.all() if topic is None else groups.on_topic(topic)
-        return answer({"groups": [group.info() for group in found]})
+        principal = principal_of(request)
+        return answer(
+            {"groups": [group.info() for group in found if may_see(self._broker, principal, group.topic.name)]}
+        )
 
     async def _create(self, request: web.Request) -> web.Response:
         """Create a group: 201 for a new group, 200 for an existing one."""
         wanted = await read_body(request, CreateGroup)
-        groups = self._groups
+        groups, principal = self._groups, principal_of(request)
+        self._broker.check_topic(principal, Action.CONSUME, wanted.topic)
         found = groups.find(wanted.topic, wanted.name) if wanted.ensure else None
         if found is not None:
             return answer(found.info())
         settings = change_settings(groups.defaults, wanted.settings, of="a group")
         made = groups.create(
-            wanted.topic, wanted.name, settings, start=await wanted.start.place(groups, wanted.topic), principal=ADMIN
+            wanted.topic,
+            wanted.name,
+            settings,
+            start=await wanted.start.place(groups, wanted.topic),
+            principal=principal,
         )
         await made.saved.wait()
         return answer(made.info(), status=201)
@@ -87,20 +99,20 @@ class GroupRoutes:
     async def _alter(self, request: web.Request) -> web.Response:
         changes = await read_body(request, dict[str, Any])
         topic, name = names(request)
-        group = self._groups.alter(topic, name, changes, ADMIN)
+        group = self._groups.alter(topic, name, changes, principal_of(request))
         await group.saved.wait()
         return answer(group.info())
 
     async def _remove(self, request: web.Request) -> web.Response:
         topic, name = names(request)
-        await self._groups.remove(topic, name, ADMIN).wait()
+        await self._groups.remove(topic, name, principal_of(request)).wait()
         return answer({"removed": name, "topic": topic})
 
     async def _seek(self, request: web.Request) -> web.Response:
         """Move the cursor; the answer follows once the new cursor is durable."""
         body, groups = await read_body(request, PlaceBody), self._groups
         group = self._group(request)
-        group.seek(await body.place(groups, group.topic.name), ADMIN)
+        group.seek(await body.place(groups, group.topic.name), principal_of(request))
         await groups.commit()
         return answer(group.info())
 
@@ -113,14 +125,33 @@ class GroupRoutes:
     async def _set_paused(self, request: web.Request, *, paused: bool) -> web.Response:
         group = self._group(request)
         if paused:
-            group.pause(ADMIN)
+            group.pause(principal_of(request))
         else:
-            group.resume(ADMIN)
+            group.resume(principal_of(request))
         await self._groups.commit()
         return answer(group.info())
 
     def _group(self, request: web.Request) -> Group:
-        return self._groups.get(*names(request))
+        topic, name = names(request)
+        check_sees(self._broker, principal_of(request), topic)
+        return self._groups.get(topic, name)
+
+
+def may_see(broker: Broker, principal: Identity, topic: str) -> bool:
+    """Return whether a principal may know of a topic: it may do something with it."""
+    return any(
+        broker.may_topic(principal, action, topic) for action in (Action.READ, Action.CONSUME, Action.MANAGE)
+    ) or (not topic.startswith(RESERVED_PREFIX) and broker.may_some(principal, Action.PUBLISH, topic))
+
+
+def check_sees(broker: Broker, principal: Identity, topic: str) -> None:
+    """Check that a principal may know of a topic.
+
+    Raises:
+        AccessRefusedError: it may not.
+    """
+    if not may_see(broker, principal, topic):
+        raise refusal(principal, Action.READ, topic)
 
 
 def names(request: web.Request) -> tuple[str, str]:

@@ -15,25 +15,24 @@ from babelbus.core.broker import Broker
 from babelbus.core.flow_policy import Bound
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
-from babelbus.core.state import StateChange, StateEditor, check_state_pattern, size_fault, subscription_pattern
+from babelbus.core.state import StateChange, check_state_pattern, size_fault, subscription_pattern
 from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.metrics import Metrics
 from babelbus.records.envelope import SOURCE_HEADER, SUBJECT_HEADER
 from babelbus.records.record import Headers
 from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_text, write_lines
+from babelbus.web.callers import PROTOCOL, principal_of
 from babelbus.web.errors import InvalidEventError
 from babelbus.web.feed import Feed
 from babelbus.web.record_lines import UNSET, Unset, split_headers, text_or_bytes
-from babelbus.web.state import encode_entries, one_line
+from babelbus.web.state import EditorOf, encode_entries, one_line
 
-PROTOCOL = "admin"
 HEARTBEAT_SECONDS = 10.0
 FEEDS_MAX = 64
 """Most live answers at once: each may hold `Bound` of memory."""
 BODY_BYTES_MAX = 64 * MIB
 NO_BOUND = Bound()
-ADMIN = Identity(PROTOCOL, PROTOCOL, None)
 Stop = Callable[[], None]
 
 encode = msgspec.json.Encoder().encode
@@ -96,9 +95,9 @@ class Sent(msgspec.Struct, frozen=True):
 class LiveRoutes:
     """The live requests, and what is published by hand. `bound` is that of each reader's queue."""
 
-    def __init__(self, broker: Broker, state: StateEditor, metrics: Metrics, bound: Bound = NO_BOUND) -> None:
+    def __init__(self, broker: Broker, editor_of: EditorOf, metrics: Metrics, bound: Bound = NO_BOUND) -> None:
         self._broker = broker
-        self._state = state
+        self._editor_of = editor_of
         self._bound = bound
         self._delivered = metrics.live_delivered(PROTOCOL)
         self._dropped = metrics.live_dropped_total.labels(PROTOCOL, "slow")
@@ -119,14 +118,14 @@ class LiveRoutes:
             feed.close()
 
     async def _listen(self, request: web.Request) -> web.StreamResponse:
-        pattern = read_text(request, "pattern")
+        pattern, principal = read_text(request, "pattern"), principal_of(request)
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
             check_state_pattern(pattern, self._broker.state.key_bytes_max)
             subscription = self._broker.subscribe(
                 subscription_pattern(pattern),
                 lambda events: feed.put(partial(encode_event, one) for one in events),
-                ADMIN,
+                principal,
             )
             return iter(()), lambda: self._broker.unsubscribe(subscription)
 
@@ -135,9 +134,10 @@ class LiveRoutes:
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         """Answer with the present values as lines of `StateLine`, if not `new_only`, then with changes."""
         pattern, new_only = read_text(request, "pattern"), "new_only" in request.query
+        editor = self._editor_of(principal_of(request))
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
-            entries, stop = self._state.watch(
+            entries, stop = editor.watch(
                 pattern, lambda changes: feed.put(partial(encode_change, one) for one in changes)
             )
             return encode_entries([] if new_only else entries), stop
@@ -178,19 +178,20 @@ class LiveRoutes:
 
     async def _send(self, request: web.Request) -> web.Response:
         """Publish an event; answered when it is as durable as its topic says."""
-        event = event_of(await read_body(request, SendBody, BODY_BYTES_MAX))
+        principal = principal_of(request)
+        event = event_of(await read_body(request, SendBody, BODY_BYTES_MAX), principal)
         fault = size_fault(event.subject, self._broker.state.key_bytes_max)
         if fault is not None:
             raise InvalidEventError(f"the subject {event.subject[:80]!r}... {fault}")
         topic = self._broker.topic_of(event.subject)
         receivers = len(self._broker.router.find(event.subject))
-        receipt = await self._broker.publish(Publication(ADMIN, PROTOCOL, [event])).wait()
+        receipt = await self._broker.publish(Publication(principal, PROTOCOL, [event])).wait()
         if topic is None:
             return answer(Sent(None, None, None, receivers))
         return answer(Sent(topic, receipt.partition, receipt.base_offset, receivers))
 
 
-def event_of(body: SendBody) -> Event:
+def event_of(body: SendBody, principal: Identity) -> Event:
     """Return the event of a body."""
     subject = body.subject
     if body.subject_base64 is not None:
@@ -201,7 +202,7 @@ def event_of(body: SendBody) -> Event:
         (name.encode(), None if value is None else value.encode()) for name, value in body.headers.items()
     )
     check_subject(subject)
-    return Event(subject, payload, key, signed(headers))
+    return Event(subject, payload, key, signed(headers, principal))
 
 
 def check_subject(subject: str) -> None:
@@ -214,7 +215,7 @@ def check_subject(subject: str) -> None:
         raise InvalidEventError(f"subject {subject!r}: it is empty or the server's own ({RESERVED_PREFIX}...)")
 
 
-def signed(headers: Headers) -> Headers:
+def signed(headers: Headers, principal: Identity) -> Headers:
     """Return the headers of a client with its source.
 
     Raises:
@@ -224,7 +225,7 @@ def signed(headers: Headers) -> Headers:
         raise InvalidEventError("the header ce_source is the server's: it says who an event came from")
     if any(name == SUBJECT_HEADER for name, _ in headers):
         raise InvalidEventError("the header ce_subject is the server's: it holds the subject")
-    return (*headers, (SOURCE_HEADER, PROTOCOL.encode()))
+    return (*headers, (SOURCE_HEADER, principal.source.encode()))
 
 
 def encode_event(event: Event) -> bytes:

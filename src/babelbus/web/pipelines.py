@@ -13,7 +13,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from babelbus.clock import Clock
+from babelbus.core.access import Action, check_may
 from babelbus.web.answers import Handler, answer, read_body
+from babelbus.web.callers import principal_of
 from babelbus.web.errors import TooManyPipelinesError
 
 LATE_SECONDS = 30.0
@@ -24,6 +26,8 @@ PIPELINES_MAX = 256
 SINKS_MAX = 64
 NAME_BYTES_MAX = 128
 LABELS = ("pipeline", "sink")
+SUBJECT = "$pipelines"
+"""A report needs the right to publish `$pipelines/NAME`."""
 _COUNTERS = {
     "rows_in": "Rows read",
     "rows_out": "Rows handed to the sink",
@@ -127,5 +131,6 @@ class PipelineRoutes:
 
     async def _tell(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
+        check_may(principal_of(request), Action.PUBLISH, f"{SUBJECT}/{name}")
         self._pipelines.tell(name, await read_body(request, PipelineReport))
         return answer({"pipeline": name})

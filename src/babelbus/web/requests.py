@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from babelbus.clock import Clock
+from babelbus.core.access import Action, Identity, may
 from babelbus.core.broker import Broker
 from babelbus.core.request import NoRespondersError, Question, Reply, RequestFailedError, TooManyRequestsError
 from babelbus.core.router import Subscription
@@ -28,8 +29,9 @@ from babelbus.core.state import size_fault
 from babelbus.core.subject import exactly
 from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number, read_text
+from babelbus.web.callers import is_caller, principal_of
 from babelbus.web.errors import InvalidEventError, UnknownResponderError
-from babelbus.web.live import ADMIN, BODY_BYTES_MAX, SendBody, check_subject, event_of, signed
+from babelbus.web.live import BODY_BYTES_MAX, SendBody, check_subject, event_of, signed
 from babelbus.web.record_lines import UNSET, Unset, headers_of, split_headers, text_or_bytes
 
 HEARTBEAT_SECONDS = 10.0
@@ -107,7 +109,8 @@ def content_of(payload: bytes | None, headers: Any) -> dict[str, Any]:
 class _Responder:
     """The responder of one answer: the pool hands it questions, `take` comes from the answer's task."""
 
-    def __init__(self, window: int, count_max: int | None) -> None:
+    def __init__(self, window: int, count_max: int | None, principal: Identity) -> None:
+        self.principal = principal
         self.window = window
         self.left = count_max
         self.held: dict[int, Question] = {}
@@ -163,7 +166,9 @@ class _Pool:
 
     def join(self, responder: _Responder) -> None:
         """Add a responder."""
-        responder.membership = self._broker.responders.add(exactly(self._subject), self._ask, self._group, ADMIN)
+        responder.membership = self._broker.responders.add(
+            exactly(self._subject), self._ask, self._group, responder.principal
+        )
         self._responders[responder] = None
         self._dispatch()
 
@@ -201,8 +206,9 @@ class _Pool:
     def _dispatch(self) -> None:
         waits = self._broker.responders.requests.waits
         while self._waiting:
-            free = [one for one in self._responders if len(one.held) < one.window]
-            if self._responders and not free:
+            granted = [one for one in self._responders if may(one.principal, Action.SUBSCRIBE, self._subject)]
+            free = [one for one in granted if len(one.held) < one.window]
+            if granted and not free:
                 return
             question = self._waiting.popleft()
             self._size_bytes -= _size_of(question)
@@ -249,12 +255,13 @@ class RequestRoutes:
     async def _request(self, request: web.Request) -> web.Response:
         """Send a request, and wait for its reply."""
         body = await read_body(request, RequestBody, BODY_BYTES_MAX)
-        event = event_of(body)
+        principal = principal_of(request)
+        event = event_of(body, principal)
         self._check_size(event.subject)
         if event.key is not None:
             raise InvalidEventError("a request has no key")
         deadline = self._clock.monotonic() + body.timeout_seconds
-        asked = self._broker.request(event.subject, event.payload, event.headers, deadline, ADMIN)
+        asked = self._broker.request(event.subject, event.payload, event.headers, deadline, principal)
         try:
             reply = (await asked.wait()).reply
         finally:
@@ -272,10 +279,10 @@ class RequestRoutes:
         if len(self._responders) >= RESPONDERS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{RESPONDERS_MAX} responders are open already, which is the limit")
         pool = self._pools.setdefault((subject, group), _Pool(self._broker, subject, group))
-        responder, name = _Responder(window, count_max), secrets.token_hex(16)
+        responder, name = _Responder(window, count_max, principal_of(request)), secrets.token_hex(16)
         self._responders[name] = responder, pool
-        pool.join(responder)
         try:
+            pool.join(responder)
             response = await begin_lines(request)
             await response.write(encode(Head(name)) + b"\n")
             while not responder.end:
@@ -291,7 +298,7 @@ class RequestRoutes:
         responder, pool = self._find(request)
         body = await read_body(request, ReplyBody, BODY_BYTES_MAX)
         payload = body.payload.encode() if body.payload_base64 is None else body.payload_base64
-        headers = signed(headers_of(body.headers, body.headers_base64 or None))
+        headers = signed(headers_of(body.headers, body.headers_base64 or None), responder.principal)
         question = responder.held.get(body.number)
         if question is None:
             return answer(Replied(False))
@@ -305,7 +312,7 @@ class RequestRoutes:
 
     def _find(self, request: web.Request) -> tuple[_Responder, _Pool]:
         found = self._responders.get(request.match_info["id"])
-        if found is None:
+        if found is None or not is_caller(request, found[0].principal):
             raise UnknownResponderError("this responder is not connected any more; its questions go to others")
         return found
 

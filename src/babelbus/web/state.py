@@ -1,10 +1,11 @@
 """The state over the administration endpoint: values now and as they were, changes, and the tree as JSON lines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from aiohttp import web
 
+from babelbus.core.access import Identity
 from babelbus.core.state import REVISIONS_MAX, Entry, StateEditor
 from babelbus.units import MIB
 from babelbus.web.answers import (
@@ -18,7 +19,10 @@ from babelbus.web.answers import (
     read_text,
     write_lines,
 )
+from babelbus.web.callers import principal_of
 
+EditorOf = Callable[[Identity], StateEditor]
+"""Builds the state as a principal may see and change it."""
 VALUE_BYTES_MAX = 64 * MIB
 """A longer value, or batch of them, is refused before it is here."""
 
@@ -54,8 +58,11 @@ encode = msgspec.json.Encoder().encode
 class StateRoutes:
     """The requests below /api/state but for the live one."""
 
-    def __init__(self, state: StateEditor) -> None:
-        self._state = state
+    def __init__(self, editor_of: EditorOf) -> None:
+        self._editor_of = editor_of
+
+    def _state(self, request: web.Request) -> StateEditor:
+        return self._editor_of(principal_of(request))
 
     @property
     def routes(self) -> Sequence[tuple[str, str, Handler]]:
@@ -72,38 +79,39 @@ class StateRoutes:
         )
 
     async def _get(self, request: web.Request) -> web.Response:
-        return answer(line_of(await self._state.get(read_text(request, "key"), read_moment(request))))
+        return answer(line_of(await self._state(request).get(read_text(request, "key"), read_moment(request))))
 
     async def _set(self, request: web.Request) -> web.Response:
         """Set a key to the body; `version` in the query makes it a compare-and-set, 0 if the key must not exist."""
         key, version = read_text(request, "key"), read_number(request, "version")
         value = await read_bytes(request, VALUE_BYTES_MAX)
         if version is None:
-            await self._state.set(key, value)
+            await self._state(request).set(key, value)
             return answer({"key": key, "version": 0})
-        return answer({"key": key, "version": await self._state.compare_and_set(key, value, version)})
+        return answer({"key": key, "version": await self._state(request).compare_and_set(key, value, version)})
 
     async def _delete(self, request: web.Request) -> web.Response:
-        return answer(line_of(await self._state.delete(read_text(request, "key"))))
+        return answer(line_of(await self._state(request).delete(read_text(request, "key"))))
 
     async def _match(self, request: web.Request) -> web.StreamResponse:
-        return await _stream(request, await self._state.match(read_text(request, "pattern"), read_moment(request)))
+        pattern, moment = read_text(request, "pattern"), read_moment(request)
+        return await _stream(request, await self._state(request).match(pattern, moment))
 
     async def _put_all(self, request: web.Request) -> web.Response:
         body = await read_body(request, PutBody, VALUE_BYTES_MAX)
-        await self._state.put_all([(one.key, bytes(one.value), one.version) for one in body.values])
+        await self._state(request).put_all([(one.key, bytes(one.value), one.version) for one in body.values])
         return answer({"stored": len(body.values)})
 
     async def _delete_matching(self, request: web.Request) -> web.Response:
-        return answer({"deleted": len(await self._state.delete_matching(read_text(request, "pattern")))})
+        return answer({"deleted": len(await self._state(request).delete_matching(read_text(request, "pattern")))})
 
     async def _tree(self, request: web.Request) -> web.StreamResponse:
-        return await _stream(request, await self._state.tree(read_moment(request)))
+        return await _stream(request, await self._state(request).tree(read_moment(request)))
 
     async def _revisions(self, request: web.Request) -> web.Response:
         key, before = read_text(request, "key"), read_number(request, "before")
         count_max = read_number(request, "max", 1)
-        found, complete_from = await self._state.revisions(
+        found, complete_from = await self._state(request).revisions(
             key, before, REVISIONS_MAX if count_max is None else count_max
         )
         lines = [

@@ -87,13 +87,15 @@ def test_the_principal_of_the_table_wins_over_an_imported_one() -> None:
     assert [(one.name, origin) for one, origin in made.principals()] == [("alice", "table"), ("bob", "lists")]
 
 
-def test_a_credential_finds_its_principal_and_belongs_to_one() -> None:
-    key = Credential("jebp", "ab" * 32)
+def test_a_proof_belongs_to_one_principal_whatever_the_id_of_its_credential() -> None:
+    key, same = (Credential("jebp", id_, {"fingerprint": "ab" * 32}) for id_ in ("one", "two"))
     made = table(Principal("alice", (), (key,)))
-    assert made.find_credential("jebp", "ab" * 32) == (Principal("alice", (), (key,)), key)
-    assert made.find_credential("jebp", "cd" * 32) is None
     with pytest.raises(InvalidAccessError, match="principal alice has the jebp credential"):
-        change(made, put=[Principal("bob", (), (key,))])
+        change(made, put=[Principal("bob", (), (same,))])
+    change(made, put=[Principal("alice"), Principal("bob", (), (same,))])  # it may go from one to the other
+    made.import_entries("lists", [Principal("carol", ("client",), (Credential("peer", "p", {"uid": 7}),))])
+    with pytest.raises(InvalidAccessError, match="principal carol has the peer credential"):
+        change(made, put=[Principal("bob", (), (Credential("peer", "q", {"uid": 7}),))])
 
 
 def test_the_name_of_those_who_prove_nothing_is_taken() -> None:

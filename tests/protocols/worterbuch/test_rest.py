@@ -52,7 +52,7 @@ def web(live: LiveServer) -> Iterator[Web]:
 
 @pytest.fixture
 def locked(locked_server: LiveServer) -> LiveServer:
-    locked_server.server.guessing.clear()
+    locked_server.server.proofs.guessing.clear()
     return locked_server
 
 

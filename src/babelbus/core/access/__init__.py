@@ -12,7 +12,6 @@ from babelbus.core.access.model import (
     SERVER,
     AccessRefusedError,
     Action,
-    Credential,
     Effect,
     Granted,
     Identity,
@@ -37,6 +36,7 @@ from babelbus.core.access.rights import (
     subjects_of_topic,
 )
 from babelbus.core.access.table import ADMIN_ROLE, CLIENT_ROLE, Explanation, Table
+from babelbus.identities.credential import Credential
 
 __all__ = [
     "ACTIONS",

@@ -61,11 +61,13 @@ class Audit:
         self._open_topic = open_topic
         self._folded: dict[tuple[str, str, str, str], AuditRecord] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self.on_refused: Callable[[Action], None] = lambda action: None
         self.unwritten = 0
         """Number of records that the disk refused."""
 
     def refused(self, principal: Identity, action: Action, subject: str) -> str:
         """Record a refusal; return its id, which the error carries."""
+        self.on_refused(action)
         return self._fold("refusal", principal.name, principal.source, action.value, subject)
 
     def login(self, name: str, source: str, *, refused: str = "") -> str:

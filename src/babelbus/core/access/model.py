@@ -15,6 +15,7 @@ import msgspec
 from babelbus.config import QuotaSettings
 from babelbus.core.subject import PathPattern, Pattern
 from babelbus.errors import BabelbusError
+from babelbus.identities.credential import Credential
 
 ROLE_PREFIX: Final = "role:"
 EVERYBODY: Final = "*"
@@ -76,19 +77,6 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             names = ", ".join([*ACTIONS, ANY_ACTION])
             raise InvalidAccessError(f"there is no action {self.action!r}; the actions are {names}")
         check_pattern(self.pattern)
-
-
-class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One way for a principal to prove its identity: `kind` and `id` find it, `data` belongs to the kind.
-
-    `created` and `expires` are milliseconds since 1970; without `expires` it is valid for ever.
-    """
-
-    kind: str
-    id: str
-    data: dict[str, str | int] = {}
-    created: int = 0
-    expires: int | None = None
 
 
 class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

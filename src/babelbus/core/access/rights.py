@@ -91,8 +91,8 @@ class RowSet:
         for row in rows:
             self.add(row, name)
 
-    def __bool__(self) -> bool:
-        return bool(self._subjects or self.templates)
+    def __len__(self) -> int:
+        return len(self._subjects) + len(self.templates)
 
     def _index(self, row: Row) -> "SubjectIndex[_Subjects]":
         return self._allowing if row.effect is Effect.ALLOW else self._denying

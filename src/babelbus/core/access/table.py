@@ -18,7 +18,6 @@ from babelbus.core.access.model import (
     ROLE_PREFIX,
     SEPARATOR,
     Action,
-    Credential,
     Effect,
     InvalidAccessError,
     Principal,
@@ -28,6 +27,7 @@ from babelbus.core.access.model import (
 )
 from babelbus.core.access.rights import ADMIN_ROWS, CLIENT_ROWS, Refused, Rights, RowSet
 from babelbus.core.access.table_file import FILE_ID, FileIds
+from babelbus.identities.credential import Place, places_of
 
 ADMIN_ROLE: Final = "admin"
 CLIENT_ROLE: Final = "client"
@@ -78,7 +78,7 @@ class Table:
         self._imported: dict[str, tuple[Entry, ...]] = {BUILT_IN: (*CLIENT_ROWS, *ADMIN_ROWS)}
         self._sets: dict[str, RowSet] = {}
         self._principals: dict[str, tuple[Principal, str]] = {}
-        self._credentials: dict[tuple[str, str], tuple[str, Credential]] = {}
+        self._owners: dict[Place, str] = {}
         self.on_refused: Refused | None = None
         self._rights: WeakValueDictionary[str, Rights] = WeakValueDictionary()
         for row in (*CLIENT_ROWS, *ADMIN_ROWS):
@@ -95,6 +95,16 @@ class Table:
                 if isinstance(entry, Row):
                     found.setdefault(entry, origin)
         return sorted(found.items(), key=lambda pair: (pair[0].who, pair[0].action, pair[0].pattern))
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows, those that are built in among them."""
+        return sum(map(len, self._sets.values()))
+
+    @property
+    def principal_count(self) -> int:
+        """Number of principals."""
+        return len(self._principals)
 
     def principals(self) -> list[tuple[Principal, str]]:
         """Return all principals with their origins, by name."""
@@ -119,11 +129,6 @@ class Table:
             for role in principal.roles:
                 roles.setdefault(role, []).append(principal.name)
         return dict(sorted(roles.items()))
-
-    def find_credential(self, kind: str, id: str) -> tuple[Principal, Credential] | None:  # noqa: A002  # the field
-        """Return who has a credential; the caller checks `expires`."""
-        found = self._credentials.get((kind, id))
-        return None if found is None else (self._principals[found[0]][0], found[1])
 
     def quotas(self) -> dict[str, QuotaSettings]:
         """Return the quotas of the principals that have their own."""
@@ -189,7 +194,10 @@ class Table:
         Raises:
             InvalidAccessError: an entry is not valid, or a credential belongs to two principals.
         """
-        owners = {place: name for place, (name, _) in self._credentials.items()}
+        changed = {id_ for id_, _ in edits}
+        owners = {
+            place: name for place, name in self._owners.items() if id_of(self._principals[name][0]) not in changed
+        }
         for id_, entry in edits:
             if entry is None:
                 continue
@@ -201,9 +209,12 @@ class Table:
                 if entry.name == ANONYMOUS:
                     raise InvalidAccessError(f"{ANONYMOUS!r} is the principal of clients that prove nothing")
                 for one in entry.credentials:
-                    owner = owners.setdefault((one.kind, one.id), entry.name)
-                    if owner != entry.name:
-                        raise InvalidAccessError(f"principal {owner} has the {one.kind} credential {one.id} already")
+                    for place in places_of(one):
+                        owner = owners.setdefault(place, entry.name)
+                        if owner != entry.name:
+                            raise InvalidAccessError(
+                                f"principal {owner} has the {one.kind} credential {one.id} already"
+                            )
 
     def apply(self, edits: Iterable[Edit]) -> None:
         """Add and remove what edits say that `check` has seen; rights that sessions hold change with them."""
@@ -258,13 +269,14 @@ class Table:
     def _find_principals(self) -> None:
         """Find the principals: those of the table first, imported ones where the name is free."""
         self._principals = {}
-        self._credentials = {}
+        self._owners = {}
         mine = [(entry, KEPT) for entry in self.entries.values()]
         others = [(entry, origin) for origin, entries in self._imported.items() for entry in entries]
         for entry, origin in (*mine, *others):
             if isinstance(entry, Principal) and self._principals.setdefault(entry.name, (entry, origin))[0] is entry:
                 for one in entry.credentials:
-                    self._credentials.setdefault((one.kind, one.id), (entry.name, one))
+                    for place in places_of(one):
+                        self._owners.setdefault(place, entry.name)
 
     def _sets_of(self, name: str) -> list[RowSet]:
         principal = self.principal(name)

@@ -7,7 +7,8 @@ from typing import Final
 import msgspec
 
 from babelbus.config import QuotaSettings
-from babelbus.core.access.model import Credential, Effect, InvalidAccessError, Principal, Row
+from babelbus.core.access.model import Effect, InvalidAccessError, Principal, Row
+from babelbus.identities.credential import Credential
 
 FILE_ID: Final = '["file"]'
 _INDEX = re.compile(r"\$\.(rows|principals)\[(\d+)\](?:\.(\w+))?")

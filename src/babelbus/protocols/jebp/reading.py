@@ -220,7 +220,8 @@ class Subscription:
         self._broker = broker
         self._metrics = metrics
         self._subscribed: dict[str, Topic] = {}
-        self._client = NOBODY
+        self.client = NOBODY
+        """The client, with the rights of the moment."""
 
     def subscribe(self, request: Subscribe, client: Identity) -> tuple[Outcome, bytes]:
         """Replace the topics that fetch reads (DECISION 23)."""
@@ -229,7 +230,7 @@ class Subscription:
         if missing:
             return Outcome.SUBSCRIBE_MISSING, encode_missing_topics(missing)
         self._subscribed = {name: broker.topic(name) for name in request.topics}
-        self._client = client
+        self.client = client
         return Outcome.SUBSCRIBED, b""
 
     def end(self) -> None:
@@ -240,7 +241,7 @@ class Subscription:
         """Read the subscribed topics, partitions ascending (DECISION 26 to 29), `bytes_max` together at the most."""
         # A topic that was removed, or made again under its name, is not subscribed any more; nor one that the client
         # may not read any more.
-        find, client, broker = self._broker.find_topic, self._client, self._broker
+        find, client, broker = self._broker.find_topic, self.client, self._broker
         self._subscribed = {
             name: topic
             for name, topic in self._subscribed.items()

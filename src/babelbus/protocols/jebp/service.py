@@ -32,8 +32,13 @@ class JebpService(StreamService):
         await self.listeners.listen(PROTOCOL, settings.host, settings.port, self._make_session)
         log.info("the certificate of jebp is %s", self._identity.fingerprint)
 
-    def _make_session(self, outbox: Outbox, close: Callable[[], None], _peer: str | None) -> Session:
-        context = self._context
+    def _make_session(self, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+        context, gate = self._context, self._context.broker.gate
+
+        def note_login(name: str, refused: str) -> None:
+            if gate.enforcing:
+                gate.audit.login(name, f"{PROTOCOL} {peer}", refused=refused)
+
         return Session(
             context.broker,
             outbox,
@@ -42,4 +47,5 @@ class JebpService(StreamService):
             authorise=context.authorise,
             settings=context.config.jebp,
             metrics=context.metrics,
+            note_login=note_login,
         )

@@ -58,6 +58,8 @@ RESPONSE_OVERHEAD_BYTES = 18
 
 Authorise = Callable[[str], Client | None]
 """Fingerprint -> who that is and what he may do; `None`: nobody we know."""
+NoteLogin = Callable[[str, str], None]
+"""Takes the name of a client that has proved who it is, or the fingerprint of a stranger and why it is refused."""
 
 
 class Session(contract.Session):
@@ -74,7 +76,9 @@ class Session(contract.Session):
         settings: JebpSettings,
         metrics: Metrics,
         handshake: ServerHandshake | None = None,
+        note_login: NoteLogin = lambda name, refused: None,
     ) -> None:
+        self._note_login = note_login
         self._broker = broker
         self._outbox = outbox
         self._close_connection = close
@@ -132,7 +136,9 @@ class Session(contract.Session):
         client = self._authorise(established.fingerprint)
         if client is None:
             self._metrics.connections_refused_total.labels(PROTOCOL, "identity").inc()
+            self._note_login(established.fingerprint, "nobody has this certificate")
             raise UntrustedPeerError(established.fingerprint)
+        self._note_login(client.name, "")
         log.info("jebp: %s (%s) connected", client.name, established.fingerprint[:16])
         self._client, self._fingerprint = client, established.fingerprint
         self._sealer = established.sealer
@@ -189,6 +195,7 @@ class Session(contract.Session):
             if self._client is None:
                 log.info("jebp: client %s is not in the list any more, closing", self._fingerprint[:16])
                 self._close_connection()
+            self._subscription.client = self._client or NOBODY
 
     def resume(self) -> None:
         """Continue with the requests that were put off while the outbox was full."""
@@ -320,7 +327,7 @@ class Session(contract.Session):
         waiting = await awaited(request, broker, client)
         if waiting is not None:
             await settled(self._wait(*waiting, request.wait_ms / 1000))
-        return await fetch_partition(request, broker, client, self._metrics, self._content_bytes_max)
+        return await fetch_partition(request, broker, self._client or NOBODY, self._metrics, self._content_bytes_max)
 
     def _wait(self, partition: Partition, offset: int, seconds: float) -> Promise:
         """Return what is done when a record can be read, its topic goes away, the time is over or the client is

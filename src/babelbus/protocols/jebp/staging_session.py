@@ -63,8 +63,7 @@ def _refuse(reason: str) -> Reply:
 
 def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
     if not broker.may_topic(client, Action.PUBLISH, request.topic):
-        refusal(client, Action.PUBLISH, request.topic)
-        return _refuse(f"no right to publish to {request.topic!r}")
+        return _refuse(str(refusal(client, Action.PUBLISH, request.topic)))
     batch = parse_records(request.records)
     receipt = broker.staging.stage(
         transaction_id,
@@ -89,7 +88,7 @@ def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: I
 def _commit(request: CommitBatch, transaction_id: str, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
     for topic, _ in broker.staging.places(transaction_id, request.batch_id):
         if not broker.may_topic(client, Action.PUBLISH, topic):  # any more
-            return _refuse(f"no right to publish to {topic!r}")
+            return _refuse(str(refusal(client, Action.PUBLISH, topic)))
     parts = [PartRef(one.part, one.records) for one in request.parts]
     receipt = broker.staging.commit(transaction_id, request.batch_id, parts, owner=request.owner)
 

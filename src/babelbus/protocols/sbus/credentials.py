@@ -17,6 +17,8 @@ class Credentials(msgspec.Struct, frozen=True):
     gid: int
     uid: int
     pid: int
+    groups: tuple[int, ...] = ()
+    """The other groups of the process."""
 
     def fit(self, wanted: tuple[bytes, ...]) -> bool:
         """Return whether these are the numbers `wanted` (gid, uid, pid); an empty one is anybody's."""

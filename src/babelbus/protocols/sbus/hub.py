@@ -14,7 +14,7 @@ from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.publish import Publication, Publish
 from babelbus.core.receipt import DONE, Promise, Receipt
 from babelbus.core.record import Event
-from babelbus.core.router import Route, Router
+from babelbus.core.router import Route, Router, Subscription
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.sbus.codec import MSG
 from babelbus.protocols.sbus.credentials import SECRET, Credentials, secret_fields
@@ -26,6 +26,7 @@ from babelbus.wire.packets import Packets
 log = logging.getLogger(__name__)
 
 PROTOCOL = "sbus"
+Identify = Callable[[Credentials], Identity]
 
 
 class Client(Protocol):
@@ -37,6 +38,16 @@ class Client(Protocol):
 
 
 Sessions = tuple[Client, ...]
+
+
+def source_of(credentials: Credentials) -> str:
+    """Return where the events of a client come from."""
+    return f"{PROTOCOL}:uid={credentials.uid},gid={credentials.gid},pid={credentials.pid}"
+
+
+def identity_of(credentials: Credentials) -> Identity:
+    """Return the identity of a client while nobody is asked for rights."""
+    return Identity(source_of(credentials), f"uid={credentials.uid}", None)
 
 
 class HeadFan(Fan[Client]):
@@ -54,7 +65,7 @@ class Hub:
     """The state that all sbus clients of one server share.
 
     `publish` takes events to the core and `topic_of` says which topic records a subject; without them there are only
-    sbus clients.
+    sbus clients. `subscribe` registers a subscription, or refuses it, and `identify` says which principal a process is.
     """
 
     def __init__(
@@ -64,6 +75,8 @@ class Hub:
         settings: SbusSettings,
         *,
         publish: Publish | None = None,
+        subscribe: Callable[..., Subscription] | None = None,
+        identify: Identify = identity_of,
         topic_of: Callable[[str], str | None] = lambda subject: None,
     ) -> None:
         self.router = router
@@ -73,6 +86,8 @@ class Hub:
         self.received: Traffic = metrics.live_received(PROTOCOL)
         self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
         self._metrics = metrics
+        self.subscribe = subscribe or router.add
+        self.identify = identify
         self._publish = publish
         self._topic_of = topic_of
         self._joined = 0

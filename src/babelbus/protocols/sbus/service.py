@@ -4,7 +4,9 @@ import logging
 import os
 
 from babelbus.config import SbusSettings
-from babelbus.protocols.sbus.hub import PROTOCOL, Hub
+from babelbus.core.access import ANONYMOUS, Identity
+from babelbus.protocols.sbus.credentials import Credentials
+from babelbus.protocols.sbus.hub import PROTOCOL, Hub, identity_of, source_of
 from babelbus.protocols.sbus.packets import Door, OpenDoor, PacketServer, open_door, read_door
 from babelbus.protocols.service import ServiceContext
 
@@ -20,8 +22,17 @@ class SbusService:
     def __init__(self, context: ServiceContext) -> None:
         broker, self._settings = context.broker, context.config.sbus
         self._folder = context.folder
-        self.hub = Hub(broker.router, context.metrics, self._settings, publish=broker.publish, topic_of=broker.topic_of)
-        self.server = PacketServer(self.hub, context.metrics, self._settings)
+        self._gate, self._directory = broker.gate, context.proofs.directory
+        self.hub = Hub(
+            broker.router,
+            context.metrics,
+            self._settings,
+            publish=broker.publish,
+            topic_of=broker.topic_of,
+            subscribe=broker.subscribe,
+            identify=self._identify,
+        )
+        self.server = PacketServer(self.hub, context.metrics, self._settings, on_login=self._note_login)
         self.addresses: dict[str, str] = {}
         self.doors: list[OpenDoor] = []
 
@@ -43,7 +54,21 @@ class SbusService:
         self.hub.topics_changed()
 
     def access_changed(self) -> None:
-        """Return: the kernel says who a client is."""
+        """Find again which principal each process is."""
+        self.server.access_changed()
+
+    def _identify(self, credentials: Credentials) -> Identity:
+        """Return the principal of a process by its user, else by one of its groups, else `anonymous`."""
+        gate = self._gate
+        if not gate.enforcing:
+            return identity_of(credentials)
+        source = source_of(credentials)
+        name = self._directory.by_process(credentials.uid, (credentials.gid, *credentials.groups))
+        return gate.anonymous(source) if name is None else gate.identity(source, name)
+
+    def _note_login(self, principal: Identity) -> None:
+        if self._gate.enforcing and principal.name != ANONYMOUS:
+            self._gate.audit.login(principal.name, principal.source)
 
     async def drain(self) -> None:
         """Close the doors and read no packets; packets that wait for clients are still sent."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from babelbus.core.access import Identity
+from babelbus.core.access import ANONYMOUS, AccessRefusedError, Action, refusal
 from babelbus.core.flow_policy import Flow
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
@@ -12,7 +12,7 @@ from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.sbus import messages
 from babelbus.protocols.sbus.codec import MSG, decode_head, encode_whoami
 from babelbus.protocols.sbus.credentials import Credentials, patterns_of
-from babelbus.protocols.sbus.hub import Hub, Sessions
+from babelbus.protocols.sbus.hub import Hub, Sessions, source_of
 from babelbus.protocols.sbus.patterns import SbusPattern
 from babelbus.protocols.sbus.ports import Port
 from babelbus.records.envelope import SOURCE_HEADER
@@ -43,9 +43,8 @@ class Session:
         self._pattern_bytes = 0
         self._echo = True
         self._unstored_bytes = 0
-        source = f"sbus:uid={credentials.uid},gid={credentials.gid},pid={credentials.pid}"
-        self._headers = ((SOURCE_HEADER, source.encode()),)
-        self._principal = Identity(source, f"uid={credentials.uid}", None)
+        self._headers = ((SOURCE_HEADER, source_of(credentials).encode()),)
+        self.principal = hub.identify(credentials)
 
     def receive(self, packets: Packets, first: int, last: int) -> None:
         """Handle packets `first` to `last` in their order.
@@ -63,6 +62,7 @@ class Session:
         find = data.find
         events: list[Event] = []
         sessions: Sessions = ()
+        rights = self.principal.rights
         try:
             for number in range(first, last):
                 start = starts[number]
@@ -75,11 +75,17 @@ class Session:
                         self._send(packets, first, number, sessions)
                         first = number + 1
                         if events:
-                            hub.publish(self._principal, events)
+                            hub.publish(self.principal, events)
                             events = []
                         self._command(head)
                         continue
                     fan = hub.fanout.find(head)
+                if rights is not None and not rights.may(Action.PUBLISH, fan.subject):
+                    self._send(packets, first, number, sessions)
+                    first = number + 1
+                    refusal(self.principal, Action.PUBLISH, fan.subject)
+                    hub.drop("refused")
+                    continue
                 if fan.receivers is not sessions:
                     self._send(packets, first, number, sessions)
                     first = number
@@ -94,7 +100,7 @@ class Session:
 
     def _store(self, events: list[Event], size_bytes: int) -> None:
         """Publish events to the core; read no more while much is not stored: a flood would delay every flush."""
-        receipt = self._hub.publish(self._principal, events)
+        receipt = self._hub.publish(self.principal, events)
         if receipt.done:
             return
         self._unstored_bytes += size_bytes
@@ -142,13 +148,31 @@ class Session:
         self._pattern_bytes += len(pattern)
         hub = self._hub
         held = self._held[pattern] = _Held(1, [])
-        try:
-            for text in patterns_of(pattern, self.credentials):
-                held.subscriptions.append(
-                    hub.router.add(SbusPattern(text), hub.receiver, shared=True, owner=self, principal=self._principal)
+        for text in patterns_of(pattern, self.credentials):
+            try:
+                subscription = hub.subscribe(
+                    SbusPattern(text), hub.receiver, shared=True, owner=self, principal=self.principal
                 )
-        except QuotaExceededError as error:
-            raise RemoteProtocolError(str(error)) from error
+            except (AccessRefusedError, QuotaExceededError) as error:  # the answer of sbus is to disconnect
+                raise RemoteProtocolError(str(error)) from error
+            held.subscriptions.append(subscription)
+
+    def access_changed(self) -> bool:
+        """Update the principal after a change of the table; return whether the client has to go.
+
+        A client that proved nothing, or was not asked, becomes the principal that the process is now. If the process
+        was another principal, the client has to go.
+        """
+        before, now = self.principal, self._hub.identify(self.credentials)
+        if now == before:
+            return False
+        if before.rights is not None and now.rights is not None and before.name not in (now.name, ANONYMOUS):
+            return True
+        self.principal = now
+        for held in self._held.values():
+            for subscription in held.subscriptions:
+                subscription.principal = now
+        return False
 
     def _unsubscribe(self, pattern: bytes) -> None:
         held = self._held.get(pattern)

@@ -21,6 +21,8 @@ DESCRIPTOR = "/dev/fd/"
 NAME_BYTES = 108
 """Size of `sun_path`; abstract names are bound with all of it."""
 BACKLOG = 1024
+SO_PEERGROUPS = 59
+GROUPS_MAX = 1024
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
@@ -109,7 +111,16 @@ def credentials_of(connection: socket.socket) -> Credentials:
     """Return who connected, as the kernel noted it at that moment."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
-    return Credentials(gid=gid, uid=uid, pid=pid)
+    return Credentials(gid=gid, uid=uid, pid=pid, groups=_groups_of(connection))
+
+
+def _groups_of(connection: socket.socket) -> tuple[int, ...]:
+    """Return the supplementary groups of who connected; none if the kernel tells none, or if they are too many."""
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUPS_MAX * 4)
+    except OSError:
+        return ()
+    return tuple(number for (number,) in struct.iter_unpack("I", raw))
 
 
 def _uid_of(user: str) -> int:

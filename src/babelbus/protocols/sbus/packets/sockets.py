@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 
 from babelbus.config import SbusSettings
+from babelbus.core.access import Identity
 from babelbus.core.flow_policy import NOTHING, Bound, Flow
 from babelbus.descriptors import is_reserved
 from babelbus.errors import RemoteProtocolError
@@ -39,8 +40,15 @@ _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 class PacketServer:
     """All doors and connections of one bus. Its calls, and those of its connections, come from one event loop."""
 
-    def __init__(self, hub: Hub, metrics: Metrics, settings: SbusSettings) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        metrics: Metrics,
+        settings: SbusSettings,
+        on_login: Callable[[Identity], None] = lambda principal: None,
+    ) -> None:
         self.hub = hub
+        self._on_login = on_login
         self.metrics = metrics
         self.bound = Bound(settings.queue_bytes_max, settings.queue_packets_max)
         self.flow = Flow(settings.soft, settings.hard, settings.order)
@@ -102,7 +110,9 @@ class PacketServer:
         connection.setblocking(False)
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < 2 * SEND_BUFFER_BYTES:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self.connections.add(PacketConnection(self, connection, credentials))
+        made = PacketConnection(self, connection, credentials)
+        self.connections.add(made)
+        self._on_login(made.principal)
         self._count_open.inc()
         self._count_accepted.inc()
 
@@ -112,6 +122,14 @@ class PacketServer:
         self._count_open.dec()
         if not self.connections:
             self.on_empty()
+
+    def access_changed(self) -> None:
+        """Update who each client is; clients whose principal is gone are disconnected."""
+        for connection in list(self.connections):
+            if connection.access_changed():
+                log.info("%s %s: closing: its principal is gone", PROTOCOL, connection.name)
+                connection.close()
+        self.hub.router.forget_all()
 
     def close_doors(self) -> None:
         """Close the doors."""
@@ -159,6 +177,15 @@ class PacketConnection:
         self.name = f"pid {credentials.pid} uid {credentials.uid}"
         self._session = Session(server.hub, self, credentials)
         self._loop.add_reader(self._descriptor, self._readable)
+
+    @property
+    def principal(self) -> Identity:
+        """The identity of the client."""
+        return self._session.principal
+
+    def access_changed(self) -> bool:
+        """Update who the client is; return whether the client has to go."""
+        return self._session.access_changed()
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
