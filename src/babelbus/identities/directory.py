@@ -177,7 +177,11 @@ class Directory:
         Raises:
             CredentialError: the bytes are no certificate.
         """
-        for kind, value in names_of(certificate):
+        return self.by_names(names_of(certificate))
+
+    def by_names(self, names: Iterable[tuple[NameKind, str]]) -> str | None:
+        """Return the principal of the first name of a verified client certificate that a principal has."""
+        for kind, value in names:
             principal = self._name(f"tls {kind}", _normal(kind, value))
             if principal is not None:
                 return principal
