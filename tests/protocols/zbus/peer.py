@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from babelbus.clock import ManualClock
 from babelbus.config import Ack, ZbusSettings
 from babelbus.core.settings import TopicSettings
+from babelbus.identities.directory import Directory
 from babelbus.identities.guessing import Guessing
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus.http import WebSession
@@ -47,10 +48,13 @@ class House:
         *,
         clock: ManualClock | None = None,
         ack: Ack = "written",
+        gate: Literal["off", "enforce"] = "off",
+        directory: Directory | None = None,
         **options: Any,
     ) -> None:
         self.bus = Bus(files, clock=clock, defaults=TopicSettings(ack=ack))
         self.clock = self.bus.clock
+        self.gate = self.bus.open_gate(gate)
         self.bus.broker.open_groups(self.bus.files, "data", 3600)
         self.options = options
         self.hub = Hub(
@@ -60,6 +64,7 @@ class House:
             metrics=self.bus.metrics,
             clock=self.clock,
             guessing=Guessing(self.clock, self.bus.metrics),
+            directory=directory,
             settings=ZbusSettings(**options),
             loop=asyncio.get_running_loop(),
         )

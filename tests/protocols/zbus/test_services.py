@@ -84,6 +84,25 @@ async def test_a_service_gets_every_kind_of_payload(payload: bytes | None, conte
 
 
 @in_loop
+async def test_a_request_of_the_bus_is_answered_by_who_was_handed_it_and_by_nobody_else() -> None:
+    house = House()
+    worker, forger = await service(house), Client(house)
+    forger.do("create", mq="Svc", channel="mine")  # sees nothing of a call that it does not take
+    request = ask(house)
+    [call] = await worker.pushed()
+    forger.say(reply_to(call, "forged"))
+    [refused] = forger.messages()
+    assert (refused["status"], refused["body"]) == (403, "only who took a request may answer it")
+    assert not request.done
+    worker.say(reply_to(call, "4"))
+    reply = (await request.wait()).reply
+    assert reply is not None
+    assert reply.payload == b"4"
+    forger.say(reply_to(call, "late"))  # nobody waits: neither refused nor delivered
+    assert forger.messages() == []
+
+
+@in_loop
 async def test_a_requester_chooses_the_url_of_a_service() -> None:
     house = House()
     worker = await service(house)

@@ -33,6 +33,8 @@ class Entry(msgspec.Struct, frozen=True):
     """Whether only its newest messages are kept (type `memory`)."""
     topic_id: str = ""
     """Of which topic of this name this is said; empty while it is made."""
+    owner: str = ""
+    """The principal that set the mask, whose rights the mask has; empty while the gate is off."""
 
 
 UNKNOWN = Entry()

@@ -121,6 +121,14 @@ def _read_all(rows: Rows, read: Callable[[Headers], T]) -> list[T]:
 SourceAndId = tuple[str, str]
 
 
+def callers(messages: Sequence[Delivery]) -> list[SourceAndId]:
+    """Return who waits for the answer to each message, if it is a call."""
+    if not isinstance(messages, Run):
+        return [_caller(one.headers) for one in messages]
+    made = messages.rows.made(_callers)
+    return [made[number] for number in messages.numbers]
+
+
 def without(messages: Sequence[Delivery], given_up: Collection[SourceAndId]) -> Sequence[Delivery]:
     """Return the messages for whose answer somebody may still wait."""
     if not isinstance(messages, Run):

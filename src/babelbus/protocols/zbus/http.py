@@ -3,7 +3,7 @@
 Requests of one connection are done and answered in order; each waits while the outbox is full.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -13,13 +13,14 @@ from babelbus.errors import LocalProtocolError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
+from babelbus.protocols.zbus.callers import Caller, KeyRing, is_signed
 from babelbus.protocols.zbus.errors import AuthenticationError, NotFoundError, RequestError, UnsendableMessageError
 from babelbus.protocols.zbus.http_mapping import Response, decode_request, run_kind, target_of
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, text_reply
 from babelbus.protocols.zbus.session import PING, Session, is_free
-from babelbus.protocols.zbus.signature import Keys, verify_request
+from babelbus.protocols.zbus.signature import verify_request
 from babelbus.protocols.zbus.web_options import METHODS, NOTHING_ELSE, StaticFiles, WebOptions
 from babelbus.protocols.zbus.websocket import SocketSession
 from babelbus.wire.browsers import Refusal
@@ -133,7 +134,7 @@ class WebSession(HttpSession):
         close: Callable[[], None],
         *,
         address: str | None,
-        keys: Keys,
+        keys: Mapping[str, str],
         options: WebOptions = NOTHING_ELSE,
     ) -> None:
         # Where each request proves who sent it, each is looked at by itself.
@@ -143,7 +144,6 @@ class WebSession(HttpSession):
         self._hub = hub
         self._close = close
         self._address = address
-        self._keys = keys
         self._options = options
         self._framing = HttpFraming(options.cors)
         self._common: _Common | None = None
@@ -155,7 +155,14 @@ class WebSession(HttpSession):
         self.session: Session[Request] = Session(
             hub, outbox, self._framing, receiver=None, address=address, monitor=options.monitor
         )
-        self._prover = hub.prover(address, self.session.id)
+        self._caller = Caller(
+            hub.gate,
+            KeyRing(keys, hub.gate, hub.directory),
+            hub.prover(address, self.session.id),
+            self.session.id,
+            outbox.peer_certificate,
+        )
+        self.session.speak_for(self._caller.unproved, None)
         hub.peers[self.session.id] = self
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -170,7 +177,7 @@ class WebSession(HttpSession):
         if common is None or common.request is not run.request:
             common = self._common = _read_common(run.request)
         message, bodies, values = common.message, run.bodies, run.values
-        if message is None:
+        if message is None or (self._caller.asked and is_signed(message.headers)):
             self._decoder.refuse_runs()
             return False
         if common.body is not None:
@@ -186,16 +193,19 @@ class WebSession(HttpSession):
         if values is not None and not b"".join(values).isascii():
             return False
         ids = [None] * len(bodies) if values is None else [value.decode() for value in values]
+        self.session.speak_for(self._caller.unproved, None)
         self.session.publish(Run(message, ids, bodies), run.request)
         return True
 
     def proves_sender(self, head: Request) -> bool:
         """Return whether a request names a key that we know, or needs none; the signature covers the body too."""
-        if not self._keys:
+        if not self._caller.asked:
             return True
         try:
             message = decode_request(head)
-            return message.headers.get("apiKey") in self._keys or self._options.open_urls.has(message, target_of(head))
+            if self._caller.may_send_much(message.headers.get("apiKey")):
+                return True
+            return self._options.open_urls.has(message, target_of(head))
         except RequestError:
             return False
 
@@ -249,14 +259,20 @@ class WebSession(HttpSession):
         request_id = request.headers.get("id")
         try:
             message = decode_request(request)
-            if self._keys and not is_free(message) and not self._options.open_urls.has(message, target_of(request)):
+            caller, api_key = self._caller, None
+            if not is_free(message) and caller.must_verify(message, lambda: self._is_open(message, request)):
                 request_id = routing.request_id_of(message, target_of(request))
                 partial = self._hub.settings.partial_sign_fields
-                self._prover.check(message, lambda: verify_request(message, self._keys, partial=partial))
+                caller.verify(message, lambda: verify_request(message, caller.keys, partial=partial))
+                api_key = message.headers["apiKey"]
+            session.speak_for(caller.identity(api_key), api_key)
         except RequestError as error:
             session.refuse(error, request, request_id)
             return None
         return message
+
+    def _is_open(self, message: Message, request: Request) -> bool:
+        return self._options.open_urls.has(message, target_of(request))
 
     def _answer_preflight(self, cors: Cors, request: Request) -> None:
         self.session.settle()
@@ -318,13 +334,32 @@ class WebSession(HttpSession):
             self._outbox,
             self._close,
             address=self._address,
-            keys=self._keys,
+            caller=self._caller,
             session_id=self.session.id,
             options=self._options,
         )
         self.follow(self._socket)
 
     # -- the connection ----------------------------------------------------------------------------------------------
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that has sent the last message; `None` while it has proved nothing."""
+        return self._caller.name
+
+    @property
+    def called(self) -> Collection[str]:
+        """The MQs to which the client has sent what a service may answer on the same connection."""
+        return () if self._socket is None else self._socket.session.called
+
+    def access_changed(self) -> None:
+        """Update the rights of the client; close the connection if what it has proved does not hold any more."""
+        if not self._caller.access_changed():
+            self._close()
+            return
+        self.session.access_changed(self._caller.identity)
+        if self._socket is not None:
+            self._socket.session.access_changed(self._caller.identity)
 
     def take_reply(self, message: Message) -> bool:
         """Send what a service answers; return whether somebody waits for it."""
@@ -345,6 +380,9 @@ class WebSession(HttpSession):
     def tick(self, now: float) -> None:
         """Close the connection when nothing has come or gone for too long (2.5)."""
         socket = self._socket
+        if socket is not None and not self._caller.is_valid:  # a key has expired
+            self._close()
+            return
         if socket is not None and socket.sent:
             socket.sent = False
             self.active = True

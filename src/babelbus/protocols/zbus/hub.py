@@ -8,34 +8,36 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import SERVER, Identity
+from babelbus.core.access import SERVER, Action, Identity, covers, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
 from babelbus.core.publish import Bodies, Content, Publication
 from babelbus.core.receipt import DONE, Promise, Receipt
-from babelbus.core.request import Requests
-from babelbus.core.subject import check_topic_name
+from babelbus.core.subject import EVERYTHING, check_topic_name
 from babelbus.core.topic import Topic
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
+from babelbus.identities.directory import Directory
 from babelbus.identities.guessing import Guessing
 from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.book import UNKNOWN, Book, Entry
+from babelbus.protocols.zbus.calls import Calls
 from babelbus.protocols.zbus.errors import NotFoundError, RequestError
 from babelbus.protocols.zbus.filters import record_filter
 from babelbus.protocols.zbus.heads import Heads, stored_id
 from babelbus.protocols.zbus.messages import PROTOCOL, Mask, Message
 from babelbus.protocols.zbus.proofs import Prover, ReplayGuard
 from babelbus.protocols.zbus.records import from_record
-from babelbus.protocols.zbus.routing import BindTable
+from babelbus.protocols.zbus.routing import BindTable, UrlEntry, path_of
 from babelbus.protocols.zbus.services import Services
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError, encode_bodies
@@ -61,6 +63,10 @@ SLACK_BYTES = 64 * 2**20
 class Peer(Protocol):
     """A session, as others of the server know it."""
 
+    @property
+    def called(self) -> Collection[str]:
+        """The MQs to which it has sent what a service may answer."""
+
     def take_reply(self, message: Message) -> bool:
         """Send what `route` brought; return whether somebody waits for it."""
 
@@ -74,6 +80,7 @@ class Peer(Protocol):
 class Subscriber(Protocol):
     """A subscription of a session to a channel, as the hub knows it."""
 
+    principal: Identity
     session_id: str
     address: str
     mq: str
@@ -101,16 +108,20 @@ class Hub:
         metrics: Metrics,
         clock: Clock,
         guessing: Guessing,
+        directory: Directory | None = None,
         settings: ZbusSettings,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.broker = broker
+        self.gate = broker.gate
+        self.directory = directory
+        """The proofs of the principals."""
         self.groups = broker.groups
         self.settings = settings
         self.clock = clock
         self.metrics = metrics
         self.bindings = BindTable()
-        self.calls: Requests[Message] = Requests(clock, loop, metrics)
+        self.calls = Calls(clock, loop, metrics)
         """Calls over plain HTTP, which wait for the answer of a service behind an MQ (6.3)."""
         self.calls.keep_expired = settings.rpc_keep_expired
         self._door = guessing.door(m.PROTOCOL)
@@ -187,7 +198,7 @@ class Hub:
             check_topic_name(mq)
             self._check_not_damaged(mq)
             self.broker.check_managed(principal, mq)
-            entry = Entry(mask or 0, creator, self.clock.now_ms())
+            entry = Entry(mask or 0, creator, self.clock.now_ms(), owner=_owner(principal))
             await self._book.put(mq, entry)
             try:
                 topic = await self.broker.create_topic(mq, 1, settings, principal)  # one partition: an MQ is one order
@@ -200,10 +211,69 @@ class Hub:
                 # Not awaited: until it is written the entry is believed all the same.
                 Work(self._book.put(mq, msgspec.structs.replace(entry, topic_id=topic.id)))
                 return topic
-        if mask is not None:
+        entry = self._entry(topic)
+        if mask is None or mask == entry.mask:
+            self._check_used(principal, topic)
+        else:
+            if mask & (Mask.DELETE_ON_EXIT | Mask.EXCLUSIVE):
+                self._check_made_here(principal, topic)
             self.broker.check_managed(principal, mq)
-            await self._book.put(mq, msgspec.structs.replace(self._entry(topic), mask=mask, topic_id=topic.id))
+            changed = msgspec.structs.replace(entry, mask=mask, topic_id=topic.id, owner=_owner(principal))
+            await self._book.put(mq, changed)
         return topic
+
+    # -- rights ------------------------------------------------------------------------------------------------------
+
+    def sees(self, principal: Identity, topic: Topic) -> bool:
+        """Return whether a principal may see an MQ: it may consume or manage the MQ."""
+        broker = self.broker
+        return broker.may_topic(principal, Action.CONSUME, topic.name) or self.manages(principal, topic)
+
+    def manages(self, principal: Identity, topic: Topic) -> bool:
+        """Return whether a principal may manage an MQ."""
+        return self.broker.may_manage(principal, topic.name, topic.owner)
+
+    def check_seen(self, principal: Identity, topic: Topic) -> None:
+        """Check that a principal may see an MQ.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        if not self.sees(principal, topic):
+            raise refusal(principal, Action.CONSUME, topic.name)
+
+    def _check_used(self, principal: Identity, topic: Topic) -> None:
+        """Check that a principal may see an MQ, or publish to it.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        if not self.broker.may_some(principal, Action.PUBLISH, topic.name):
+            self.check_seen(principal, topic)
+
+    def _check_made_here(self, principal: Identity, topic: Topic) -> None:
+        """Check that an MQ was made by zbus; the rights of a principal decide instead if there are any.
+
+        Raises:
+            RequestError: another protocol has made it.
+        """
+        if principal.rights is None and not self._entry(topic).creator:
+            raise RequestError(m.FORBIDDEN, f"MQ={topic.name} was {m.MADE_ELSEWHERE}")
+
+    def _check_channel(self, principal: Identity, group: Group) -> None:
+        """Check that a group was made by zbus; the rights of a principal decide instead if there are any.
+
+        Raises:
+            RequestError: another protocol has made it.
+        """
+        if principal.rights is None and group.settings.filter_kind != FILTER_KIND:
+            raise RequestError(m.FORBIDDEN, f"Channel={group.name} was {m.MADE_ELSEWHERE}")
+
+    def _executor(self, owner: str) -> Identity:
+        """Return for whom a mask is executed: its owner, while the gate is on."""
+        return self.gate.identity(f"{PROTOCOL}:mask", owner) if owner and self.gate.enforcing else SERVER
+
+    # -- entries -----------------------------------------------------------------------------------------------------
 
     def _entry(self, topic: Topic) -> Entry:
         """Return what is known of an MQ; what was said of another topic of its name is nothing."""
@@ -231,10 +301,13 @@ class Hub:
 
         Raises:
             AccessRefusedError: the principal may not manage the MQ.
+            RequestError: another protocol has made it, and the gate is off.
             StorageError: the disk refused.
         """
         self._check_not_damaged(mq)
-        if self.exists(mq):
+        topic = self.find_topic(mq)
+        if topic is not None:
+            self._check_made_here(principal, topic)
             await self.broker.remove_topic(mq, principal)
         await self._book.forget(mq)
         self._published_ms.pop(mq, None)
@@ -316,7 +389,9 @@ class Hub:
         """Create or alter a channel (4.1); what it returns is done when that is durable.
 
         Raises:
+            AccessRefusedError: the principal may not consume the MQ, or not change the channel.
             InvalidGroupNameError, InvalidSettingError: no channel can be called so, or set so.
+            RequestError: another protocol has made it, and the gate is off.
         """
         group = self.groups.find(topic.name, channel)
         if group is None:
@@ -332,11 +407,14 @@ class Hub:
                         subscriber.join(group)
             return group.saved
         changed = DONE
+        self.check_seen(principal, topic)
         changes: dict[str, Any] = {}
-        if wanted is not None:
+        if wanted is not None and (wanted or None) != group.settings.filter:
             changes |= {"filter": wanted or None, "filter_kind": FILTER_KIND}
-        if mask is not None:
+        if mask is not None and mask != self.channel_mask(group):
             changes["labels"] = {**group.settings.labels, MASK_LABEL: str(mask)}
+        if changes or offset is not None:
+            self._check_channel(principal, group)
         if changes:
             changed = self.groups.alter(topic.name, channel, changes, principal).saved
         if offset is not None:
@@ -344,9 +422,16 @@ class Hub:
         return changed
 
     def remove_channel(self, mq: str, channel: str, principal: Identity = SERVER) -> Promise:
-        """Remove a channel, which need not be there; what it returns is done when that is durable."""
+        """Remove a channel, which need not be there; what it returns is done when that is durable.
+
+        Raises:
+            AccessRefusedError: the principal may not manage the channel.
+            RequestError: another protocol has made it, and the gate is off.
+        """
         removed = DONE
-        if self.groups.find(mq, channel) is not None:
+        group = self.groups.find(mq, channel)
+        if group is not None:
+            self._check_channel(principal, group)
             removed = self.groups.remove(mq, channel, principal)
         self._subscribed_ms.get(mq, {}).pop(channel, None)
         return removed
@@ -396,31 +481,89 @@ class Hub:
             return
         group = self.groups.find(*key)
         if group is not None and not group.members and self.channel_mask(group) & Mask.DELETE_ON_EXIT:
-            self.remove_channel(*key).when_done(_note_not_removed)
+            try:
+                self.remove_channel(*key, self._executor(group.owner)).when_done(_note_not_removed)
+            except BabelbusError as error:
+                log.warning("a channel was to be removed with its last subscriber: %s", error)
         if self.mask_of(subscriber.mq) & Mask.DELETE_ON_EXIT and not any(
             group.members for group in self.groups.on_topic(subscriber.mq)
         ):
-            Work(self.remove_mq(subscriber.mq)).when_done(_note_not_removed)
+            owner = self._entry(self.topic(subscriber.mq)).owner
+            Work(self.remove_mq(subscriber.mq, self._executor(owner))).when_done(_note_not_removed)
 
-    def route(self, target: str, message: Message) -> bool:
-        """Deliver the answer of a service to its caller; return whether the caller waits for it."""
+    def route(
+        self, target: str, message: Message, principal: Identity, *, taker: str, consumed: Collection[str]
+    ) -> bool:
+        """Deliver the answer of a service to its caller; return whether the caller waits for it.
+
+        A call that waits is answered by who was handed it. Only a caller over WebSocket knows its calls: while the
+        gate is on, their answers come from who consumes an MQ that the caller has called.
+
+        Raises:
+            RequestError: the service did not take the request.
+        """
+        key = target, message.headers.get("id", "")
+        peer = self.peers.get(target)
+        is_taken = self.calls.may_answer(key, taker)
+        if is_taken and principal.rights is not None and peer is not None and not self.calls.waits(key):
+            is_taken = any(mq in peer.called for mq in consumed)
+        if not is_taken:
+            known = "" if principal.rights is None else refusal(principal, Action.SUBSCRIBE, target).id
+            raise RequestError(m.FORBIDDEN, m.NOT_TAKEN + (f" (refusal {known})" if known else ""))
         if target == self.services.id:
             return self.services.take_reply(message)
-        peer = self.peers.get(target)
         return peer is not None and peer.take_reply(message)
+
+    def bind(self, mq: str, entries: Collection[UrlEntry], principal: Identity, *, clear: bool) -> None:
+        """Register urls for an MQ.
+
+        Raises:
+            AccessRefusedError: the principal does not see the MQ, or an MQ whose calls the urls would take over.
+            MalformedMessageError: there would be too many urls.
+        """
+        if principal.rights is not None:
+            topic = self.find_topic(mq)
+            if topic is None:
+                self.broker.check_managed(principal, mq)
+            else:
+                self.check_seen(principal, topic)
+            self._check_urls(mq, entries, principal)
+        self.bindings.bind(mq, entries, clear=clear)
+
+    def _check_urls(self, mq: str, entries: Collection[UrlEntry], principal: Identity) -> None:
+        """Check that urls take no calls from the services of others, whose urls begin alike."""
+        urls = [entry.url for entry in entries]
+        if any(not url.strip("/") for url in urls) and not covers(principal, Action.MANAGE, EVERYTHING):
+            raise refusal(principal, Action.MANAGE, "#")
+        taken = {owner for url, owner in self.bindings.items() if any(_meet(url, own) for own in urls)}
+        paths = ((path_of(topic.name), topic.name) for topic in self._mqs())
+        taken |= {
+            owner
+            for path, owner in paths
+            if any(path.startswith(own) or f"{own}/".startswith(f"{path}/") for own in urls)
+        }
+        for owner in sorted(taken - {mq}):
+            topic = self.find_topic(owner)
+            if topic is None:
+                self.broker.check_managed(principal, owner)
+            else:
+                self.check_seen(principal, topic)
+
+    def _mqs(self) -> list[Topic]:
+        return [topic for topic in self.broker.topics() if not topic.reserved]
 
     # -- what is told of them ----------------------------------------------------------------------------------------
 
-    def describe_all(self) -> list[dict[str, Any]]:
-        """Return what `query` tells of all MQs."""
-        return [self.describe(topic) for topic in self.broker.topics() if not topic.reserved]
+    def describe_all(self, principal: Identity = SERVER) -> list[dict[str, Any]]:
+        """Return what `query` tells of all MQs that a principal may see."""
+        return [self.describe(topic, principal) for topic in self._mqs() if self.sees(principal, topic)]
 
-    def describe(self, topic: Topic) -> dict[str, Any]:
+    def describe(self, topic: Topic, principal: Identity = SERVER) -> dict[str, Any]:
         """Return what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
         mq = topic.name
         entry = self._entry(topic)
         groups = self.groups.on_topic(mq)
-        channels = [self.describe_channel(group) for group in groups]
+        channels = [self.describe_channel(group, principal) for group in groups]
         size = sum(partition.high_watermark for partition in topic.partitions)
         if topic.settings.engine == m.MEMORY:
             size -= sum(partition.oldest for partition in topic.partitions)
@@ -432,7 +575,7 @@ class Hub:
             "messageDepth": size,
             "channelCount": len(channels),
             "consumerCount": sum(len(group.members) for group in groups),
-            "creator": entry.creator,
+            "creator": entry.creator if self.manages(principal, topic) else "",
             "createdAt": entry.created_ms,
             "lastPubTime": self._published_ms.get(mq, 0),
             "lastSubTime": max(self._subscribed_ms.get(mq, {}).values(), default=0),
@@ -440,8 +583,9 @@ class Hub:
             "channelList": channels,
         }
 
-    def describe_channel(self, group: Group) -> dict[str, Any]:
-        """Return what `query` tells of a channel."""
+    def describe_channel(self, group: Group, principal: Identity = SERVER) -> dict[str, Any]:
+        """Return what `query` tells of a channel; a principal that may not manage the MQ sees no clients of others."""
+        sees_all = self.manages(principal, group.topic)
         mq, channel = group.topic.name, group.name
         position = group.stored()[0].committed
         if group.topic.settings.engine == m.MEMORY:
@@ -462,6 +606,7 @@ class Hub:
                     "window": one.window,
                 }
                 for one in self.subscribers.get((mq, channel), {})
+                if sees_all or one.principal.name == principal.name
             ],
         }
 
@@ -487,6 +632,14 @@ class Hub:
         for peer in self.peers.values():
             peer.hold()
         self.calls.close()
+
+
+def _meet(url: str, other: str) -> bool:
+    return url.startswith(other) or other.startswith(url)
+
+
+def _owner(principal: Identity) -> str:
+    return "" if principal.rights is None else principal.name
 
 
 def _format_id(digits: str) -> str:

@@ -172,6 +172,8 @@ MISSING_SIGNATURE: Final = "missing signature in request"
 UNKNOWN_API_KEY: Final = "apiKey not exists"
 UNKNOWN_SECRET_KEY: Final = "secretKey not exists"  # noqa: S105  # a text, no secret
 SIGNATURE_MISMATCHED: Final = "signature mismatched"
+MADE_ELSEWHERE: Final = "made by another protocol, which zbus cannot change unless access.mode is enforce"
+NOT_TAKEN: Final = "only who took a request may answer it"
 TOO_MANY_PROOFS: Final = "too many wrong signatures, try again later"
 
 

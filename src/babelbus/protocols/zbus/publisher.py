@@ -8,17 +8,17 @@ they caused.
 from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from babelbus.core.access import Identity
+from babelbus.core.access import Action, Identity, may, may_topic, refusal
+from babelbus.core.publish import Bodies
 from babelbus.core.receipt import Promise, Receipt
 from babelbus.core.request import Reply, Request
 from babelbus.core.topic import Topic
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.errors import UnsendableMessageError
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Message, text_reply
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX
-from babelbus.protocols.zbus.services import answer_of, failure_of
+from babelbus.protocols.zbus.services import answer_of, failure_of, refusal_of
 from babelbus.protocols.zbus.stored import Recorder
 
 Asked = TypeVar("Asked")
@@ -75,12 +75,23 @@ class Publisher(Generic[Asked]):
         self._framing = framing
         self._source = stamp["source"]
         self._recorder = Recorder(stamp)
-        self.principal = Identity(f"{ORIGIN_PREFIX}#{self._source}", self._source, None)
+        self._principal = Identity(f"{ORIGIN_PREFIX}#{self._source}", self._source, None)
         self._batches: dict[str, _Batch] = {}
         self._receipts: list[Receipt] = []
         self._replies: list[_Reply[Asked]] = []
         self._replies_bytes = 0
         self._calls: dict[Request[Message], None] = {}
+
+    @property
+    def principal(self) -> Identity:
+        """The client, as the broker asks for its rights; set before each message if it may change."""
+        return self._principal
+
+    @principal.setter
+    def principal(self, principal: Identity) -> None:
+        if principal is not self._principal:
+            self._append()  # each batch is of one principal
+            self._principal = principal
 
     # -- what is gathered --------------------------------------------------------------------------------------------
 
@@ -105,17 +116,33 @@ class Publisher(Generic[Asked]):
         Without an ack they are answered only if that fails (section 4).
 
         Raises:
+            AccessRefusedError: the principal may not publish the messages.
             NotFoundError: there is no such MQ.
             MalformedMessageError: a header is no UTF-8.
         """
         batch = self._batches.get(mq)
         if batch is None:
-            batch = self._batches[mq] = _Batch(self._hub.topic(mq))
-        batch.bodies += self._recorder.encode(message, ids, payloads, batch.timestamp)
+            batch = _Batch(self._hub.topic(mq))
+        bodies = self._recorder.encode(message, ids, payloads, batch.timestamp)
+        if not may_topic(self._principal, Action.PUBLISH, mq):
+            self._check_subjects(batch, bodies)
+        self._batches[mq] = batch
+        batch.bodies += bodies
         batch.size_bytes += sum(map(len, payloads))
         answers = self._framing.published(mq, ids, asked) if acked else []
         self._replies.append((batch, answers, ids, asked))
         self._replies_bytes += sum(map(len, answers))
+
+    def _check_subjects(self, batch: _Batch, bodies: list[bytes]) -> None:
+        """Check each subject: a message that is refused may not refuse the others of its batch.
+
+        Raises:
+            AccessRefusedError: the principal may not publish under a subject.
+        """
+        content = Bodies(bodies, [batch.timestamp] * len(bodies), sum(map(len, bodies)))
+        for subject in sorted(batch.topic.subjects_of(content)):
+            if not may(self._principal, Action.PUBLISH, subject):
+                raise refusal(self._principal, Action.PUBLISH, subject)
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
@@ -171,8 +198,8 @@ class Publisher(Generic[Asked]):
             if batch is None or batch not in failed:
                 encoded += answers
             else:
-                error = str(batch.receipt.error)
-                encoded += [self._encode_reply(text_reply(request_id, m.FAILED, error), asked) for request_id in ids]
+                error = batch.receipt.error
+                encoded += [self._encode_reply(refusal_of(error, request_id), asked) for request_id in ids]
         return self._framing.join(encoded)
 
     def _encode_reply(self, reply: Message, asked: Asked) -> bytes:

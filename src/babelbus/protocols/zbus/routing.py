@@ -52,6 +52,10 @@ class BindTable:
     def __len__(self) -> int:
         return len(self._by_url)
 
+    def items(self) -> list[tuple[str, str]]:
+        """Return the prefixes with their MQs."""
+        return list(self._by_url.items())
+
     def bind(self, mq: str, entries: Iterable[UrlEntry], *, clear: bool = True) -> None:
         """Register prefixes for an MQ; with `clear` its earlier ones are forgotten first.
 
@@ -101,6 +105,11 @@ def route(
     if path in ("", "/"):
         return None
     raise NotFoundError(messages.url_not_found(url))
+
+
+def path_of(mq: str) -> str:
+    """Return the path by which urls name an MQ."""
+    return mq if mq.startswith("/") else f"/{mq}"
 
 
 def _mq_of_path(path: str, exists: Callable[[str], bool]) -> str | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -14,10 +14,10 @@ from babelbus.protocols.browsers import read_origins, read_words
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.service import ServiceContext, StreamService
+from babelbus.protocols.zbus.callers import KEYS_ORIGIN, principals_of
 from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PROTOCOL
-from babelbus.protocols.zbus.signature import Keys
 from babelbus.protocols.zbus.web_options import OpenUrls, StaticFiles, WebOptions
 from babelbus.wire.cors import Cors
 from babelbus.wire.http import TOKEN, Files
@@ -46,6 +46,8 @@ class ZbusService(StreamService):
                 is_tls=self._tls is not None,
             ),
         )
+        if self._keys:
+            context.broker.gate.import_entries(KEYS_ORIGIN, principals_of(self._keys))
         self.hub = Hub(
             context.broker,
             context.files,
@@ -53,6 +55,7 @@ class ZbusService(StreamService):
             metrics=context.metrics,
             clock=context.clock,
             guessing=context.guessing,
+            directory=context.proofs.directory,
             settings=settings,
             loop=asyncio.get_running_loop(),
         )
@@ -83,7 +86,7 @@ class ZbusService(StreamService):
         return make
 
 
-def read_keys(path: str | None) -> Keys:
+def read_keys(path: str | None) -> Mapping[str, str]:
     """Read a file of keys: a line is an apiKey, blanks and its secretKey; empty lines and comments (`#`) are skipped.
 
     Raises:

@@ -10,8 +10,10 @@ from typing import Final
 
 import msgspec
 
-from babelbus.core.access import SERVER, Identity
+from babelbus.core.access import SERVER, AccessRefusedError, Identity
 from babelbus.core.broker import Broker
+from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError
+from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Receipt
 from babelbus.core.request import (
     NoRespondersError,
@@ -20,14 +22,15 @@ from babelbus.core.request import (
     Request,
     RequestAbandonedError,
     RequestFailedError,
-    Requests,
     RequestTimeoutError,
 )
 from babelbus.core.router import Subscription
+from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import exactly
 from babelbus.core.topic import Topic
-from babelbus.errors import BabelbusError
+from babelbus.errors import BabelbusError, InvalidTopicNameError
 from babelbus.protocols.zbus import messages as m
+from babelbus.protocols.zbus.calls import Calls
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
 from babelbus.protocols.zbus.messages import HEADERS_MAX, PROTOCOL, Message, text_reply
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record
@@ -37,6 +40,15 @@ NOT_ROUTED: Final = frozenset({"cmd", "target", "source", "remote-addr"}) | m.SE
 """Headers that stay behind when an answer goes to its caller."""
 NO_ANSWER: Final = "no service has answered in time"
 BYTES_TYPE: Final = "application/octet-stream"
+STATUS_OF: Final = (
+    (QuotaExceededError, m.FORBIDDEN),
+    (AccessRefusedError, m.FORBIDDEN),
+    (GroupOwnedError, m.FORBIDDEN),
+    (InvalidGroupNameError, m.BAD_REQUEST),
+    (InvalidSettingError, m.BAD_REQUEST),
+    (InvalidTopicNameError, m.BAD_REQUEST),
+    (NoRespondersError, m.NOT_FOUND),
+)
 Publish = Callable[[Identity, Topic, list[bytes], int, int], Receipt]
 
 
@@ -46,7 +58,7 @@ class Services:
     def __init__(
         self,
         broker: Broker,
-        calls: Requests[Message],
+        calls: Calls,
         find_topic: Callable[[str], Topic | None],
         publish: Publish,
         new_id: Callable[[], str],
@@ -156,5 +168,10 @@ def failure_of(error: BabelbusError | None, request_id: str) -> Message:
         return text_reply(request_id, m.GATEWAY_TIMEOUT, NO_ANSWER)
     if isinstance(error, RequestAbandonedError):
         return text_reply(request_id, m.GATEWAY_TIMEOUT, str(error))
-    status = m.NOT_FOUND if isinstance(error, NoRespondersError) else m.FAILED
+    return refusal_of(error, request_id)
+
+
+def refusal_of(error: BabelbusError | None, request_id: str | None) -> Message:
+    """Return the answer to a request that the broker refuses."""
+    status = next((status for kind, status in STATUS_OF if isinstance(error, kind)), m.FAILED)
     return text_reply(request_id, status, str(error))

@@ -12,16 +12,17 @@ from typing import Any, ClassVar, Generic
 import msgspec
 
 from babelbus import __version__
-from babelbus.core.access import Identity
-from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError, check_group_name
+from babelbus.core.access import Action, Identity, check_may
+from babelbus.core.access.gate import ACCESS_TOPIC
+from babelbus.core.groups import check_group_name
 from babelbus.core.receipt import Promise
 from babelbus.core.request import Reply, Request
-from babelbus.core.settings import InvalidSettingError
 from babelbus.core.work import Work
-from babelbus.errors import BabelbusError, InvalidTopicNameError
+from babelbus.errors import BabelbusError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
+from babelbus.protocols.zbus.calls import taker_of
 from babelbus.protocols.zbus.codec import taken
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
 from babelbus.protocols.zbus.filters import compile_filter, without
@@ -29,7 +30,7 @@ from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, flag, integer, json_reply, text_reply
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
 from babelbus.protocols.zbus.routing import read_bindings
-from babelbus.protocols.zbus.services import NOT_ROUTED, answer_of
+from babelbus.protocols.zbus.services import NOT_ROUTED, answer_of, refusal_of
 from babelbus.protocols.zbus.subscription import Receiver, Subscription
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,8 @@ OUR_MISTAKE = "the server failed; its log says more"
 Change = Callable[[Message], Coroutine[Any, Any, Message]]
 TAKE_TRIES = 8
 """So often a `take` looks on if the channel's filter wanted nothing of what it saw."""
-STATUS_OF = (
-    (InvalidTopicNameError, m.BAD_REQUEST),
-    (InvalidGroupNameError, m.BAD_REQUEST),
-    (InvalidSettingError, m.BAD_REQUEST),
-    (GroupOwnedError, m.FORBIDDEN),
-)
+CALLED_MAX = 1024
+"""So many MQs that a connection calls, or takes from, are remembered."""
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -70,6 +67,11 @@ class Session(Generic[Asked]):
         stamp = {"source": self.id, "remote-addr": self.address}
         self._publisher = Publisher(hub, outbox, framing, stamp)
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
+        self.called: dict[str, None] = {}
+        """The MQs to which this connection has sent what a service may answer."""
+        self._taken: dict[str, None] = {}
+        """The MQs from which this connection has taken messages."""
+        self._proof: str | None = None
         self._change: Work[Message] | None = None
         """The change of an MQ that waits, for the command that is put off."""
 
@@ -91,6 +93,8 @@ class Session(Generic[Asked]):
         if request_id is None:
             request_id = headers["id"] = self._hub.new_id()
         try:
+            if self._monitor:
+                check_may(self.principal, Action.ADMIN, ACCESS_TOPIC)
             if "cmd" not in headers:
                 message = self._route_url(message, target)
                 if message.status is not None:
@@ -117,8 +121,7 @@ class Session(Generic[Asked]):
         except RequestError as error:
             self._publisher.reply(text_reply(request_id, error.status, error.text), asked)
         except BabelbusError as error:
-            status = next((status for kind, status in STATUS_OF if isinstance(error, kind)), m.FAILED)
-            self._publisher.reply(text_reply(request_id, status, str(error)), asked)
+            self._publisher.reply(refusal_of(error, request_id), asked)
         except Exception:  # section 3, item 8: our own mistake costs one message, not the connection
             log.exception("%s: a message failed", self.address)
             self._publisher.reply(text_reply(request_id, m.FAILED, OUR_MISTAKE), asked)
@@ -134,7 +137,7 @@ class Session(Generic[Asked]):
         ids = [new_id() if request_id is None else request_id for request_id in run.ids]
         try:
             self._publish(run.message, ids, run.bodies, asked)
-        except RequestError:
+        except BabelbusError:
             for message in run.messages():
                 self.handle(message, asked)
 
@@ -149,6 +152,8 @@ class Session(Generic[Asked]):
             raise MalformedMessageError(m.missing_mq("pub"))
         acked = "ack" not in headers or flag(message, "ack", default=True)
         if acked or self._receiver is not None:
+            if not acked:
+                _remember(self.called, mq)
             self._publisher.publish(message, mq, ids, payloads, asked, acked=acked)
         else:  # over plain HTTP a publication without an ack is a call (6.3); it never comes in a run
             self._publisher.call(message, mq, ids[0], asked)
@@ -244,16 +249,20 @@ class Session(Generic[Asked]):
         mq, channel = headers.get("mq"), headers.get("channel")
         told: object
         if mq is None:
-            told = hub.describe_all()
-        elif channel is None:
-            told = hub.describe(hub.topic(mq))
+            told = hub.describe_all(self.principal)
         else:
-            told = hub.describe_channel(hub.channel(mq, channel))
+            topic = hub.topic(mq)
+            hub.check_seen(self.principal, topic)
+            if channel is None:
+                told = hub.describe(topic, self.principal)
+            else:
+                told = hub.describe_channel(hub.channel(mq, channel), self.principal)
         return json_reply(headers["id"], m.OK, _encode_json(told))
 
     def _bind(self, message: Message) -> Message:
         mq = _mq_of(message, "bind")
-        self._hub.bindings.bind(mq, read_bindings(message), clear=flag(message, "clearBind", default=True))
+        clear = flag(message, "clearBind", default=True)
+        self._hub.bind(mq, read_bindings(message), self.principal, clear=clear)
         return text_reply(message.headers["id"], m.OK, m.bound(mq))
 
     def _route(self, message: Message) -> Message | None:
@@ -262,7 +271,9 @@ class Session(Generic[Asked]):
         if target is None:
             raise MalformedMessageError(m.ROUTE_NEEDS_TARGET)
         kept = {name: value for name, value in headers.items() if name not in NOT_ROUTED}
-        found = self._hub.route(target, msgspec.structs.replace(message, headers=kept))
+        answer = msgspec.structs.replace(message, headers=kept)
+        consumed = {*self._taken, *(mq for mq, _ in self._subscriptions)}
+        found = self._hub.route(target, answer, self.principal, taker=self._taker, consumed=consumed)
         if not flag(message, "ack", default=False):
             # Over plain HTTP every request has an answer.
             return None if self._receiver is not None else text_reply(headers["id"], m.OK, m.ROUTED)
@@ -284,6 +295,8 @@ class Session(Generic[Asked]):
                 looked = False
                 for some in group.take(count - len(heads), member, self.principal):
                     looked = True
+                    if hub.calls.are_waiting(mq):
+                        hub.calls.handed_out(some, self._taker)
                     if member is not None:
                         member.ack(some)  # made by another protocol; here a message is done when it is handed out
                     heads += hub.heads(mq).of(without(some, given_up) if given_up else some)
@@ -294,6 +307,7 @@ class Session(Generic[Asked]):
         finally:
             if member is not None:
                 member.leave()
+        _remember(self._taken, mq)
         if not heads:
             return json_reply(headers["id"], m.NO_DATA, b"[]", mq=mq, channel=channel)
         return json_reply(headers["id"], m.OK, taken(heads), mq=mq, channel=channel)
@@ -308,6 +322,7 @@ class Session(Generic[Asked]):
         key = mq, channel
         subscription = self._subscriptions.get(key)
         group = hub.channel(mq, channel)
+        hub.broker.check_topic(self.principal, Action.CONSUME, mq)
         if subscription is None or subscription.member is None:
             made = subscription or Subscription(
                 hub,
@@ -317,6 +332,7 @@ class Session(Generic[Asked]):
                 session_id=self.id,
                 address=self.address,
                 principal=self.principal,
+                proof=self._proof,
             )
             made.set(window, wanted, matches)
             made.join(group)
@@ -334,6 +350,23 @@ class Session(Generic[Asked]):
     def principal(self) -> Identity:
         """The client, as the broker asks for its rights."""
         return self._publisher.principal
+
+    @property
+    def _taker(self) -> str:
+        return taker_of(self.principal, self.id, self.address, is_pushed=self._receiver is not None)
+
+    def speak_for(self, principal: Identity, proof: str | None) -> None:
+        """Handle the next messages for a principal, which `proof` (an apiKey) has proved, if not the connection."""
+        self._publisher.principal = principal
+        self._proof = proof
+
+    def access_changed(self, identity: Callable[[str | None], Identity]) -> None:
+        """End what the principals may not do any more; `identity` returns who has proved an apiKey."""
+        self.speak_for(identity(self._proof), self._proof)
+        for key, subscription in list(self._subscriptions.items()):
+            if not subscription.access_changed(identity(subscription.proof)):
+                del self._subscriptions[key]
+                _leave(subscription)
 
     _COMMANDS: ClassVar[dict[str, Callable[["Session[Any]", Message], Message | Promise | None]]] = {
         "create": _create,
@@ -361,10 +394,7 @@ class Session(Generic[Asked]):
     def close(self) -> None:
         """Close the subscriptions (5.5) and the calls: the connection is gone."""
         for subscription in self._subscriptions.values():
-            try:
-                subscription.leave()
-            except BabelbusError as error:  # the disk refused to remove what was to go with it
-                log.warning("an MQ was to be removed with its last subscriber: %s", error)
+            _leave(subscription)
         self._subscriptions.clear()
         self._publisher.close()
         self._receiver = None  # else session and receiver hold each other, and the bytes of an unfinished message
@@ -374,6 +404,20 @@ def is_free(message: Message) -> bool:
     """Return whether a message is answered at once, whoever sent it: a `ping` in small letters, or the icon."""
     command = message.headers.get("cmd")
     return command == PING or (command is None and message.body is None and message.url == pages.FAVICON_URL)
+
+
+def _leave(subscription: Subscription) -> None:
+    try:
+        subscription.leave()
+    except BabelbusError as error:  # the disk refused to remove what was to go with it
+        log.warning("an MQ was to be removed with its last subscriber: %s", error)
+
+
+def _remember(names: dict[str, None], mq: str) -> None:
+    if mq not in names:
+        if len(names) >= CALLED_MAX:
+            del names[next(iter(names))]
+        names[mq] = None
 
 
 def _mq_of(message: Message, command: str) -> str:

@@ -8,8 +8,8 @@ a text takes one that `decode_message` has accepted: the grammar is not looked a
 import base64
 import hmac
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
 
 import msgspec
 
@@ -18,8 +18,13 @@ from babelbus.protocols.zbus.content import is_json, parse_json
 from babelbus.protocols.zbus.errors import AuthenticationError
 from babelbus.protocols.zbus.messages import HEADER_NAMES, Message, canonical_name
 
-Keys = Mapping[str, str]
-"""apiKey -> secretKey of one listener; an empty secret proves nothing."""
+
+class Keys(Protocol):
+    """The keys of one listener; a dictionary is one. An empty secret proves nothing."""
+
+    def get(self, api_key: str, /) -> str | None:
+        """Return the secretKey of an apiKey, `None` if there is no such key."""
+
 
 _tokens = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]|[^ \t\r\n"{}\[\],:]++', re.DOTALL).findall
 _decode_string = msgspec.json.Decoder(str).decode
@@ -193,9 +198,10 @@ def _verify(message: Message, keys: Keys, canonical: Callable[[bool], bytes], pa
         raise AuthenticationError(messages.MISSING_API_KEY)
     if signature is None:
         raise AuthenticationError(messages.MISSING_SIGNATURE)
-    if api_key not in keys:
+    secret = keys.get(api_key)
+    if secret is None:
         raise AuthenticationError(messages.UNKNOWN_API_KEY)
-    secret, fields = keys[api_key], message.headers.get("signFields")
+    fields = message.headers.get("signFields")
     if not secret:
         raise AuthenticationError(messages.UNKNOWN_SECRET_KEY)
     signature_bytes = signature.lower().encode()

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from babelbus.core.access import Identity
+from babelbus.core.access import Action, Identity
 from babelbus.core.groups import Delivery, Group, Member, RecordFilter
 from babelbus.errors import BabelbusError
+from babelbus.protocols.zbus.calls import taker_of
 from babelbus.protocols.zbus.codec import delivery_tail, encode_deliveries
 from babelbus.protocols.zbus.filters import Matches, TagFilter, without
 from babelbus.protocols.zbus.hub import Hub
@@ -39,8 +40,11 @@ class Subscription:
         session_id: str,
         address: str,
         principal: Identity,
+        proof: str | None,
     ) -> None:
         self.principal = principal
+        self.proof = proof
+        """The apiKey by which the principal has proved who it is; `None` if the connection alone says who."""
         self.session_id = session_id
         self.address = address
         self.mq = mq
@@ -103,6 +107,13 @@ class Subscription:
             self._window = self.member.credit
             self.member = None
 
+    def access_changed(self, principal: Identity) -> bool:
+        """Update the rights of the principal; return `False` if it may not consume the MQ any more."""
+        self.principal = principal
+        if self.member is not None:
+            self.member.principal = principal
+        return self._hub.broker.may_topic(principal, Action.CONSUME, self.mq)
+
     def leave(self) -> None:
         """End the subscription."""
         member, self.member = self.member, None
@@ -117,7 +128,11 @@ class Subscription:
         member = self.member
         assert member is not None
         credit = member.credit
-        given_up = self._hub.calls.abandoned(self.mq)
+        calls = self._hub.calls
+        if calls.are_waiting(self.mq):
+            taker = taker_of(self.principal, self.session_id, self.address, is_pushed=True)
+            calls.handed_out(deliveries, taker)
+        given_up = calls.abandoned(self.mq)
         if given_up:
             wanted = without(deliveries, given_up)
             if len(wanted) != len(deliveries):

@@ -9,12 +9,13 @@ import msgspec
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import routing
+from babelbus.protocols.zbus.callers import Caller, is_signed
 from babelbus.protocols.zbus.codec import decode_message, decode_messages, encode_message
 from babelbus.protocols.zbus.errors import RequestError
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Item, Message, Run
 from babelbus.protocols.zbus.session import Session, is_free
-from babelbus.protocols.zbus.signature import Keys, verify_frame
+from babelbus.protocols.zbus.signature import verify_frame
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
 from babelbus.wire.websocket import (
     Decoder,
@@ -67,7 +68,7 @@ class SocketSession(WebSocketSession):
         close: Callable[[], None],
         *,
         address: str | None,
-        keys: Keys,
+        caller: Caller,
         session_id: str | None = None,
         options: WebOptions = NOTHING_ELSE,
     ) -> None:
@@ -75,7 +76,9 @@ class SocketSession(WebSocketSession):
         super().__init__(outbox, decoder)
         self._hub = hub
         self._close = close
-        self._keys = keys
+        self._caller = caller
+        self._signs = False
+        """Whether the client has signed a message: then each of its messages is looked at."""
         self._open_urls = options.open_urls
         self._waiting: deque[bytes | Item] = deque()
         """Frames that came and are not done: texts where each has to prove who sent it, else messages."""
@@ -87,13 +90,22 @@ class SocketSession(WebSocketSession):
         self.session: Session[None] = Session(
             hub, outbox, FRAMES, receiver=self, address=address, session_id=session_id, monitor=options.monitor
         )
-        self._prover = hub.prover(address, self.session.id)
+        self.session.speak_for(caller.unproved, None)
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
     def take(self, texts: list[bytes]) -> None:
         """Read frames, unless each has to prove who sent it."""
-        self._waiting += texts if self._keys else decode_messages(texts)
+        caller = self._caller
+        if self._signs or caller.must_sign:
+            self._waiting += texts
+            return
+        items = decode_messages(texts)
+        if caller.asked and any(not isinstance(one, RequestError) and is_signed(_headers(one)) for one in items):
+            self._signs = True
+            self._waiting += texts
+        else:
+            self._waiting += items
 
     def work(self) -> bool:
         """Handle what waits, as far as the outbox has room; return whether nothing waits any more."""
@@ -131,10 +143,13 @@ class SocketSession(WebSocketSession):
         try:
             message = decode_message(text)
             request_id = message.headers.get("id")
-            if not is_free(message) and not self._open_urls.has(message):
+            caller, api_key = self._caller, None
+            if not is_free(message) and caller.must_verify(message, lambda: self._open_urls.has(message)):
                 request_id = routing.request_id_of(message, message.url)
                 partial = self._hub.settings.partial_sign_fields
-                self._prover.check(message, lambda: verify_frame(message, text, self._keys, partial=partial))
+                caller.verify(message, lambda: verify_frame(message, text, caller.keys, partial=partial))
+                api_key = message.headers["apiKey"]
+            self.session.speak_for(caller.identity(api_key), api_key)
         except RequestError as error:
             self.session.refuse(error, None, request_id)
             return None
@@ -184,3 +199,7 @@ class SocketSession(WebSocketSession):
     def close(self) -> None:
         """Close the session: the connection is gone."""
         self.session.close()
+
+
+def _headers(item: Message | Run) -> dict[str, str]:
+    return item.headers if isinstance(item, Message) else item.message.headers
