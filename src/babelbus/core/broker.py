@@ -131,7 +131,6 @@ class Broker(Catalog):
         gate.open()
         gate.on_changed += [self.access_changed, self._set_quotas]
         self.gate, self.wildcards = gate, wildcards
-        self._opened.append(gate.close)
         self._set_quotas()
         return gate
 
@@ -399,6 +398,8 @@ class Broker(Catalog):
 
     async def close(self) -> None:
         """Flush and close everything; publishers that wait for an ack are answered."""
+        if hasattr(self, "gate"):
+            await self.gate.close()  # first: its audit may have to make a topic
         self._closed = True
         self.responders.requests.close()
         for close in reversed(self._opened):
