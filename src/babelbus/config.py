@@ -412,6 +412,7 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
     auth_audience: (
         Annotated[str, of("name that the claim aud of tokens must have; none refuses tokens for an audience")] | None
     ) = None
+    auth_claim: Annotated[str, of("claim of tokens that names the principal of the table of access")] = "sub"
     instance_name: Annotated[str, of("shown to clients as $SYS/name")] | None = None
     extended_monitoring: Annotated[bool, of("show each client's subscriptions and locks below $SYS")] = True
     slow: Annotated[

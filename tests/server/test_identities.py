@@ -69,10 +69,10 @@ def test_a_stream_ends_with_its_token(tmp_path: Path) -> None:
             service = live.server.services["worterbuch"]
             assert isinstance(service, WorterbuchService)
             (stream,) = service.hub.clients.values()
-            assert stream.ends_seconds == 2e9 + 60
+            assert stream.access.ends_seconds == 2e9 + 60
             live.call(service.hub.tick)
             assert service.hub.clients
-            stream.ends_seconds = 0.0  # as if the time had come
+            stream.access.ends_seconds = 0.0  # as if the time had come
             live.call(service.hub.tick)
             with pytest.raises((http.client.IncompleteRead, ConnectionError)):
                 events.response.read()

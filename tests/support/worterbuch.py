@@ -3,14 +3,16 @@
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from babelbus.config import WorterbuchSettings
 from babelbus.core.settings import TopicSettings
 from babelbus.core.state import KEY_BYTES_MAX
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.identities.guessing import Guessing
+from babelbus.listening.certificates import PeerCertificate
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.worterbuch.gatekeeper import Gatekeeper, Names
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.names import USUAL, Symbols
@@ -56,9 +58,11 @@ class Talker:
         address: str | None = "10.0.0.1:5",
         greeted: bool = True,
         bytes_max: int = BYTES_MAX,
+        certificate: PeerCertificate | None = None,
     ) -> None:
         self.transport = Transport()
         self.outbox = Outbox(self.transport, bytes_max)
+        self.outbox.peer_certificate = certificate
         self.ended: RemoteProtocolError | PeerLeavesError | None = None
         self.aborted = False
         self._read = 0
@@ -127,20 +131,26 @@ def make_hub(
     topics: TopicSettings | None = None,
     key_bytes_max: int = KEY_BYTES_MAX,
     key: str | None = None,
+    access: Literal["off", "enforce"] = "off",
+    wildcards: Literal["narrow", "refuse"] = "narrow",
+    by_names: Callable[[Names], str | None] = lambda names: None,
     **settings: Any,
 ) -> tuple[Bus, Hub]:
     """A hub on a bus of its own."""
     bus = Bus(files, defaults=topics)
+    bus.open_gate(access, wildcards)
     bus.open_state(ack=ack, key_bytes_max=key_bytes_max)
-    return bus, Hub(
+    keeper = Gatekeeper(
         bus.broker,
-        bus.metrics,
         bus.clock,
         Guessing(bus.clock, bus.metrics),
-        WorterbuchSettings(**settings),
         key=key,
         verifier=None if key is None else Verifier(key),
+        by_names=by_names,
     )
+    hub = Hub(bus.broker, bus.metrics, bus.clock, WorterbuchSettings(**settings), keeper)
+    bus.broker.gate.on_changed.append(hub.access_changed)  # as the server's service does
+    return bus, hub
 
 
 def get(tid: int, key: str) -> dict[str, Any]:

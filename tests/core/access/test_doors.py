@@ -23,7 +23,6 @@ DEBTS = {
     "protocols/eventmesh/http.py",
     "protocols/eventmesh/subscriptions.py",
     "protocols/eventmesh/webhooks.py",
-    "protocols/worterbuch/hub.py",
 }
 
 

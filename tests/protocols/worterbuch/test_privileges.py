@@ -33,7 +33,9 @@ CLAIMS: dict[str, Any] = {
     "worterbuchPrivileges": {"read": ["a/#", "b"], "write": ["?"], "profile": True, "web-login": True},
     "extra": [1],
 }
-PROVED = Privileges("me", "My Name", ("a/#", "b"), ("?",), (), profile=True, web_login=True, ends_seconds=1060)
+PROVED = Privileges(
+    "me", "My Name", ("a/#", "b"), ("?",), (), profile=True, web_login=True, ends_seconds=1060, principal="me"
+)
 
 
 def public_pem(key: Any) -> str:
@@ -153,7 +155,7 @@ def test_a_secret_that_could_be_guessed_is_known_as_such() -> None:
 def test_privileges_that_are_absent_or_null_grant_nothing() -> None:
     granted = {"read": None, "profile": None}
     proved = Verifier(SECRET).verify(signed({**CLAIMS, "exp": 9.5, "worterbuchPrivileges": granted}), 0.0)
-    assert proved == Privileges("me", "My Name", ends_seconds=69.5)
+    assert proved == Privileges("me", "My Name", ends_seconds=69.5, principal="me")
     assert not any(proved.may(privilege, "a") for privilege in ALL)
 
 

@@ -21,6 +21,7 @@ from babelbus.listening.door import Door as ListenerDoor
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection
+from babelbus.protocols.worterbuch.gatekeeper import Gatekeeper
 from babelbus.protocols.worterbuch.http import WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.service import read_file_name
@@ -597,17 +598,13 @@ class Door:
         self.files = FaultyFiles()
         self.bus = Bus(self.files)
         self.gate = Gate(self.files)
+        self.bus.open_gate("off")
         self.state = self.bus.open_state(ack="flushed")
 
     async def __aenter__(self) -> "Door":
         metrics: Metrics = self.bus.metrics
-        hub = Hub(
-            self.bus.broker,
-            metrics,
-            self.bus.clock,
-            Guessing(self.bus.clock, metrics),
-            WorterbuchSettings(),
-        )
+        keeper = Gatekeeper(self.bus.broker, self.bus.clock, Guessing(self.bus.clock, metrics))
+        hub = Hub(self.bus.broker, metrics, self.bus.clock, WorterbuchSettings(), keeper)
         options = WebOptions(paths={})
         self.connections: set[Connection] = set()
 

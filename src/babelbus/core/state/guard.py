@@ -166,11 +166,15 @@ class GuardedState(_Guard):
 
     def set_testament(self, owner: str, testament: Testament) -> None:
         """Keep the testament of `owner`; its keys are checked now, and when it is executed."""
+        self.check_testament(testament)
+        self._state.set_testament(owner, testament, self.principal.name)
+
+    def check_testament(self, testament: Testament) -> None:
+        """Check that the principal may do what a testament does."""
         for pattern in testament.grave_goods:
             self._check_pattern(Action.WRITE_STATE, pattern)
         for key, _ in testament.last_will:
             self._check(Action.WRITE_STATE, key)
-        self._state.set_testament(owner, testament, self.principal.name)
 
     def execute(self, owner: str) -> None:
         """Run the testament of `owner`, as far as the rights of who set it go."""

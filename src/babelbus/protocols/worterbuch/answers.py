@@ -64,7 +64,7 @@ class Answers:
         return self._finish(run.messages, [b'{"ack":{"transactionId":%d}}' % number for number in run.transaction_ids])
 
     def _finish(self, requests: Callable[[], list[m.ClientMessage]], replies: list[bytes]) -> Promise:
-        receipt = self._state.commit(self._client.source)
+        receipt = self._state.commit(self._client.access.source)
         if not replies:
             return receipt
         self._received.inc(len(replies), 0)

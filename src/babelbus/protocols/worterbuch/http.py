@@ -8,16 +8,18 @@ export, an import, a file) runs beside the event loop and fills the outbox until
 
 import asyncio
 import logging
-import math
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
+from babelbus.core.access import AccessRefusedError
+from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Encode, Outbox
+from babelbus.protocols.worterbuch.access import Access
+from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.privileges import Privileges
 from babelbus.protocols.worterbuch.profiles import Endpoint
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply, Rest, error_reply
 from babelbus.protocols.worterbuch.routes import (
@@ -25,10 +27,12 @@ from babelbus.protocols.worterbuch.routes import (
     STREAMS,
     Action,
     Call,
+    Dialect,
     RequestRefusedError,
     is_route,
     read_call,
 )
+from babelbus.protocols.worterbuch.routes import refusal as refusal_of
 from babelbus.protocols.worterbuch.stream import EventStream
 from babelbus.protocols.worterbuch.transfer import export_tree, import_tree, read_file
 from babelbus.protocols.worterbuch.websocket import SUBPROTOCOL, SocketSession
@@ -85,9 +89,8 @@ class WebSession(HttpSession):
         self._close = close
         self._address = address
         self._options = options
-        self._rest = Rest(hub, address)
-        self._client_id = str(uuid.uuid4())
-        self._done: list[tuple[Call, Privileges | None, Reply]] = []
+        self._rest = Rest(hub, str(uuid.uuid4()), address, outbox.peer_certificate)
+        self._done: list[tuple[Call, Access, Reply]] = []
         """The requests that were handled, and are neither stored nor answered yet."""
         self._done_bytes = 0
         self._source = ""
@@ -158,35 +161,38 @@ class WebSession(HttpSession):
 
     def _answer_call(self, call: Call) -> None:
         action, request = call.action, call.request
-        is_open = action in (Action.INFO, Action.LOGIN)
-        privileges = None if is_open else self._rest.identify(request)
-        source = f"worterbuch:{self._client_id if privileges is None else privileges.name}"
-        if not is_open:
-            self._rest.need(call, privileges)
+        if action is Action.INFO:
+            self._reply(request, self._rest.info())
+            return
+        if action is Action.LOGIN:
+            self._reply(request, self._rest.login(call))
+            return
+        access = self._rest.identify(request)
+        self._rest.need(call, access)
         if action in STREAMS:
-            self._begin_stream(call, source, privileges)
+            self._begin_stream(call, access)
         elif action is Action.EXPORT:
-            self._begin_job(request, lambda: self._export(request))
+            self._begin_job(request, lambda: self._export(request, access))
         elif action is Action.IMPORT:
             as_text = call.content_type == TEXT_TYPE
-            self._begin_job(request, lambda: import_tree(self._hub, request.body, source, as_text=as_text))
+            self._begin_job(request, lambda: import_tree(self._hub, access, request.body, as_text=as_text))
         else:
-            self._carry_out(call, privileges, source)
+            self._carry_out(call, access)
 
-    def _carry_out(self, call: Call, privileges: Privileges | None, source: str) -> None:
+    def _carry_out(self, call: Call, access: Access) -> None:
         """Handle a request; `settle` stores and answers it together with others."""
-        if source != self._source:
+        if access.source != self._source:
             self.settle()
-            self._source = source
-        reply = self._act(call, privileges)
-        self._done.append((call, privileges, reply))
+            self._source = access.source
+        reply = self._act(call, access)
+        self._done.append((call, access, reply))
         self._done_bytes += len(reply.body)
         if self._done_bytes > HEAVY_BYTES:
             self.settle()
 
-    def _act(self, call: Call, privileges: Privileges | None) -> Reply:
+    def _act(self, call: Call, access: Access) -> Reply:
         try:
-            return self._rest.carry_out(call, privileges)
+            return self._rest.carry_out(call, access)
         except RequestRefusedError as error:
             return error_reply(error)
 
@@ -204,8 +210,8 @@ class WebSession(HttpSession):
             failed = _failed(str(receipt.error))  # nothing of it is stored; what only read is asked again
             return b"".join(
                 [
-                    self._encode(call.request, failed if call.action in CHANGING else self._act(call, privileges))
-                    for call, privileges, _ in done
+                    self._encode(call.request, failed if call.action in CHANGING else self._act(call, access))
+                    for call, access, _ in done
                 ]
             )
 
@@ -222,26 +228,31 @@ class WebSession(HttpSession):
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def _begin_stream(self, call: Call, source: str, privileges: Privileges | None) -> None:
-        request = call.request
+    def _begin_stream(self, call: Call, access: Access) -> None:
+        request, text = call.request, call.text or ""
         chunked = request.version != "1.0"
         headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), *self._headers(request)]
         head = encode_stream_head(200, headers, chunked=chunked)
         if request.method == "HEAD":
             self._send(request, [], lambda: head, len(head))
             return
-        self.stream()
-        stream = EventStream(self._hub, self._outbox, self._close, address=self._address, chunked=chunked)
-        stream.source = source
-        stream.ends_seconds = math.inf if privileges is None else privileges.ends_seconds
-        self._stream = stream
+        self.settle()
+        stream = EventStream(self._hub, self._outbox, self._close, access, address=self._address, chunked=chunked)
         unique, live_only = call.flag("unique"), call.flag("liveOnly")
-        if call.action is Action.SUBSCRIBE:
-            stream.subscribe(head, call.text or "", unique=unique, live_only=live_only)
-        elif call.action is Action.PSUBSCRIBE:
-            stream.psubscribe(head, call.text or "", unique=unique, live_only=live_only)
-        else:
-            stream.subscribe_ls(head, call.text)
+        try:
+            if call.action is Action.SUBSCRIBE:
+                stream.subscribe(head, text, unique=unique, live_only=live_only)
+            elif call.action is Action.PSUBSCRIBE:
+                stream.psubscribe(head, text, unique=unique, live_only=live_only)
+            else:
+                stream.subscribe_ls(head, call.text)
+        except (AccessRefusedError, QuotaExceededError) as error:
+            stream.close()
+            if isinstance(error, QuotaExceededError):
+                raise RequestRefusedError(429, str(error)) from error
+            raise refusal_of(call.dialect, ErrorCode.UNAUTHORIZED, str(error)) from error
+        self.stream()
+        self._stream = stream
 
     # -- what takes long ---------------------------------------------------------------------------------------------
 
@@ -255,6 +266,8 @@ class WebSession(HttpSession):
                 replies.append(await work())
             except RequestRefusedError as error:
                 replies.append(error_reply(error))
+            except AccessRefusedError as error:
+                replies.append(error_reply(refusal_of(Dialect.NEW, ErrorCode.UNAUTHORIZED, str(error))))
             except Exception:
                 log.exception("a request failed")
                 replies.append(_failed("the server failed; its log says more"))
@@ -263,9 +276,8 @@ class WebSession(HttpSession):
         self._send(request, [done], lambda: self._encode(request, replies[0]), self._outbox.bytes_max)
         self._job = asyncio.get_running_loop().create_task(run())
 
-    def _export(self, request: Request) -> Awaitable[Reply]:
-        source = f"worterbuch:{self._client_id}"
-        return export_tree(self._hub, self._hub.settings.export_name, source, as_text=_accepts_text(request))
+    def _export(self, request: Request, access: Access) -> Awaitable[Reply]:
+        return export_tree(self._hub, access, self._hub.settings.export_name, as_text=_accepts_text(request))
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -294,6 +306,15 @@ class WebSession(HttpSession):
         return headers
 
     # -- connection --------------------------------------------------------------------------------------------------
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the client has proved to be."""
+        return self._rest.name if self._successor is None else self._successor.principal
+
+    def access_changed(self) -> None:
+        """Check again who the connection is."""
+        self._rest.access_changed()
 
     def close(self) -> None:
         """End the session: the connection is gone."""

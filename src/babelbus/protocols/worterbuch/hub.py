@@ -8,6 +8,7 @@ same subscribers, encoded once for all subscribers of one shape
 import asyncio
 import datetime
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -16,6 +17,7 @@ import msgspec
 from babelbus import __version__
 from babelbus.clock import Clock
 from babelbus.config import WorterbuchSettings
+from babelbus.core.access import Narrowing
 from babelbus.core.broker import Broker
 from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.json_text import is_json, json_text
@@ -23,17 +25,14 @@ from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
 from babelbus.core.subject import PathPattern
-from babelbus.identities.guessing import Guessing
 from babelbus.metrics import Metrics, Traffic
-from babelbus.protocols.worterbuch.errors import MisfitTokenError, TooManyTokensError, UnauthorizedError
-from babelbus.protocols.worterbuch.names import SYS, is_below_sys
+from babelbus.protocols.worterbuch.gatekeeper import PROTOCOL, Gatekeeper
+from babelbus.protocols.worterbuch.names import SYS, is_below_sys, is_secret
 from babelbus.protocols.worterbuch.peer import Peer, Subscriber
-from babelbus.protocols.worterbuch.privileges import Privileges, Verifier
 from babelbus.protocols.worterbuch.values import parse_value
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "worterbuch"
 TICK_SECONDS = 1.0
 LICENCE = "Apache-2.0"
 STORE_MODE = "Babelbus"
@@ -54,20 +53,13 @@ class Hub:
         broker: Broker,
         metrics: Metrics,
         clock: Clock,
-        guessing: Guessing,
         settings: WorterbuchSettings,
-        *,
-        key: str | None = None,
-        verifier: Verifier | None = None,
+        keeper: Gatekeeper,
     ) -> None:
         self.broker = broker
         self.state: State = broker.state
         self.settings = settings
-        self.verifier = verifier
-        """Checks tokens; without a verifier, no client needs a token (section 10)."""
-        self.shared_secret = key
-        """Clients of servers 0.42 hash this secret with their id."""
-        self._door = guessing.door(PROTOCOL)
+        self.keeper = keeper
         self.clock = clock
         self.clients: dict[str, Peer] = {}
         self.received: Traffic = metrics.live_received(PROTOCOL)
@@ -114,10 +106,10 @@ class Hub:
         self.show("uptime", int(self.clock.monotonic() - self._started))
         self.show("store/values/count", len(self.state))
         self.commit()
-        now_seconds = self.clock.now_ms() / 1000
+        now_seconds = self.keeper.now_seconds()
         for session in list(self.clients.values()):
-            if now_seconds > session.ends_seconds:
-                session.end()
+            if now_seconds > session.access.ends_seconds:
+                session.end("the token has expired")
             else:
                 session.tick()
 
@@ -125,44 +117,6 @@ class Hub:
         """Write the changes that no client waits for to the log."""
         receipt = self.state.commit(source)
         receipt.when_done(_note_failure)
-
-    # -- tokens ------------------------------------------------------------------------------------------------------
-
-    def verify(self, token: str, address: str | None) -> Privileges:
-        """Return what the token of a client proves now.
-
-        Raises:
-            TooManyTokensError: the client has to wait after wrong tokens.
-            UnauthorizedError: the token proves nothing.
-        """
-        verifier, place = self.verifier, host_of(address)
-        assert verifier is not None
-        if verifier.guessable:
-            self.admit(place)
-        try:
-            return verifier.verify(token, self.clock.now_ms() / 1000)
-        except MisfitTokenError:
-            raise
-        except UnauthorizedError:
-            # A right token passes also while others of its address wait: nobody guesses 256 bits.
-            if not verifier.guessable:
-                self.admit(place)
-            self.refuse(place)
-            raise
-
-    def admit(self, place: str) -> None:
-        """Check that the clients of an address do not have to wait.
-
-        Raises:
-            TooManyTokensError: they have to.
-        """
-        wait = self._door.check(place, "")
-        if wait:
-            raise TooManyTokensError(wait)
-
-    def refuse(self, place: str) -> None:
-        """Record a wrong token of an address."""
-        self._door.failed(place, "")
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -198,7 +152,7 @@ class Hub:
         state.execute(client_id)
         if self.settings.extended_monitoring:
             self.show("subscriptions", self._counted)
-        self.commit(session.source)
+        self.commit(session.access.source)
         self.flush()
 
     def grant(self, granted: Granted) -> None:
@@ -224,15 +178,30 @@ class Hub:
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Subscriber, pattern: PathPattern) -> None:
-        """Register a subscriber for the events from now on."""
-        router = self.broker.router
-        subscriber.subscription = router.add(pattern, self._receiver, shared=True, owner=subscriber)
+        """Register a subscriber; it gets the events behind its `since`. Call `show_subscription` when it has begun.
+
+        Raises:
+            AccessRefusedError: nothing of the pattern is granted.
+            QuotaExceededError: the principal of the client has as many subscriptions as it may.
+        """
+        identity = subscriber.session.access.identity
+        subscriber.since = sys.maxsize
+        subscriber.subscription = self.broker.subscribe(
+            pattern, self._receiver, identity, shared=True, owner=subscriber
+        )
+
+    def show_subscription(self, subscriber: Subscriber) -> None:
+        """Show a subscription, and whether it is narrowed."""
         self._monitor(subscriber, 1)
+        if subscriber.session.access.identity.rights is not None:
+            self._show_narrowing(subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """End a subscription."""
         if self._withdraw(subscriber):
             self._monitor(subscriber, -1)
+        if subscriber.narrowed:
+            self._show_narrowing(subscriber)
 
     def _withdraw(self, subscriber: Subscriber) -> bool:
         """End the subscription of a subscriber; return whether it had one."""
@@ -253,13 +222,25 @@ class Hub:
         session.counted += step
         self.show("subscriptions", self._counted)
         path = f"clients/{session.client_id}/subscriptions"
-        escaped = "/".join(_ESCAPED.get(element, element) for element in subject.split("/"))
         if step > 0:
-            self.show(f"{path}/{escaped}", subscriber.transaction_id)
+            self.show(f"{path}/{_escaped(subject)}", subscriber.transaction_id)
         else:
-            self.hide(f"{path}/{escaped}")
+            self.hide(f"{path}/{_escaped(subject)}")
         if session.counted:
             self.show(path, session.counted)
+        else:
+            self.hide(path)
+
+    def _show_narrowing(self, subscriber: Subscriber) -> None:
+        """Show whether a subscription is granted in part, or not at all any more, where clients can look it up."""
+        subscription, subject = subscriber.subscription, subscriber.subject
+        narrowed = subscription is not None and subscription.narrowing is not Narrowing.WHOLE
+        if narrowed is subscriber.narrowed or subject is None:
+            return
+        subscriber.narrowed = narrowed
+        path = f"clients/{subscriber.session.client_id}/narrowed/{_escaped(subject)}"
+        if narrowed:
+            self.show(path, subscriber.transaction_id)
         else:
             self.hide(path)
 
@@ -275,6 +256,24 @@ class Hub:
         if not subscribers:
             self._ls.pop(subscriber.subject, None)
         self.state.watches_children = bool(self._ls)
+
+    # -- rights ------------------------------------------------------------------------------------------------------
+
+    def access_changed(self) -> None:
+        """Read the rights of each client again: subscriptions shrink or grow, and clients without a principal go."""
+        for client in list(self.clients.values()):
+            access = client.access
+            if not access.refresh():
+                client.end("its principal is gone")
+            for subscriber in client.subscribers.values():
+                if subscriber.subscription is not None:
+                    subscriber.subscription.principal = access.identity
+                    subscriber.forget_refused(access.state.may_see)
+                    self._show_narrowing(subscriber)
+            for subscriber in client.ls_subscribers.values():
+                self._tell_names(subscriber)
+        self.commit()
+        self.flush()
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -303,6 +302,9 @@ class Hub:
         told: list[Change] = []
         for event in events:
             key = event.subject
+            if is_secret(key):
+                self.drop("secret")
+                continue
             if not key.isascii() and not key.isprintable() and any("\ud800" <= one <= "\udfff" for one in key):
                 self.drop("inexpressible")
                 continue
@@ -346,14 +348,25 @@ class Hub:
         subscribers = self._ls.get(parent)
         if not subscribers:
             return
-        names = self.children(parent)
+        names = self._children(parent)
         for subscriber in subscribers:
             session = subscriber.session
+            if session.access.identity.rights is not None:
+                self._tell_names(subscriber)
+                continue
             session.push([session.encode_names(subscriber, names)])
             self._touched[session] = None
 
-    def children(self, parent: str | None) -> list[str]:
-        """Return the names below a key, none if it does not exist."""
+    def _tell_names(self, subscriber: Subscriber) -> None:
+        """Send an ls subscriber the names that it may see, if they are others than before."""
+        session = subscriber.session
+        names = session.access.children(subscriber.subject)
+        if names != subscriber.names:
+            subscriber.names = names
+            session.push([session.encode_names(subscriber, names)])
+            self._touched[session] = None
+
+    def _children(self, parent: str | None) -> list[str]:
         try:
             return self.state.children(parent)
         except NoSuchKeyError:
@@ -364,9 +377,9 @@ class Hub:
         return self._loop.call_later(seconds, callback)
 
 
-def host_of(address: str | None) -> str:
-    """Return the address of a client without its port; all unix sockets are one address."""
-    return "local" if address is None else address.rpartition(":")[0]
+def _escaped(subject: str) -> str:
+    """Return a pattern as a key."""
+    return "/".join(_ESCAPED.get(element, element) for element in subject.split("/"))
 
 
 def foreign_value(event: Event) -> bytes:

@@ -50,6 +50,7 @@ class LineSession(contract.Session):
             endpoint=endpoint,
             transport_name=transport_name,
             address=address,
+            certificate=outbox.peer_certificate,
         )
         self.session.open()
 
@@ -87,6 +88,11 @@ class LineSession(contract.Session):
     def established(self) -> bool:
         """Whether the client has proved its rights, if a token is needed."""
         return self.session.established
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the client has proved to be."""
+        return self.session.access.name
 
     @property
     def unfinished_bytes(self) -> int:

@@ -6,7 +6,8 @@ of requests are translated, and keys of messages; a key that the client's charac
 
 import msgspec
 
-from babelbus.core.state import MULTI_WILDCARD, SEPARATOR, WILDCARD
+from babelbus.core.state import MULTI_WILDCARD, SEPARATOR, WILDCARD, KeyPattern
+from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 
 SYS = "$SYS"
 """The server itself sets the keys below it (docs/specifications/worterbuch.md, 9)."""
@@ -15,6 +16,30 @@ SYS = "$SYS"
 def is_below_sys(key: str) -> bool:
     """Return whether a key is `$SYS` or below it."""
     return key.startswith(SYS) and key[len(SYS) : len(SYS) + 1] in ("", SEPARATOR)
+
+
+SBUS_CREDENTIALS = "!/cred/"
+"""Begins the keys that sbus shows to some processes only: here nobody writes or sees them."""
+
+
+def is_secret(key: str) -> bool:
+    """Return whether a key, or all keys of a pattern, are secret."""
+    return key.startswith(SBUS_CREDENTIALS)
+
+
+def may_be_secret(pattern: KeyPattern) -> bool:
+    """Return whether a pattern may match secret keys."""
+    return not pattern.elements or pattern.elements[0] in (None, "!")
+
+
+def check_writable(key: str) -> None:
+    """Check that clients may write a key, or the keys of a pattern.
+
+    Raises:
+        RefusedError: the key is the server's own, or secret.
+    """
+    if is_below_sys(key) or is_secret(key):
+        raise RefusedError(ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")
 
 
 class Symbols(msgspec.Struct, frozen=True):

@@ -5,7 +5,6 @@ Specification: docs/specifications/worterbuch.md, 7.
 
 import asyncio
 import logging
-import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from babelbus.config import WorterbuchSettings
 from babelbus.core.router import Subscription
 from babelbus.core.state import Change, Kept, Kind
 from babelbus.protocols.contract import Sender
+from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.codec import encode_ack
 from babelbus.protocols.worterbuch.values import same_value
 
@@ -38,8 +38,8 @@ class Subscriber:
     with an equal `shape` get the same bytes.
     """
 
-    __slots__ = ("_pending", "_timer", "aggregate_ms", "pattern", "session", "shape", "since", "subject",
-                 "subscription", "transaction_id", "unique")  # fmt: skip
+    __slots__ = ("_pending", "_timer", "aggregate_ms", "names", "narrowed", "pattern", "session", "shape", "since",
+                 "subject", "subscription", "transaction_id", "unique")  # fmt: skip
 
     def __init__(
         self,
@@ -61,6 +61,10 @@ class Subscriber:
         self.subscription: Subscription | None = None
         self.shape = ""
         """Form of the messages; "" until the first one, as many patterns never have one."""
+        self.names: list[str] | None = None
+        """The names that were sent last to an ls subscriber with rights of its own."""
+        self.narrowed = False
+        """Whether not all of the pattern is granted."""
         self._pending: dict[str | None, Change] | None = None
         """Last change of each key while changes are collected."""
         self._timer: asyncio.TimerHandle | None = None
@@ -109,6 +113,11 @@ class Subscriber:
         if text:
             self.session.push([text])
 
+    def forget_refused(self, granted: Callable[[str | None], bool]) -> None:
+        """Drop collected changes of keys that the client may not see any more."""
+        if self._pending:
+            self._pending = {key: change for key, change in self._pending.items() if granted(key)}
+
     def stop(self) -> None:
         """Send nothing more."""
         if self._timer is not None:
@@ -128,12 +137,10 @@ def is_news(change: Change) -> bool:
 
 
 class Peer(ABC):
-    """One client of the hub, in any dialect. `source` names the client beside its changes.
-
-    `dropped` counts events that do not reach the client, by their reason.
-    """
+    """One client of the hub, in any dialect. `dropped` counts events that do not reach the client, by their reason."""
 
     framing: Framing
+    access: Access
 
     def __init__(
         self,
@@ -148,11 +155,8 @@ class Peer(ABC):
         self.client_id = str(uuid.uuid4())
         self.transport_name = transport_name
         self.address = address
-        self.source = f"worterbuch:{self.client_id}"
         self.subscribers: dict[int, Subscriber] = {}
         self.ls_subscribers: dict[int, Subscriber] = {}
-        self.ends_seconds = math.inf
-        """Unix time at which the token of the client ends."""
         self.counted = 0
         """Subscriptions that `$SYS` shows."""
         self._settings = settings
@@ -186,9 +190,9 @@ class Peer(ABC):
     def tick(self) -> None:
         """Handle the end of a second."""
 
-    def end(self) -> None:
-        """Close the connection: the client's token has expired."""
-        log.info("worterbuch %s: closing: the token has expired", self.address or "local")
+    def end(self, reason: str) -> None:
+        """Close the connection."""
+        log.info("worterbuch %s: closing: %s", self.address or "local", reason)
         self._close()
 
     def send_granted(self, waits: Sequence[int]) -> None:

@@ -3,7 +3,8 @@
 import hashlib
 import hmac
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,6 +46,8 @@ class Privileges(msgspec.Struct, frozen=True):
     web_login: bool = False
     ends_seconds: float = math.inf
     """Unix time at which the privileges end, and with them every connection and stream that the token opened."""
+    principal: str = ""
+    """The name of the principal of the table of access."""
 
     def may(self, privilege: Privilege, pattern: str) -> bool:
         """Return whether this is granted for a key or a pattern."""
@@ -63,12 +66,15 @@ class Verifier:
         keys: an HMAC secret of any length (HS256), as upstream takes it; a public key in PEM; or the keys of a set.
         issuer: the claim `iss` that a token must have, if set.
         audience: what the claim `aud` must name; without an audience, a token for any audience is refused.
+        claim: the claim that names the principal.
 
     Raises:
         ConfigError: the key is empty, or a PEM of something else.
     """
 
-    def __init__(self, keys: str | Keys, *, issuer: str | None = None, audience: str | None = None) -> None:
+    def __init__(
+        self, keys: str | Keys, *, issuer: str | None = None, audience: str | None = None, claim: str = "sub"
+    ) -> None:
         self.takes_secret = False
         """Whether tokens are signed with a secret that clients of servers 0.42 prove by its hash."""
         self.guessable = False
@@ -78,6 +84,8 @@ class Verifier:
             self.takes_secret = not is_public
             self.guessable = not is_public and len(keys.encode()) < SECRET_BYTES_MIN
             keys = OneKey(public_key(keys) if is_public else secret_key(keys, short=True))
+        name = msgspec.defstruct("Name", [("principal", str)], rename={"principal": claim})
+        self._decode_name: Callable[[bytes], Any] = msgspec.json.Decoder(name).decode
         self._tokens = jwts.Verifier(keys, issuer=issuer, audience=audience)
 
     def verify(self, token: str, now_seconds: float) -> Privileges:
@@ -90,6 +98,7 @@ class Verifier:
         try:
             proof = self._tokens.verify(token, now_seconds)
             claims = _decode_claims(proof.claims)
+            principal: str = self._decode_name(proof.claims).principal
         except MisfitProofError as error:
             raise MisfitTokenError(str(error)) from error
         except InvalidProofError as error:
@@ -106,6 +115,7 @@ class Verifier:
             bool(granted.profile),
             bool(granted.web_login),
             proof.ends_seconds,
+            principal,
         )
 
 

@@ -8,9 +8,9 @@ import re
 import msgspec
 
 from babelbus import __version__
+from babelbus.core.access import AccessRefusedError
 from babelbus.core.state import (
     NoSuchKeyError,
-    State,
     VersionedError,
     check_key,
     check_pattern,
@@ -18,11 +18,13 @@ from babelbus.core.state import (
     size_fault,
     store_pattern,
 )
+from babelbus.listening.certificates import PeerCertificate
+from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.codec import encode_info, encode_names, encode_pairs
-from babelbus.protocols.worterbuch.errors import ErrorCode, TooManyTokensError, UnauthorizedError
+from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError, TooManyTokensError, UnauthorizedError
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.names import is_below_sys
-from babelbus.protocols.worterbuch.privileges import Privilege, Privileges
+from babelbus.protocols.worterbuch.names import check_writable
+from babelbus.protocols.worterbuch.privileges import Privilege
 from babelbus.protocols.worterbuch.profiles import MAIN
 from babelbus.protocols.worterbuch.routes import (
     FORM_TYPE,
@@ -67,52 +69,70 @@ def error_reply(error: RequestRefusedError) -> Reply:
 class Rest:
     """The requests of one connection to the HTTP port."""
 
-    def __init__(self, hub: Hub, address: str | None = None) -> None:
-        self._hub = hub
+    def __init__(
+        self, hub: Hub, client_id: str, address: str | None = None, certificate: PeerCertificate | None = None
+    ) -> None:
+        self._keeper = hub.keeper
+        self._client_id = client_id
         self._address = address
-        self._state = hub.state
+        self._certificate = certificate
+        self._key_bytes_max = hub.state.key_bytes_max
+        self._own: Access | None = None
+        self.name: str | None = None
+        """The principal that the last request has proved."""
 
-    def identify(self, request: Request) -> Privileges | None:
-        """Return what the token of a request grants, `None` where no key is configured and everybody may do all.
+    def identify(self, request: Request) -> Access:
+        """Return the rights of who sent a request: by its token, else by the certificate of the connection.
 
         Raises:
             RequestRefusedError: the token is missing or invalid.
         """
-        if self._hub.verifier is None:
-            return None
-        token = _bearer(request) or _cookie(request)
-        if token is None:
+        keeper = self._keeper
+        token = None if keeper.verifier is None else _bearer(request) or _cookie(request)
+        if token is not None:
+            return self._verify(token)
+        own = self._own
+        if own is None:
+            own = self._own = Access(keeper, self._client_id, self._address, self._certificate)
+        if own.locked:
             raise RequestRefusedError(401, "a token is needed", (("www-authenticate", "Bearer"),))
-        return self._verify(token)
+        self.name = own.name
+        return own
+
+    def access_changed(self) -> None:
+        """Drop what the connection has proved: the next request asks the gate."""
+        self._own = None
 
     def proves_sender(self, request: Request) -> bool:
         """Return whether a request, whose body is still to come, has a valid token or needs none; counts no guess."""
-        verifier = self._hub.verifier
-        if verifier is None:
+        if self._keeper.verifier is None:
             return True
         token = _bearer(request) or _cookie(request)
-        try:
-            return token is not None and bool(verifier.verify(token, self._hub.clock.now_ms() / 1000))
-        except UnauthorizedError:
-            return False
+        return token is not None and self._keeper.proves(token)
 
-    def _verify(self, token: str) -> Privileges:
+    def _verify(self, token: str) -> Access:
+        """Return the rights of a token; a connection that goes on under one name is one login."""
+        access = Access(self._keeper, self._client_id, self._address)
         try:
-            return self._hub.verify(token, self._address)
+            access.authorize(token)
         except TooManyTokensError as error:
             raise RequestRefusedError(429, str(error), (("retry-after", str(error.seconds)),)) from error
         except UnauthorizedError as error:
             raise RequestRefusedError(403, str(error)) from error
+        if access.name != self.name:
+            self.name = access.name
+            self._keeper.login(access.name or "", self._address)
+        return access
 
-    def need(self, call: Call, privileges: Privileges | None) -> None:
-        """Check the key or pattern of a call, and the privilege of its client.
+    def need(self, call: Call, access: Access) -> None:
+        """Check the key or pattern of a call, and the privilege that the token of its client grants.
 
         Raises:
             RequestRefusedError: the key is invalid, or the privilege is missing.
         """
         action, text = call.action, call.text or ""
         argument, privilege = action.argument, action.privilege
-        _check_size(self._state, text)
+        _check_size(text, self._key_bytes_max)
         if argument is Argument.PATTERN:
             fault, problem = check_pattern(text), "# before its end"
         else:
@@ -124,55 +144,50 @@ class Rest:
             _check_writable(call, text)
         if privilege is not None:
             pattern = children_pattern(call.text) if argument is Argument.PARENT else text
-            self._need(call, privileges, privilege, "#" if argument is Argument.NONE else pattern)
+            _need(call, access, privilege, "#" if argument is Argument.NONE else pattern)
 
-    def _need(self, call: Call, privileges: Privileges | None, privilege: Privilege, pattern: str) -> None:
-        if privileges is not None and not privileges.may(privilege, pattern):
-            raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, f"no privilege to {privilege} '{pattern}'")
-
-    def carry_out(self, call: Call, privileges: Privileges | None) -> Reply:
+    def carry_out(self, call: Call, access: Access) -> Reply:
         """Handle a call, and return the answer of a success.
 
         Raises:
             RequestRefusedError: the call cannot be done; nothing was changed.
         """
+        text, state = call.text or "", access.state
         try:
             match call.action:
-                case Action.INFO:
-                    return self._info()
                 case Action.GET:
-                    return self._get(call)
+                    return self._get(call, access.state_of(text).get(text))
                 case Action.PGET:
-                    return Reply(encode_pairs(self._state.match(store_pattern(call.text or ""))))
+                    return Reply(encode_pairs(access.match(store_pattern(text))))
                 case Action.LS:
-                    return Reply(encode_names(self._state.children(call.text)))
+                    return Reply(encode_names(state.children(call.text)))
                 case Action.SET:
-                    self._state.set(call.text or "", _json_body(call))
+                    state.set(text, _json_body(call))
                     return Reply(OK)
                 case Action.SET_FORM:
-                    return self._set_form(call, privileges)
+                    return self._set_form(call, access)
                 case Action.PUBLISH:
-                    self._state.note(call.text or "", _json_body(call))
+                    state.note(text, _json_body(call))
                     return Reply(OK)
                 case Action.DELETE:
-                    value = self._state.delete(call.text or "")
+                    value = state.delete(text)
                     return Reply(value if call.dialect is Dialect.NEW else _pair(call, value))
                 case Action.PDELETE:
-                    return Reply(encode_pairs(self._state.delete_matching(store_pattern(call.text or ""))))
-                case Action.LOGIN:
-                    return self._login(call)
+                    return Reply(encode_pairs(state.delete_matching(store_pattern(text))))
                 case _:
                     raise AssertionError(call.action)
         except NoSuchKeyError as error:
             raise refusal(call.dialect, ErrorCode.NO_SUCH_VALUE, str(error)) from None
         except VersionedError as error:
             raise refusal(call.dialect, ErrorCode.CAS, str(error)) from None
+        except AccessRefusedError as error:
+            raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, str(error)) from None
 
-    def _info(self) -> Reply:
-        return Reply(encode_info(MAIN.info(__version__, authorization=self._hub.verifier is not None)))
+    def info(self) -> Reply:
+        """Return what every client is told of the server."""
+        return Reply(encode_info(MAIN.info(__version__, authorization=self._keeper.verifier is not None)))
 
-    def _get(self, call: Call) -> Reply:
-        value = self._state.get(call.text or "")
+    def _get(self, call: Call, value: bytes) -> Reply:
         pointer = call.query.get("pointer" if call.dialect is Dialect.NEW else "extract")
         if pointer is not None:
             part = find_part(value, pointer)
@@ -185,43 +200,57 @@ class Rest:
             return Reply(msgspec.json.decode(value, type=str).encode(), headers=(TEXT_HEADER,))
         return Reply(value)
 
-    def _set_form(self, call: Call, privileges: Privileges | None) -> Reply:
+    def _set_form(self, call: Call, access: Access) -> Reply:
         """Set each field of a form (0.30 to 0.34), all of them or none."""
         if call.content_type != FORM_TYPE:
             raise RequestRefusedError(415, f"the content type here is {FORM_TYPE}")
         fields = parse_query(call.request.body.decode("latin-1"))
         values = {key: _value(text.encode()) for key, text in fields}
         for key in values:
-            _check_size(self._state, key)
+            _check_size(key, self._key_bytes_max)
             if check_key(key) is not None:
                 raise refusal(call.dialect, ErrorCode.ILLEGAL_WILDCARD, f"'{key}' has a wildcard")
             _check_writable(call, key)
-            self._need(call, privileges, "write", key)
-        if not self._state.set_all(list(values), list(values.values())):
+            _need(call, access, "write", key)
+        if not access.state.set_all(list(values), list(values.values())):
             raise refusal(call.dialect, ErrorCode.CAS, "a key holds a value with a version")
         return Reply(b"Ok", headers=(TEXT_HEADER,))
 
-    def _login(self, call: Call) -> Reply:
-        """Set a cookie with the client's token."""
-        if self._hub.verifier is None:
+    def login(self, call: Call) -> Reply:
+        """Set a cookie with the client's token.
+
+        Raises:
+            RequestRefusedError: the token is missing or invalid, or may not do this.
+        """
+        if self._keeper.verifier is None:
             raise refusal(call.dialect, ErrorCode.FEATURE_DISABLED, "no key for tokens is configured")
         token = _bearer(call.request)
         if token is None:
             raise RequestRefusedError(401, "a token is needed", (("www-authenticate", "Bearer"),))
-        if not self._verify(token).web_login:
+        privileges = self._verify(token).privileges
+        if privileges is None or not privileges.web_login:
             raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, "no privilege for web-login")
         cookie = f"{COOKIE}={token}; Path=/api/v1/; HttpOnly; SameSite=Strict"
         return Reply(headers=(("set-cookie", cookie),))
 
 
+def _need(call: Call, access: Access, privilege: Privilege, pattern: str) -> None:
+    try:
+        access.need(privilege, pattern)
+    except RefusedError as error:
+        raise refusal(call.dialect, error.code, error.text) from None
+
+
 def _check_writable(call: Call, key: str) -> None:
     """Check that a key is not below `$SYS`, where requests have no keys of their own (section 12.3)."""
-    if is_below_sys(key):
-        raise refusal(call.dialect, ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")
+    try:
+        check_writable(key)
+    except RefusedError as error:
+        raise refusal(call.dialect, error.code, error.text) from None
 
 
-def _check_size(state: State, text: str) -> None:
-    fault = size_fault(text, state.key_bytes_max)
+def _check_size(text: str, bytes_max: int) -> None:
+    fault = size_fault(text, bytes_max)
     if fault is not None:
         raise RequestRefusedError(400, f"'{text[:80]}...' {fault}")
 

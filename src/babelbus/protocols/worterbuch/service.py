@@ -15,8 +15,9 @@ from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.service import ServiceContext, StreamService
+from babelbus.protocols.worterbuch.gatekeeper import PROTOCOL, Gatekeeper
 from babelbus.protocols.worterbuch.http import WebOptions, WebSession
-from babelbus.protocols.worterbuch.hub import PROTOCOL, TICK_SECONDS, Hub
+from babelbus.protocols.worterbuch.hub import TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.names import Symbols
 from babelbus.protocols.worterbuch.privileges import Verifier
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 CORS_HEADERS = "authorization, content-type"
+OTHER_DOORS = ("jebp", "zbus", "eventmesh", "sbus")
 MAIN_ENDPOINT = Endpoint(MAIN)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
@@ -47,15 +49,16 @@ class WorterbuchService(StreamService):
         key = _read_key(settings.auth_key_file)
         self._key_set = _key_set(settings, context)
         keys = key if self._key_set is None else self._key_set
-        self.hub = Hub(
+        self._context = context
+        keeper = Gatekeeper(
             context.broker,
-            context.metrics,
             context.clock,
             context.guessing,
-            settings,
             key=key,
             verifier=None if keys is None else _make_verifier(keys, settings),
+            by_names=context.proofs.directory.by_names,
         )
+        self.hub = Hub(context.broker, context.metrics, context.clock, settings, keeper)
         read_file_name(settings.export_name)
 
     async def start(self) -> None:
@@ -65,6 +68,7 @@ class WorterbuchService(StreamService):
             OSError: an address is taken.
         """
         settings, listeners, tls = self._settings, self.listeners, self._tls
+        self._warn_of_other_doors()
         if self._key_set is not None:
             self._key_set.start()
         paths = {"/ws": MAIN_ENDPOINT}
@@ -84,6 +88,24 @@ class WorterbuchService(StreamService):
             lines = self._make_lines(MAIN_ENDPOINT, "UNIX")
             await listeners.listen_unix("worterbuch-unix", settings.unix_path, lines)
         listeners.tick(TICK_SECONDS, self.hub.tick)
+
+    def _warn_of_other_doors(self) -> None:
+        """Write a warning if tokens protect nothing from clients of other protocols: while the gate is off."""
+        if self.hub.keeper.verifier is None or self.hub.keeper.enforcing:
+            return
+        config = self._context.config
+        others = [name for name in OTHER_DOORS if getattr(config, name).enabled]
+        if others:
+            log.warning(
+                "tokens protect what Wörterbuch stores from its own clients only: %s reach the same data without a "
+                "token; 'babelbus access enable' makes all protocols ask one table",
+                ", ".join(others),
+            )
+
+    def access_changed(self) -> None:
+        """Read the rights of each client again."""
+        super().access_changed()
+        self.hub.access_changed()
 
     async def drain(self) -> None:
         """Stop to fetch keys, close the listeners and read no more requests."""
@@ -188,7 +210,7 @@ def _key_set(settings: WorterbuchSettings, context: ServiceContext) -> KeySet | 
 
 
 def _make_verifier(keys: str | KeySet, settings: WorterbuchSettings) -> Verifier:
-    verifier = Verifier(keys, issuer=settings.auth_issuer, audience=settings.auth_audience)
+    verifier = Verifier(keys, issuer=settings.auth_issuer, audience=settings.auth_audience, claim=settings.auth_claim)
     if verifier.guessable:
         log.warning(
             "the secret in worterbuch.auth_key_file is shorter than %d bytes and could be guessed: replace it, as with "

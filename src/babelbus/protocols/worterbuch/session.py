@@ -9,8 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from babelbus import __version__
+from babelbus.core.access import AccessRefusedError
+from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.state import Change, NoSuchKeyError
 from babelbus.errors import RemoteProtocolError
+from babelbus.listening.certificates import PeerCertificate
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
@@ -23,12 +26,18 @@ from babelbus.protocols.worterbuch.codec import (
     encode_ls,
     encode_welcome,
 )
-from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, MalformedMessageError, RefusedError
+from babelbus.protocols.worterbuch.errors import (
+    ErrorCode,
+    FinalRefusalError,
+    MalformedMessageError,
+    RefusedError,
+    UnauthorizedError,
+)
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.peer import Framing, Peer, Subscriber
 from babelbus.protocols.worterbuch.profiles import MAIN, Endpoint, Greeting, Profile, choose_handshake, for_major
 from babelbus.protocols.worterbuch.subscriptions import SubscriptionRequests
-from babelbus.protocols.worterbuch.testament import keep_testament
+from babelbus.protocols.worterbuch.testament import read_testament
 from babelbus.protocols.worterbuch.translator import Translator
 from babelbus.protocols.worterbuch.tree import TreeRequests
 
@@ -49,6 +58,7 @@ class Session(Peer):
         endpoint: Endpoint,
         transport_name: str,
         address: str | None,
+        certificate: PeerCertificate | None = None,
     ) -> None:
         super().__init__(
             hub.settings,
@@ -64,7 +74,7 @@ class Session(Peer):
         self._translator = translator = Translator(
             endpoint.profile, endpoint.symbols, key_bytes_max=hub.state.key_bytes_max
         )
-        self._access = access = Access(hub, self.client_id, address)
+        self.access = access = Access(hub.keeper, self.client_id, address, certificate)
         self._answers = answers = Answers(self, hub, outbox, framing, translator, self._answer)
         tree = TreeRequests(hub, self.client_id, translator, access, answers)
         subscriptions = SubscriptionRequests(self, hub, translator, access, answers)
@@ -101,7 +111,7 @@ class Session(Peer):
     def _greet(self) -> None:
         self._greeting = None
         self._greeted = True
-        info = self.profile.info(__version__, authorization=self._access.locked)
+        info = self.profile.info(__version__, authorization=self.access.locked)
         self._answers.send(encode_welcome(self.client_id, info))
 
     def close(self) -> None:
@@ -136,7 +146,7 @@ class Session(Peer):
     @property
     def established(self) -> bool:
         """Whether the client has proved what it has to: one that needs a token and shows none is closed in time."""
-        return not self._access.locked
+        return not self.access.locked
 
     # -- what it did not ask for -------------------------------------------------------------------------------------
 
@@ -187,13 +197,15 @@ class Session(Peer):
     def _set_all(self, run: m.SetRun) -> bool:
         """Handle sets by columns, in half of the time; return whether they were handled.
 
-        Keys with a right, a wildcard or a version are left to `_receive_each`.
+        Keys with a wildcard, a version or a privilege of a token are left to `_receive_each`, and so are refusals.
         """
-        if not (self._translator.native and self._access.free):
+        if not self._translator.native:
             return False
         keys = run.keys
         joined = "\n".join(keys)
-        if "?" in joined or "#" in joined or "$" in joined or max(map(len, keys)) >= self._translator.short:
+        if "?" in joined or "#" in joined or "$" in joined or "!" in joined:
+            return False
+        if max(map(len, keys)) >= self._translator.short or not self.access.may_set_all(keys):
             return False
         if not self._state.set_all(keys, run.values):
             return False
@@ -202,7 +214,7 @@ class Session(Peer):
 
     def _receive_each(self, messages: Sequence[m.ClientMessage]) -> int:
         """Handle messages one by one; return how many were handled."""
-        answers, access, translator = self._answers, self._access, self._translator
+        answers, access, translator = self._answers, self.access, self._translator
         bytes_max = self._outbox.bytes_max
         for number, message in enumerate(messages, 1):
             kind = type(message)
@@ -232,7 +244,7 @@ class Session(Peer):
         if refusal is ErrorCode.NOT_IMPLEMENTED:
             self._refuse_and_end(message, refusal, "not in this version of the protocol")
         # Clients of 0.3 to 0.6 cannot prove anything: a server that needs a token serves them nothing.
-        if self._access.locked and kind not in (m.ProtocolSwitch, m.Authorization, m.Authentication):
+        if self.access.locked and kind not in (m.ProtocolSwitch, m.Authorization, m.Authentication):
             self._refuse_and_end(message, ErrorCode.AUTHORIZATION_REQUIRED, "authorization is required first")
 
     def _answer(self, message: m.ClientMessage) -> bytes:
@@ -243,6 +255,10 @@ class Session(Peer):
             return self._handlers[type(message)](message)
         except RefusedError as error:
             return translator.encode_error(getattr(message, "transaction_id", 0), error.code, error.text)
+        except AccessRefusedError as error:
+            return translator.encode_error(getattr(message, "transaction_id", 0), ErrorCode.UNAUTHORIZED, str(error))
+        except QuotaExceededError as error:
+            return translator.encode_error(getattr(message, "transaction_id", 0), ErrorCode.OTHER, str(error))
         except NoSuchKeyError as error:
             return translator.encode_error(getattr(message, "transaction_id", 0), ErrorCode.NO_SUCH_VALUE, str(error))
 
@@ -280,14 +296,16 @@ class Session(Peer):
             subscriber.shape = ""  # or others would get bytes of this dialect
 
     def _authorize(self, message: m.Authorization) -> bytes:
-        privileges = self._access.authorize(message.token)
-        if privileges is not None:
-            self.source = f"worterbuch:{privileges.name}"
-            self.ends_seconds = privileges.ends_seconds
+        try:
+            self.access.authorize(message.token)
+        except UnauthorizedError as error:
+            raise FinalRefusalError(ErrorCode.UNAUTHORIZED, str(error)) from error
+        if self.access.name is not None:
+            self._hub.keeper.login(self.access.name, self.address)
         return AUTHORIZED
 
     def _authenticate(self, message: m.Authentication) -> bytes:
-        self._access.authenticate(message.token)
+        self.access.authenticate(message.token)
         return AUTHENTICATED
 
     def _shake_hands(self, message: m.Handshake) -> bytes:
@@ -295,10 +313,12 @@ class Session(Peer):
         if profile is None:
             versions = ", ".join(f"{major}.{minor}" for major, minor in message.versions)
             raise RefusedError(ErrorCode.PROTOCOL_NEGOTIATION_FAILED, f"none of these versions: {versions}")
+        goods, will = message.grave_goods, message.last_will
+        testament = read_testament(self.access, goods, will, key_bytes_max=self._state.key_bytes_max)
         self._answers.finish()  # what was asked before is answered, and told, in the dialect of before
         self._use(profile)
         self._greeted = True
-        keep_testament(self._state, self.client_id, message.grave_goods, message.last_will)
+        self._state.set_testament(self.client_id, testament, self.access.identity.name)
         symbols = self._translator.symbols
         return encode_handshake(profile.version, symbols.separator, symbols.wildcard, symbols.multi_wildcard)
 

@@ -11,6 +11,7 @@ from babelbus.core.receipt import Promise
 from babelbus.core.state import Change, store_pattern, subscription_pattern
 from babelbus.core.subject import PathPattern, exactly
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.codec import encode_event, encode_names
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.peer import DELETED, Peer, Subscriber
@@ -47,10 +48,18 @@ class EventStream(Peer):
     """One client that reads events: in `$SYS` with the protocol HTTP, and with the bound of every other client."""
 
     def __init__(
-        self, hub: Hub, outbox: Outbox, close: Callable[[], None], *, address: str | None, chunked: bool
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        close: Callable[[], None],
+        access: Access,
+        *,
+        address: str | None,
+        chunked: bool,
     ) -> None:
         super().__init__(hub.settings, hub.drop, outbox, close, transport_name="HTTP", address=address)
         self._hub = hub
+        self.access = access
         self.framing = FRAMINGS[chunked, hub.settings.sse_double_encoding]
         self._state = hub.state
         hub.join(self)
@@ -64,40 +73,53 @@ class EventStream(Peer):
         """Send the head of the response, then the value of a key if it has one, then what becomes of it."""
 
         def first() -> list[bytes]:
-            value = None if live_only else self._state.find(key)
+            value = None if live_only else self.access.find_visible(key)
             return [] if value is None else [value]
 
-        self._begin(head, first)
-        self._listen(Subscriber(self, _NUMBER, key, unique=unique), exactly(key))
+        self._listen(head, first, Subscriber(self, _NUMBER, key, unique=unique), exactly(key))
 
     def psubscribe(self, head: bytes, pattern: str, *, unique: bool, live_only: bool) -> None:
         """Send the head of the response, then what matches a pattern, then what becomes of it."""
 
         def first() -> list[bytes]:
-            return [] if live_only else [encode_event(self._state.match(store_pattern(pattern)))]
+            return [] if live_only else [encode_event(self.access.match_visible(store_pattern(pattern)))]
 
-        self._begin(head, first)
-        # What is sent does not name the pattern: all patterns are one shape.
-        self._listen(Subscriber(self, _NUMBER, pattern, unique=unique, pattern=""), subscription_pattern(pattern))
+        # The messages do not name the pattern: all patterns are one shape.
+        subscriber = Subscriber(self, _NUMBER, pattern, unique=unique, pattern="")
+        self._listen(head, first, subscriber, subscription_pattern(pattern))
 
     def subscribe_ls(self, head: bytes, parent: str | None) -> None:
         """Send the head of the response, then the names below a key, whenever they change."""
         subscriber = self.ls_subscribers[_NUMBER] = Subscriber(self, _NUMBER, parent)
-        self._begin(head, lambda: [self.encode_names(subscriber, self._hub.children(parent))])
+
+        def first() -> list[bytes]:
+            subscriber.names = self.access.children(parent)
+            return [encode_names(subscriber.names)]
+
+        self._begin(head, first)
         self._hub.subscribe_ls(subscriber)
 
     def _begin(self, head: bytes, first: Callable[[], list[bytes]]) -> None:
         """Send head and first event once everything that this shows is stored; if it is not, show what is."""
-        receipt: Promise = self._state.commit(self.source)
+        receipt: Promise = self._state.commit(self.access.source)
         data = head + self.framing.encode(first())
         self._outbox.answer_when(
             [receipt], lambda: data if receipt.error is None else head + self.framing.encode(first()), len(data)
         )
 
-    def _listen(self, subscriber: Subscriber, pattern: PathPattern) -> None:
+    def _listen(
+        self, head: bytes, first: Callable[[], list[bytes]], subscriber: Subscriber, pattern: PathPattern
+    ) -> None:
+        """Register the subscription, then begin.
+
+        Raises:
+            AccessRefusedError, QuotaExceededError: see `Hub.subscribe`; nothing was sent.
+        """
+        self._hub.subscribe(subscriber, pattern)
+        self._begin(head, first)
         subscriber.since = self._state.commit_number
         self.subscribers[_NUMBER] = subscriber
-        self._hub.subscribe(subscriber, pattern)
+        self._hub.show_subscription(subscriber)
         self._hub.commit()
 
     def encode_run(self, subscriber: Subscriber, changes: Sequence[Change]) -> list[bytes]:

@@ -7,7 +7,7 @@ snapshot, or has not.
 from collections.abc import Callable
 
 from babelbus.core.state import children_pattern, subscription_pattern
-from babelbus.core.subject import exactly
+from babelbus.core.subject import PathPattern, exactly
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.answers import Answers
@@ -38,16 +38,16 @@ class SubscriptionRequests:
         key = message.key
         self._translator.check_key(key)
         self._access.need("read", key)
+        events = exactly(key)
         subscriber = Subscriber(self._client, message.transaction_id, key, unique=bool(message.unique))
 
         def encode() -> bytes:
-            value = self._state.find(key)
+            value = self._access.find_visible(key)
             if value is None:
                 return b""
             return encode_state(message.transaction_id, value, self._translator.write_pair_key(key))
 
-        self._begin(message, self._client.subscribers, subscriber, None if message.live_only else encode)
-        self._hub.subscribe(subscriber, exactly(key))
+        self._begin(message, subscriber, events, None if message.live_only else encode)
         return b""
 
     def psubscribe(self, message: m.PSubscribe) -> bytes:
@@ -55,6 +55,7 @@ class SubscriptionRequests:
         translator, text = self._translator, message.pattern
         pattern = translator.read_pattern(text)
         self._access.need("read", text)
+        events = subscription_pattern(text)
         subscriber = Subscriber(
             self._client,
             message.transaction_id,
@@ -65,11 +66,10 @@ class SubscriptionRequests:
         )
 
         def encode() -> bytes:
-            pairs = translator.write_pairs(self._state.match(pattern))
+            pairs = translator.write_pairs(self._access.match_visible(pattern))
             return encode_pstate(message.transaction_id, translator.write_pattern(text), pairs)
 
-        self._begin(message, self._client.subscribers, subscriber, None if message.live_only else encode)
-        self._hub.subscribe(subscriber, subscription_pattern(text))
+        self._begin(message, subscriber, events, None if message.live_only else encode)
         return b""
 
     def subscribels(self, message: m.SubscribeLs) -> bytes:
@@ -80,24 +80,28 @@ class SubscriptionRequests:
         subscriber = Subscriber(self._client, message.transaction_id, parent)
 
         def encode() -> bytes:
-            return encode_ls(message.transaction_id, self._hub.children(parent))
+            subscriber.names = self._access.children(parent)
+            return encode_ls(message.transaction_id, subscriber.names)
 
-        self._begin(message, self._client.ls_subscribers, subscriber, encode)
+        self._begin(message, subscriber, None, encode)
         self._hub.subscribe_ls(subscriber)
         return b""
 
     def _begin(
         self,
         message: m.Request,
-        subscribers: dict[int, Subscriber],
         subscriber: Subscriber,
+        events: PathPattern | None,
         encode: Callable[[], bytes] | None,
     ) -> None:
-        """Answer all requests up to a subscription, and send its first event if it has a first event.
+        """Register a subscription to events, or to names without a pattern of events; answer all requests up to it,
+        and send its first event if it has a first event.
 
         Raises:
             RefusedError: the transaction id is in use, or the client has as many subscriptions as it may have.
+            AccessRefusedError, QuotaExceededError: see `Hub.subscribe`.
         """
+        subscribers = self._client.ls_subscribers if events is None else self._client.subscribers
         number = message.transaction_id
         if number in subscribers:
             raise RefusedError(ErrorCode.OTHER, f"there is a subscription {number}; end it first")
@@ -105,12 +109,16 @@ class SubscriptionRequests:
         if count >= self._hub.settings.subscriptions_max:
             text = f"a client has at most {count:,} subscriptions (worterbuch.subscriptions_max); end some first"
             raise RefusedError(ErrorCode.OTHER, text)
+        if events is not None:
+            self._hub.subscribe(subscriber, events)
         self._answers.add(message, encode_ack(number))
         receipt = self._answers.finish()
         subscriber.since = self._state.commit_number
         subscribers[number] = subscriber
         if encode is not None:
             self._answers.send_snapshot(receipt, encode)
+        if events is not None:
+            self._hub.show_subscription(subscriber)
 
     def unsubscribe(self, message: m.Unsubscribe) -> bytes:
         """End a subscription of any kind; earlier changes are still delivered."""

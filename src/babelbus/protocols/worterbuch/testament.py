@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from babelbus.core.state import State, Testament, check_key, check_pattern, size_fault, store_pattern
+from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
-from babelbus.protocols.worterbuch.names import SYS
+from babelbus.protocols.worterbuch.names import SYS, is_below_sys, is_secret
 
 GRAVE_GOODS = "graveGoods"
 LAST_WILL = "lastWill"
@@ -21,45 +22,60 @@ _read_goods = msgspec.json.Decoder(list[str]).decode
 _read_will = msgspec.json.Decoder(list[_Will]).decode
 
 
-def keep_testament(state: State, client_id: str, goods: Sequence[str], will: Sequence[tuple[str, bytes]]) -> None:
-    """Keep the testament of a client, without patterns and keys that are invalid."""
-    bytes_max = state.key_bytes_max
-    patterns = tuple(
-        store_pattern(pattern)
-        for pattern in goods
-        if size_fault(pattern, bytes_max) is None and check_pattern(pattern) is None
-    )
-    entries = tuple(
-        (key, msgspec.Raw(value))
-        for key, value in will
-        if size_fault(key, bytes_max) is None and check_key(key) is None
-    )
-    state.set_testament(client_id, Testament(patterns, entries))
-
-
-def check_testament(client_id: str, key: str, value: bytes) -> None:
-    """Check that the value of a key is a testament if the key is that of a testament.
+def read_testament(
+    access: Access, goods: Sequence[str], will: Sequence[tuple[str, bytes]], *, key_bytes_max: int
+) -> Testament:
+    """Return a testament, without patterns and keys that are invalid or that no client writes.
 
     Raises:
-        RefusedError: the value has another shape.
+        RefusedError: the token of the client lacks a privilege.
+        AccessRefusedError: the table of access does not grant it.
+    """
+    goods, will = _valid_goods(goods, key_bytes_max), _valid_will(will, key_bytes_max)
+    access.check_testament(goods, [key for key, _ in will])
+    return _testament(goods, will)
+
+
+def read_part(state: State, access: Access, client_id: str, key: str, value: bytes | None) -> Testament | None:
+    """Return the testament of a client that sets this key, or deletes it; `None` if the key is no part of it.
+
+    Raises:
+        RefusedError: the value has another shape, or the token of the client lacks a privilege.
+        AccessRefusedError: the table of access does not grant it.
     """
     part = _part_of(client_id, key)
+    if part is None:
+        return None
+    path, bytes_max = f"{SYS}/clients/{client_id}", state.key_bytes_max
+    texts = {name: state.find(f"{path}/{name}") or b"[]" for name in (GRAVE_GOODS, LAST_WILL)}
+    texts[part] = b"[]" if value is None else value
     try:
-        if part == GRAVE_GOODS:
-            _read_goods(value)
-        elif part == LAST_WILL:
-            _read_will(value)
+        goods = _valid_goods(_read_goods(texts[GRAVE_GOODS]), bytes_max)
+        entries = [(entry.key, bytes(entry.value)) for entry in _read_will(texts[LAST_WILL])]
     except msgspec.DecodeError as error:
         raise RefusedError(ErrorCode.IO_ERROR, f"'{key}': {error}") from None
+    will = _valid_will(entries, bytes_max)
+    if part == GRAVE_GOODS:
+        access.check_testament(goods, ())
+    else:
+        access.check_testament((), [key for key, _ in will])
+    return _testament(goods, will)
 
 
-def note_change(state: State, client_id: str, key: str) -> None:
-    """Keep the testament when this key, which its client changed, is part of it."""
-    if _part_of(client_id, key) is not None:
-        path = f"{SYS}/clients/{client_id}"
-        goods = _read_goods(state.find(f"{path}/{GRAVE_GOODS}") or b"[]")
-        will = _read_will(state.find(f"{path}/{LAST_WILL}") or b"[]")
-        keep_testament(state, client_id, goods, [(entry.key, bytes(entry.value)) for entry in will])
+def _testament(goods: Sequence[str], will: Sequence[tuple[str, bytes]]) -> Testament:
+    return Testament(tuple(map(store_pattern, goods)), tuple((key, msgspec.Raw(value)) for key, value in will))
+
+
+def _valid_goods(goods: Sequence[str], bytes_max: int) -> list[str]:
+    return [text for text in goods if _is_valid(text, bytes_max) and check_pattern(text) is None]
+
+
+def _valid_will(will: Sequence[tuple[str, bytes]], bytes_max: int) -> list[tuple[str, bytes]]:
+    return [(key, value) for key, value in will if _is_valid(key, bytes_max) and check_key(key) is None]
+
+
+def _is_valid(text: str, bytes_max: int) -> bool:
+    return size_fault(text, bytes_max) is None and not is_below_sys(text) and not is_secret(text)
 
 
 def _part_of(client_id: str, key: str) -> str | None:

@@ -11,9 +11,10 @@ import binascii
 
 from babelbus.core.receipt import Promise, settled
 from babelbus.core.state import KeyPattern, size_fault
+from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.names import is_below_sys
+from babelbus.protocols.worterbuch.names import is_below_sys, is_secret
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply
 from babelbus.protocols.worterbuch.routes import RequestRefusedError
 from babelbus.wire.http import FileRefusedError, Files
@@ -23,14 +24,15 @@ IMPORT_SLICE = 4096
 EVERYTHING = KeyPattern((), rest=True)
 
 
-async def export_tree(hub: Hub, name: str, source: str, *, as_text: bool) -> Reply:
-    """Return all that is stored as a file, `name` without its ending; with `as_text` in base64.
+async def export_tree(hub: Hub, access: Access, name: str, *, as_text: bool) -> Reply:
+    """Return all that is stored and may be seen as a file, `name` without its ending; with `as_text` in base64.
 
     Raises:
+        AccessRefusedError: nothing may be seen.
         RequestRefusedError: it is too large, or changes that it shows could not be stored.
     """
-    entries = [entry for entry in hub.state.entries(EVERYTHING) if not is_below_sys(entry[0])]
-    await _stored(hub.state.commit(source))
+    entries = [entry for entry in access.state.entries(EVERYTHING) if is_kept(entry[0])]
+    await _stored(hub.state.commit(access.source))
 
     def make() -> bytes:
         data = pack(entries, bytes_max=hub.settings.message_bytes_max)
@@ -45,10 +47,12 @@ async def export_tree(hub: Hub, name: str, source: str, *, as_text: bool) -> Rep
     return Reply(body, headers=(("content-type", content_type), ("content-disposition", disposition)))
 
 
-async def import_tree(hub: Hub, body: bytes, source: str, *, as_text: bool) -> Reply:
+async def import_tree(hub: Hub, access: Access, body: bytes, *, as_text: bool) -> Reply:
     """Import a file, slice by slice: subscribers receive the changes, and other clients have their turn in between.
 
     Raises:
+        AccessRefusedError: the client may not set a key of the file; nothing was changed, unless its rights shrank
+            in the middle.
         RequestRefusedError: the file is no exported tree, or its entries could not be stored.
     """
     bytes_max = hub.settings.message_bytes_max
@@ -65,15 +69,21 @@ async def import_tree(hub: Hub, body: bytes, source: str, *, as_text: bool) -> R
         entries = await asyncio.get_running_loop().run_in_executor(None, read)
     except ArchiveError as error:
         raise RequestRefusedError(400, str(error)) from error
-    put = hub.state.put
-    entries = [entry for entry in entries if not is_below_sys(entry[0])]
+    entries = [entry for entry in entries if is_kept(entry[0])]
+    access.check_all([key for key, _, _ in entries])
+    put = access.state.put
     for begin in range(0, len(entries), IMPORT_SLICE):
         for key, value, version in entries[begin : begin + IMPORT_SLICE]:
             put(key, value, version)
-        receipt = hub.state.commit(source)
+        receipt = hub.state.commit(access.source)
         await asyncio.sleep(0)
         await _stored(receipt)
     return Reply(headers=())
+
+
+def is_kept(key: str) -> bool:
+    """Return whether exports and imports have a key."""
+    return not is_below_sys(key) and not is_secret(key)
 
 
 async def read_file(files: Files, path: str) -> Reply:

@@ -91,7 +91,7 @@ class Translator:
 
     def is_plain(self, key: str) -> bool:
         """Return whether a key needs no other check."""
-        return len(key) < self.short and not ("?" in key or "#" in key or "$" in key)
+        return len(key) < self.short and not ("?" in key or "#" in key or "$" in key or "!" in key)
 
     def check_key(self, key: str) -> None:
         """Check that a key is one.

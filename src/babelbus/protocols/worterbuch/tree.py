@@ -1,8 +1,12 @@
 """A client's requests to the tree: values, published values, names, locks (docs/specifications/worterbuch.md, 5)."""
 
+from babelbus.core.access import Action, check_may
 from babelbus.core.state import (
+    GuardedState,
     LockHeldError,
     NotLockedError,
+    State,
+    Testament,
     VersionedError,
     VersionMismatchError,
     children_pattern,
@@ -19,9 +23,9 @@ from babelbus.protocols.worterbuch.codec import (
 )
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.names import SYS, is_below_sys
+from babelbus.protocols.worterbuch.names import SYS, check_writable, is_below_sys
 from babelbus.protocols.worterbuch.privileges import Privilege
-from babelbus.protocols.worterbuch.testament import check_testament, note_change
+from babelbus.protocols.worterbuch.testament import read_part
 from babelbus.protocols.worterbuch.translator import Translator
 
 
@@ -31,12 +35,12 @@ class TreeRequests:
     Raises:
         RefusedError: the request cannot be done, or the client may not; nothing was changed.
         NoSuchKeyError: the key has no value.
+        AccessRefusedError: the table of access does not grant it; nothing was changed.
     """
 
     def __init__(self, hub: Hub, client_id: str, translator: Translator, access: Access, answers: Answers) -> None:
         self._hub = hub
         self._state = hub.state
-        self._locks = hub.state.locks
         self._client_id = client_id
         self._translator = translator
         self._access = access
@@ -48,65 +52,80 @@ class TreeRequests:
     def get(self, message: m.Get) -> bytes:
         """Return the value of a key."""
         key = message.key
-        self._translator.check_key(key)
-        self._access.need("read", key)
-        return encode_state(message.transaction_id, self._state.get(key), self._translator.write_pair_key(key))
+        value = self._readable(key).get(key)
+        return encode_state(message.transaction_id, value, self._translator.write_pair_key(key))
 
     def cget(self, message: m.CGet) -> bytes:
         """Return the value of a key, and its version."""
-        self._translator.check_key(message.key)
-        self._access.need("read", message.key)
-        return encode_cstate(message.transaction_id, *self._state.get_version(message.key))
+        key = message.key
+        return encode_cstate(message.transaction_id, *self._readable(key).get_version(key))
+
+    def _readable(self, key: str) -> State | GuardedState:
+        """Return where the client reads a key."""
+        access = self._access
+        if self._translator.is_plain(key):
+            access.need("read", key)
+            return access.state
+        self._translator.check_key(key)
+        access.need("read", key)
+        return access.state_of(key)
 
     def pget(self, message: m.PGet) -> bytes:
         """Return all values whose keys match."""
         translator, text = self._translator, message.pattern
         pattern = translator.read_pattern(text)
         self._access.need("read", text)
-        pairs = translator.write_pairs(self._state.match(pattern))
+        pairs = translator.write_pairs(self._access.match(pattern))
         return encode_pstate(message.transaction_id, translator.write_pattern(text), pairs)
 
     def set(self, message: m.Set) -> bytes:
         """Set a key."""
         key = message.key
-        self._need("write", key, message.value)
+        state = self._need("write", key)
+        testament = self._read_part(key, message.value) if key.startswith(SYS) else None
         try:
-            self._state.set(key, message.value)
+            state.set(key, message.value)
         except VersionedError as error:
             raise RefusedError(ErrorCode.CAS, str(error)) from None
-        self._note(key)
+        self._keep(testament)
         return encode_ack(message.transaction_id)
 
     def cset(self, message: m.CSet) -> bytes:
         """Set a key if it has the version that the client knows."""
         key = message.key
-        self._need("write", key, message.value)
+        state = self._need("write", key)
+        testament = self._read_part(key, message.value)
         try:
-            self._state.compare_and_set(key, message.value, message.version)
+            state.compare_and_set(key, message.value, message.version)
         except VersionMismatchError as error:
             raise RefusedError(ErrorCode.CAS_VERSION_MISMATCH, str(error)) from None
-        self._note(key)
+        self._keep(testament)
         return encode_ack(message.transaction_id)
 
-    def _need(self, privilege: Privilege, key: str, value: bytes | None = None) -> None:
-        """Check that the client may change a key, to a value or by taking the value away."""
-        if not self._translator.is_plain(key):
-            self._access.check_writable(key)  # first: a wildcard below `$SYS` is read-only too
-            self._translator.check_key(key)
-            if value is not None:
-                check_testament(self._client_id, key, value)
-        self._access.need(privilege, key)
+    def _need(self, privilege: Privilege, key: str) -> State | GuardedState:
+        """Check that the client may change a key, as far as its token goes; return where it changes the key."""
+        access = self._access
+        if self._translator.is_plain(key):
+            access.need(privilege, key)
+            return access.state
+        access.check_writable(key)  # first: a wildcard below `$SYS` is read-only too
+        self._translator.check_key(key)
+        access.need(privilege, key)
+        return access.state_of(key)
 
-    def _note(self, key: str) -> None:
-        if key.startswith(SYS):
-            note_change(self._state, self._client_id, key)
+    def _read_part(self, key: str, value: bytes | None) -> Testament | None:
+        """Return the client's testament if it is about to change a part of it."""
+        return read_part(self._state, self._access, self._client_id, key, value)
+
+    def _keep(self, testament: Testament | None) -> None:
+        if testament is not None:
+            self._state.set_testament(self._client_id, testament, self._access.identity.name)
 
     def delete(self, message: m.Delete) -> bytes:
         """Delete a key, and return the value that it had."""
         key = message.key
-        self._need("delete", key)
-        value = self._state.delete(key)
-        self._note(key)
+        value = self._need("delete", key).delete(key)
+        self._keep(self._read_part(key, None))
         return encode_state(message.transaction_id, value, self._translator.write_pair_key(key), deleted=True)
 
     def pdelete(self, message: m.PDelete) -> bytes:
@@ -115,10 +134,10 @@ class TreeRequests:
         pattern = translator.read_pattern(text)
         self._access.check_writable(text)
         self._access.need("delete", text)
-        deleted = self._state.delete_matching(pattern)
-        if is_below_sys(text):
-            for key, _ in deleted:
-                self._note(key)
+        state = self._state if is_below_sys(text) else self._access.state  # there it is the client's own
+        deleted = state.delete_matching(pattern)
+        for key, _ in deleted if is_below_sys(text) else ():
+            self._keep(self._read_part(key, None))
         pairs = () if message.quiet else translator.write_pairs(deleted)
         return encode_pstate(message.transaction_id, translator.write_pattern(text), pairs, deleted=True)
 
@@ -128,10 +147,9 @@ class TreeRequests:
         """Publish a value to the subscribers of a key, and store nothing."""
         key = message.key
         self._translator.check_key(key)
-        if is_below_sys(key):
-            raise RefusedError(ErrorCode.READ_ONLY_KEY, f"'{key}' is read-only")
+        check_writable(key)
         self._access.need("write", key)
-        self._state.note(key, message.value)
+        self._access.state.note(key, message.value)
         return encode_ack(message.transaction_id)
 
     def spubinit(self, message: m.SPubInit) -> bytes:
@@ -139,6 +157,7 @@ class TreeRequests:
         self._translator.check_size(message.key)
         self._access.check_writable(message.key)
         self._access.need("write", message.key)
+        check_may(self._access.identity, Action.PUBLISH, message.key)
         self._streams[message.transaction_id] = message.key
         return encode_ack(message.transaction_id)
 
@@ -148,7 +167,7 @@ class TreeRequests:
         if key is None:
             raise RefusedError(ErrorCode.NO_PUB_STREAM, f"no stream {message.transaction_id}")
         self._translator.check_key(key)
-        self._state.note(key, message.value)
+        self._access.state.note(key, message.value)
         return encode_ack(message.transaction_id)
 
     # -- names -------------------------------------------------------------------------------------------------------
@@ -157,7 +176,7 @@ class TreeRequests:
         """Return the names below a key."""
         self._translator.check_size(message.parent)
         self._access.need("read", children_pattern(message.parent))
-        return encode_ls(message.transaction_id, self._state.children(message.parent))
+        return encode_ls(message.transaction_id, self._access.state.children(message.parent))
 
     def pls(self, message: m.PLs) -> bytes:
         """Return the names below all keys that match."""
@@ -166,7 +185,7 @@ class TreeRequests:
             return self.ls(m.Ls(message.transaction_id))
         pattern = self._translator.read_parent_pattern(parent)
         self._access.need("read", children_pattern(parent))
-        return encode_ls(message.transaction_id, self._state.children_matching(pattern))
+        return encode_ls(message.transaction_id, self._access.state.children_matching(pattern))
 
     # -- locks -------------------------------------------------------------------------------------------------------
 
@@ -174,7 +193,7 @@ class TreeRequests:
         """Lock a key, if nobody has."""
         self._need_lock(message.key)
         try:
-            if self._locks.lock(message.key, self._client_id):
+            if self._access.state.locks.lock(message.key, self._client_id):
                 self._show(message.key)
         except LockHeldError as error:
             raise RefusedError(ErrorCode.KEY_IS_LOCKED, str(error)) from None
@@ -183,7 +202,7 @@ class TreeRequests:
     def acquirelock(self, message: m.AcquireLock) -> bytes:
         """Lock a key, or wait for it: then `send_granted` answers."""
         self._need_lock(message.key)
-        if not self._locks.acquire(message.key, self._client_id, message.transaction_id):
+        if not self._access.state.locks.acquire(message.key, self._client_id, message.transaction_id):
             return b""
         self._show(message.key)
         return encode_ack(message.transaction_id)
@@ -192,7 +211,7 @@ class TreeRequests:
         """Release a lock, or end the wait for it."""
         self._need_lock(message.key)
         try:
-            granted = self._locks.release(message.key, self._client_id)
+            granted = self._access.state.locks.release(message.key, self._client_id)
         except NotLockedError as error:
             raise RefusedError(ErrorCode.KEY_IS_NOT_LOCKED, str(error)) from None
         except LockHeldError as error:

@@ -115,6 +115,7 @@ class SocketSession(WebSocketSession):
             endpoint=endpoint,
             transport_name="WS",
             address=address,
+            certificate=outbox.peer_certificate,
         )
         self.session.open()
 
@@ -156,6 +157,11 @@ class SocketSession(WebSocketSession):
     def established(self) -> bool:
         """Whether the client has proved its rights, if a token is needed."""
         return self.session.established
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the client has proved to be."""
+        return self.session.access.name
 
     def close(self) -> None:
         """End the session: the connection is gone."""
