@@ -1,17 +1,20 @@
 """The paths of EventMesh's admin server that have a meaning here (docs/specifications/eventmesh.md, 12)."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from babelbus.core.access import Identity
+from babelbus.core.access import AccessRefusedError, Action, Identity, check_may
+from babelbus.core.access.gate import ACCESS_TOPIC
 from babelbus.core.receipt import DONE, Promise
-from babelbus.core.work import Work
+from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
+from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.callers import Caller, address_of, name_of
+from babelbus.protocols.eventmesh.http import credentials_of
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.messages import UNREADABLE
 from babelbus.protocols.eventmesh.records import read_cloud_event
@@ -47,8 +50,13 @@ class AdminSession(HttpSession, contract.Session):
 
     _outbox: Outbox
 
-    def __init__(self, hub: Hub, webhooks: Webhooks, rpc: RpcServer, outbox: Outbox, guard: BrowserGuard) -> None:
+    def __init__(
+        self, hub: Hub, webhooks: Webhooks, rpc: RpcServer, outbox: Outbox, guard: BrowserGuard, peer: str | None
+    ) -> None:
         super().__init__(outbox, guard, body_bytes_max=hub.settings.grpc_bytes_max)
+        self._address = address_of(peer)
+        self._caller: Caller | None = None
+        """Who made the last request, while the gate is on."""
         self._hub = hub
         self._webhooks = webhooks
         self._rpc = rpc
@@ -61,41 +69,61 @@ class AdminSession(HttpSession, contract.Session):
         if refusal is not None and not (refusal.allows_reading and is_read):
             self.refuse(refusal)
             return True
-        try:
-            query = dict(parse_query(request.query))
-            promise, describe = self._carry_out(request, query)
-        except HttpError as error:
-            self._send(request, 400, str(error))
-        except _RefusedError as error:
-            self._send(request, error.status, str(error))
-        except BabelbusError as error:
-            self._send(request, 400, str(error))
-        else:
-            self._outbox.answer_when([promise], partial(self._encode, request, promise, describe), ANSWER_BYTES)
+        work = Work(self._answer_later(request))
+        weight = ANSWER_BYTES if work.done or not self._hub.callers.enforcing else self._outbox.bytes_max
+        self._outbox.answer_when([work], lambda: work.value, weight)
         return True
 
-    def _send(self, request: http.Request, status: int, text: str) -> None:
-        data = _encode_content(request, status, {"message": text})
-        self._outbox.answer(lambda: data, len(data))
-
-    def _encode(self, request: http.Request, promise: Promise, describe: Callable[[], object]) -> bytes:
-        if promise.error is not None:
-            return _encode_content(request, 400, {"message": str(promise.error)})
+    async def _answer_later(self, request: http.Request) -> bytes:
+        """Return the answer to a request, as soon as it is known who sends the request."""
+        try:
+            principal = await self._prove(request)
+            query = dict(parse_query(request.query))
+            promise, describe = self._carry_out(request, query, principal)
+            await settled(promise)
+            if promise.error is not None:
+                raise promise.error
+        except HttpError as error:
+            return _encode_content(request, 400, {"message": str(error)})
+        except BabelbusError as error:
+            return _encode_content(request, _status(error), {"message": str(error)})
         return _encode_content(request, 200, {"status": 200, "data": describe()})
 
-    def _carry_out(self, request: http.Request, query: dict[str, str]) -> Answer:
+    async def _prove(self, request: http.Request) -> Identity:
+        """Return who sends a request.
+
+        Raises:
+            AccessRefusedError: it is no administrator.
+            InvalidProofError, TooManyProofsError: see `Callers.identify`.
+        """
+        if not self._hub.callers.enforcing:
+            return ADMIN
+        found = self._hub.callers.identify(credentials_of(request), self._address, self._outbox.peer_certificate)
+        if isinstance(found, Work):
+            await settled(found)
+            found = found.result()
+        self._caller = found
+        check_may(found.principal, Action.ADMIN, ACCESS_TOPIC)
+        return found.principal
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the last request has proved."""
+        return name_of(self._caller)
+
+    def _carry_out(self, request: http.Request, query: dict[str, str], principal: Identity) -> Answer:
         method, path = request.method, request.path.rstrip("/")
         if path == "/client/tcp" and method in ("GET", "DELETE"):
             return self._clients(method, self._matching(_fields(request, query) if method == "DELETE" else {}))
         if path == "/client/http" and method == "GET":
-            return DONE, self._webhooks.entries
+            return DONE, lambda: self._webhooks.entries()
         if path == "/client/grpc" and method == "GET":
             return DONE, self._rpc.describe
         if path == "/topic" and method in ("GET", "POST", "DELETE"):
-            return self._topics(method, request)
+            return self._topics(method, request, principal)
         if path == "/event" and method == "POST":
-            event, _ = read_cloud_event(request.body, ADMIN.source)
-            return self._hub.publish([event]), lambda: "success"
+            event, _ = read_cloud_event(request.body, principal.source)
+            return self._hub.publish([event], principal), lambda: "success"
         if path.startswith(MANAGE) and method == "GET":
             return self._manage(path.removeprefix(MANAGE), query)
         raise _RefusedError(404, f"{method} {path[:100]} is not served: see docs/protocols/eventmesh.md")
@@ -147,7 +175,7 @@ class AdminSession(HttpSession, contract.Session):
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
-    def _topics(self, method: str, request: http.Request) -> Answer:
+    def _topics(self, method: str, request: http.Request, principal: Identity) -> Answer:
         if method == "GET":
             names = [topic.name for topic in self._hub.broker.topics() if not topic.reserved]
             return DONE, lambda: [{"name": name} for name in names]
@@ -155,8 +183,18 @@ class AdminSession(HttpSession, contract.Session):
         if not name:
             raise _RefusedError(400, "name is missing")
         if method == "POST":
-            return Work(self._hub.ensure_topic(name)), lambda: "success"
-        return self._hub.broker.remove_topic(name), lambda: "success"
+            return Work(self._hub.ensure_topic(name, principal)), lambda: "success"
+        return self._hub.broker.remove_topic(name, principal), lambda: "success"
+
+
+def _status(error: BabelbusError) -> int:
+    if isinstance(error, _RefusedError):
+        return error.status
+    if isinstance(error, InvalidProofError):
+        return 401
+    if isinstance(error, AccessRefusedError):
+        return 403
+    return 429 if isinstance(error, TooManyProofsError) else 400
 
 
 def _encode_content(request: http.Request, status: int, content: object) -> bytes:

@@ -10,9 +10,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from babelbus.core.access import AccessRefusedError
 from babelbus.core.record import Event
 from babelbus.errors import BabelbusError
-from babelbus.protocols.eventmesh.hub import PROTOCOL
+from babelbus.identities.errors import InvalidProofError, TooManyProofsError
+from babelbus.protocols.eventmesh.callers import NOTHING, PROTOCOL, Given
 from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE, UNREADABLE, SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
     CE_OWN,
@@ -30,19 +32,24 @@ from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER
 from babelbus.records.record import Headers
 
 SUCCESS: Final = "0"
+OVERLOAD: Final = "1"
 HEADER_ERROR: Final = "6"
 BODY_ERROR: Final = "7"
 BATCH_ERROR: Final = "10"
 PUBLISH_ERROR: Final = "14"
 SUBSCRIBE_ERROR: Final = "17"
 UNSUBSCRIBE_ERROR: Final = "18"
+ACL_ERROR: Final = "20"
 REQUEST_ERROR: Final = "22"
 RESUBSCRIBE: Final = "30"
 TTL_MS: Final = 4000
 IDENTITY: Final = ("env", "idc", "ip", "pid", "sys", "username", "language")
 SEQUENCE: Final = ("seqnum", "uniqueid", "producergroup", "ttl", "tag")
 REPLY_MARK: Final = "submessagetype"
-OWN_ATTRIBUTES: Final = frozenset((*IDENTITY, "passwd", "protocoltype", "protocolversion", "protocoldesc", REPLY_MARK))
+CREDENTIALS: Final = ("username", "passwd", "token")
+OWN_ATTRIBUTES: Final = frozenset(
+    (*IDENTITY, *CREDENTIALS, "protocoltype", "protocolversion", "protocoldesc", REPLY_MARK)
+)
 
 _decode_items = msgspec.json.Decoder(list[SubscriptionItem | str]).decode
 _encode = msgspec.json.Encoder().encode
@@ -54,6 +61,15 @@ class RefusedError(BabelbusError):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+def code_of(error: BabelbusError, failure: str) -> str:
+    """Return the code of an error (11.2); `failure` is that of the method."""
+    if isinstance(error, RefusedError):
+        return error.code
+    if isinstance(error, AccessRefusedError | InvalidProofError):
+        return ACL_ERROR
+    return OVERLOAD if isinstance(error, TooManyProofsError) else failure
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -89,11 +105,15 @@ class Dialect(ABC):
     messages: Any
 
     @abstractmethod
-    def read_publication(self, message: Any) -> Published:
-        """Read a publication or a request. Raises: `RefusedError`."""
+    def credentials(self, message: Any) -> Given:
+        """Return the credentials of a message of any kind; those of the first event hold for a batch."""
 
     @abstractmethod
-    def read_batch(self, message: Any) -> list[Published]:
+    def read_publication(self, message: Any, source: str | None = None) -> Published:
+        """Read a publication or a request of a `source`, by default of its group. Raises: `RefusedError`."""
+
+    @abstractmethod
+    def read_batch(self, message: Any, source: str | None = None) -> list[Published]:
         """Read a batch. Raises: `RefusedError`."""
 
     @abstractmethod
@@ -149,8 +169,15 @@ class LegacyDialect(Dialect):
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
 
-    def _publications(self, header: Any, group: str, topic: str, messages: Iterable[Any]) -> list[Published]:
-        source, is_cloud_event = f"{PROTOCOL}:{group}", header.protocolType == CLOUD_EVENT
+    def credentials(self, message: Any) -> Given:
+        """Return those of the header; a token is a property of a message."""
+        token = message.properties.get("token", "") if isinstance(message, legacy_pb2.SimpleMessage) else ""
+        return Given(message.header.username, message.header.password, token)
+
+    def _publications(
+        self, header: Any, group: str, topic: str, messages: Iterable[Any], source: str | None
+    ) -> list[Published]:
+        source, is_cloud_event = source or f"{PROTOCOL}:{group}", header.protocolType == CLOUD_EVENT
         in_seconds = header.language.upper() == "GO"
         found = []
         for message in messages:
@@ -177,18 +204,18 @@ class LegacyDialect(Dialect):
     def _check(self, header: Any) -> None:
         _check_identity({name: getattr(header, name) for name in IDENTITY})
 
-    def read_publication(self, message: Any) -> Published:
+    def read_publication(self, message: Any, source: str | None = None) -> Published:
         """Read a SimpleMessage."""
         self._check(message.header)
         fields = {name: getattr(message, name) for name in ("uniqueId", "producerGroup", "topic", "content", "ttl")}
         _need(fields, *fields)
-        return self._publications(message.header, message.producerGroup, message.topic, [message])[0]
+        return self._publications(message.header, message.producerGroup, message.topic, [message], source)[0]
 
-    def read_batch(self, message: Any) -> list[Published]:
+    def read_batch(self, message: Any, source: str | None = None) -> list[Published]:
         """Read a BatchMessage."""
         self._check(message.header)
         _need({"topic": message.topic, "producerGroup": message.producerGroup}, "topic", "producerGroup")
-        return self._publications(message.header, message.producerGroup, message.topic, message.messageItem)
+        return self._publications(message.header, message.producerGroup, message.topic, message.messageItem, source)
 
     def read_subscription(self, message: Any) -> Wanted | Answered:
         """Read a Subscription, which may be a reply."""
@@ -247,7 +274,7 @@ class LegacyDialect(Dialect):
 
     def failed_request(self, error: BabelbusError) -> Any:
         """Return a SimpleMessage in the shape of an acknowledgement (7.5)."""
-        return self.acknowledgement(None, REQUEST_ERROR, str(error))
+        return self.acknowledgement(None, code_of(error, REQUEST_ERROR), str(error))
 
 
 def _client(header: Any) -> str:
@@ -270,7 +297,16 @@ class EventsDialect(Dialect):
 
     messages = cloudevents_pb2
 
-    def read_publication(self, message: Any) -> Published:
+    def credentials(self, message: Any) -> Given:
+        """Return those of the attributes."""
+        if isinstance(message, cloudevents_pb2.CloudEventBatch):
+            if not message.events:
+                return NOTHING
+            message = message.events[0]
+        attributes = message.attributes
+        return Given(*(attributes[name].ce_string if name in attributes else "" for name in CREDENTIALS))
+
+    def read_publication(self, message: Any, source: str | None = None) -> Published:
         """Read a CloudEvent that is published."""
         attributes = _attributes(message)
         _check_identity(attributes)
@@ -279,14 +315,14 @@ class EventsDialect(Dialect):
         if kind is None:
             raise RefusedError(BODY_ERROR, "data is missing")
         group = attributes["producergroup"]
-        return Published(group, self._event(message, kind, attributes, group), _read_ttl(attributes["ttl"]))
+        event = self._event(message, kind, attributes, source or f"{PROTOCOL}:{group}")
+        return Published(group, event, _read_ttl(attributes["ttl"]))
 
-    def read_batch(self, message: Any) -> list[Published]:
+    def read_batch(self, message: Any, source: str | None = None) -> list[Published]:
         """Read a CloudEventBatch."""
-        return [self.read_publication(event) for event in message.events]
+        return [self.read_publication(event, source) for event in message.events]
 
-    def _event(self, message: Any, kind: str | None, attributes: dict[str, str], group: str) -> Event:
-        source = f"{PROTOCOL}:{group}"
+    def _event(self, message: Any, kind: str | None, attributes: dict[str, str], source: str) -> Event:
         payload = b"" if kind is None else _data(message, kind)
         named = {name: value for name, value in attributes.items() if name not in OWN_ATTRIBUTES}
         try:
@@ -351,7 +387,7 @@ class EventsDialect(Dialect):
         """Return a copy of the subscription event with the result (8.7)."""
         copy = cloudevents_pb2.CloudEvent()
         copy.CopyFrom(message)
-        for name in ("seqnum", "uniqueid", "username", "passwd", "token"):
+        for name in ("seqnum", "uniqueid", *CREDENTIALS):
             copy.attributes.pop(name, None)
         return _with_status(copy, code, text)
 

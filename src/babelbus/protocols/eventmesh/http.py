@@ -6,15 +6,17 @@ from typing import Any, Final
 
 import msgspec
 
-from babelbus.core.access import Identity
+from babelbus.core.access import AccessRefusedError, Identity
 from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import Reply, Request
-from babelbus.core.work import Work
+from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
+from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh import messages as m
+from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given, address_of, name_of
 from babelbus.protocols.eventmesh.calls import TargetRefusedError
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, read_ttl, without_correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
@@ -41,6 +43,7 @@ UNSUBSCRIBE = "207"
 REPLY = "301"
 
 SUCCESS = 0
+OVERLOAD = 1
 REQUESTCODE_INVALID = 2
 WAITING_RR_ERROR = 4
 HEADER_ERROR = 6
@@ -53,6 +56,7 @@ RUNTIME_ERROR = 18
 SUBSCRIBE_ERROR = 19
 UNSUBSCRIBE_ERROR = 20
 HEARTBEAT_ERROR = 21
+ACL_ERROR = 22
 
 SEED_CODES: Final = {
     code: code - 1 if code in (8, 9, 10, 11, 12, 13, 14, 15, 16) else code - 2
@@ -123,6 +127,16 @@ class _Asked(msgspec.Struct, frozen=True):
     request: http.Request
     code: str
     fields: dict[str, str]
+    principal: Identity | None
+    """Who asks, while the gate is on."""
+
+    def identity(self, group: str) -> Identity:
+        """Return who asks: without the gate, the client is the group that it names."""
+        return self.principal or Identity(f"{PROTOCOL}:{group}", group, None)
+
+    def source(self, group: str) -> str:
+        """Return the source of what the client sends."""
+        return f"{PROTOCOL}:{group}" if self.principal is None else self.principal.source
 
     def need(self, *names: str) -> str:
         """Return a field by the first of its names that is there; a header may stand for a field.
@@ -153,6 +167,9 @@ class WebSession(HttpSession, contract.Session):
         super().__init__(outbox, guard, body_bytes_max=hub.settings.body_bytes_max)
         self._hub = hub
         self._webhooks = webhooks
+        self._address = address_of(peer)
+        self._caller: Caller | None = None
+        """Who made the last call, while the gate is on."""
         self._success_heads: dict[tuple[str, bool, str], bytes] = {}
         """The heads of answers that say no more than success, by what of the request they depend on."""
         self._handlers: dict[str, Callable[[_Asked], tuple[Promise, Callable[[], bytes]]]] = {
@@ -179,28 +196,59 @@ class WebSession(HttpSession, contract.Session):
         if request.method not in methods:
             self._send(encode_response(405, [("allow", ", ".join(methods))], keep_alive=request.keep_alive))
             return True
-        try:
-            if path.startswith(URI_PREFIX):
-                promise, encode = self._uri(request, path)
-            else:
-                asked = _read(request)
-                pid = asked.get("pid")
-                if pid and not (pid.isascii() and pid.isdigit()):
-                    raise _RefusedError(HEADER_ERROR, "pid is no number")
-                handle = self._handlers.get(asked.code)
-                if handle is None:
-                    raise _RefusedError(REQUESTCODE_INVALID, f"request code {asked.code!r} is not served", 400)
-                promise, encode = handle(asked)
-        except _RefusedError as fault:
-            self._send(self._encode_result(request, fault.code, fault.text, status=fault.status))
-        except BabelbusError as error:
-            self._send(self._encode_result(request, RUNTIME_ERROR, str(error)))
+        callers, caller = self._hub.callers, None
+        if callers.enforcing:
+            try:
+                found = callers.identify(credentials_of(request), self._address, self._outbox.peer_certificate)
+            except REFUSALS as error:
+                self._send(self._encode_error(request, error))
+                return True
+            if isinstance(found, Work):  # later requests wait: they must not overtake
+                work = Work(self._carry_out_later(request, found))
+                self._outbox.answer_when([work], lambda: work.value, self._outbox.bytes_max)
+                return True
+            caller = found
+        promise, encode = self._carry_out(request, caller)
+        if promise.done:
+            self._send(encode())
         else:
-            if promise.done:
-                self._send(encode())
-            else:
-                self._outbox.answer_when([promise], encode, ANSWER_BYTES)
+            self._outbox.answer_when([promise], encode, ANSWER_BYTES)
         return True
+
+    async def _carry_out_later(self, request: http.Request, caller: Work[Caller]) -> bytes:
+        """Return the answer to a request whose password must be checked."""
+        await settled(caller)
+        if caller.error is not None:
+            return self._encode_error(request, caller.error)
+        promise, encode = self._carry_out(request, caller.value)
+        await settled(promise)
+        return encode()
+
+    def _carry_out(self, request: http.Request, caller: Caller | None) -> tuple[Promise, Callable[[], bytes]]:
+        """Handle a request; return what its answer waits for, and the answer."""
+        self._caller = caller
+        principal = None if caller is None else caller.principal
+        try:
+            if request.path.startswith(URI_PREFIX):
+                return self._uri(request, request.path, principal)
+            asked = _read(request, principal)
+            pid = asked.get("pid")
+            if pid and not (pid.isascii() and pid.isdigit()):
+                raise _RefusedError(HEADER_ERROR, "pid is no number")
+            handle = self._handlers.get(asked.code)
+            if handle is None:
+                raise _RefusedError(REQUESTCODE_INVALID, f"request code {asked.code!r} is not served", 400)
+            return handle(asked)
+        except _RefusedError as fault:
+            answer = self._encode_result(request, fault.code, fault.text, status=fault.status)
+        except BabelbusError as error:
+            answer = self._encode_error(request, error)
+        return DONE, lambda: answer
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the last call has proved."""
+        return name_of(self._caller)
 
     def _send(self, data: bytes) -> None:
         self._outbox.answer(lambda: data, len(data))
@@ -210,7 +258,7 @@ class WebSession(HttpSession, contract.Session):
     def _send_async(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         failure = ASYNC_ERROR if asked.code == SEND_ASYNC else BATCH_ERROR
         event, _ = self._event(asked)
-        receipt = self._hub.publish_to(event.subject, [event])
+        receipt = self._hub.publish_to(event.subject, [event], asked.principal)
         return receipt, lambda: self._encode_outcome(asked.request, receipt, failure)
 
     def _send_batch(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
@@ -226,23 +274,23 @@ class WebSession(HttpSession, contract.Session):
             self._check_size(item.msg, HEADER_ERROR)
             properties = {"bizseqno": item.bizSeqNo, "tag": item.tag, "ttl": item.ttl, "producergroup": group}
             named = {name: value for name, value in properties.items() if value != ""}
-            events.append(make_event(item.topic, item.msg, item.bizSeqNo, named, f"{PROTOCOL}:{group}")[0])
-        receipt = self._hub.publish(events)
+            events.append(make_event(item.topic, item.msg, item.bizSeqNo, named, asked.source(group))[0])
+        receipt = self._hub.publish(events, asked.principal)
         return receipt, lambda: self._encode_outcome(asked.request, receipt, BATCH_ERROR)
 
     def _send_sync(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         event, properties = self._event(asked)
         group = asked.need("producergroup")
         deadline = self._hub.clock.monotonic() + read_ttl(properties.get("ttl"), TTL_MS) / 1000
-        request = self._hub.broker.request(
-            event.subject, event.payload, event.headers, deadline, Identity(f"{PROTOCOL}:{group}", group, None)
-        )
+        principal = asked.identity(group)
+        request = self._hub.broker.request(event.subject, event.payload, event.headers, deadline, principal)
         return request, partial(self._encode_reply, asked.request, event.subject, request)
 
     def _encode_reply(self, asked: http.Request, topic: str, request: Request[Reply]) -> bytes:
         reply = request.reply
         if reply is None:
-            return self._encode_result(asked, WAITING_RR_ERROR, str(request.error))
+            assert request.error is not None
+            return self._encode_error(asked, request.error, WAITING_RR_ERROR)
         text, encoding = text_body(reply.payload)
         properties = describe(dict(reply.headers))[0] | encoding
         message = {"topic": topic, "body": text, "properties": properties}
@@ -253,32 +301,40 @@ class WebSession(HttpSession, contract.Session):
         topic = asked.get("origtopic", "topic") or "reply"
         text = asked.get("content")
         event, properties = make_event(
-            topic, text, asked.get("uniqueid"), fields, f"{PROTOCOL}:{asked.get('producergroup')}"
+            topic, text, asked.get("uniqueid"), fields, asked.source(asked.get("producergroup"))
         )
         name = properties.get(CORRELATION, "")
-        if not self._hub.respond(name, Reply(event.payload, without_correlation(event.headers))):
+        if not self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)), asked.principal):
             raise _RefusedError(REPLY_ERROR, "nobody waits for this reply")
         return DONE, lambda: self._encode_result(asked.request, SUCCESS, "success")
 
     def _subscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         items = _read_items(asked.need("topic"))
         group = asked.need("consumerGroup", "consumergroup")
-        saved = self._save_webhook(group, items, asked.need("url"), asked.get("idc"), asked.get("pid"))
+        url, principal = asked.need("url"), asked.principal
+        saved = self._save_webhook(group, items, url, asked.get("idc"), asked.get("pid"), principal)
         return saved, lambda: self._encode_outcome(asked.request, saved, SUBSCRIBE_ERROR)
 
     def _save_webhook(
-        self, group: str, items: Sequence[SubscriptionItem], url: str, idc: str = "", pid: str = ""
+        self,
+        group: str,
+        items: Sequence[SubscriptionItem],
+        url: str,
+        idc: str = "",
+        pid: str = "",
+        principal: Identity | None = None,
     ) -> Promise:
         """Subscribe a webhook; every failure is the error of the promise."""
         try:
-            return self._webhooks.subscribe(group, items, url, idc, pid)
+            return self._webhooks.subscribe(group, items, url, idc, pid, principal)
         except BabelbusError as error:
             return Promise.refused(error)
 
     def _unsubscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         topics = [item.topic for item in _read_items(asked.need("topic"))]
         group = asked.need("consumerGroup", "consumergroup")
-        saved = self._webhooks.unsubscribe(group, topics, asked.need("url"), asked.get("pid"))
+        url, principal = asked.need("url"), asked.principal
+        saved = self._webhooks.unsubscribe(group, topics, url, asked.get("pid"), principal)
         return saved, lambda: self._encode_outcome(asked.request, saved, UNSUBSCRIBE_ERROR)
 
     def _heartbeat(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
@@ -291,16 +347,16 @@ class WebSession(HttpSession, contract.Session):
             raise _RefusedError(BODY_ERROR, f"heartbeatEntities cannot be read: {error}") from None
         promises = []
         for beat in beats:
-            if not self._webhooks.beat(group, beat.topic, beat.url):
+            if not self._webhooks.beat(group, beat.topic, beat.url, asked.principal):
                 item, idc, pid = SubscriptionItem(beat.topic), asked.get("idc"), asked.get("pid")
-                saved = self._save_webhook(group, [item], beat.url, idc, pid)
-                saved.when_done(partial(self._beat_again, group, beat))
+                saved = self._save_webhook(group, [item], beat.url, idc, pid, asked.principal)
+                saved.when_done(partial(self._beat_again, group, beat, asked.principal))
                 promises.append(saved)
         done = all_of(promises)
         return done, lambda: self._encode_outcome(asked.request, done, HEARTBEAT_ERROR)
 
-    def _beat_again(self, group: str, beat: _Beat, _: Promise) -> None:
-        self._webhooks.beat(group, beat.topic, beat.url)
+    def _beat_again(self, group: str, beat: _Beat, principal: Identity | None, _: Promise) -> None:
+        self._webhooks.beat(group, beat.topic, beat.url, principal)
 
     def _event(self, asked: _Asked) -> tuple[Event, dict[str, str]]:
         """Return the event that a publication or a request carries, and its properties."""
@@ -310,7 +366,7 @@ class WebSession(HttpSession, contract.Session):
         self._check_size(content, BODY_ERROR if asked.code == SEND_SYNC else BODY_SIZE_ERROR)
         try:
             if headers.get("protocoltype") == m.CLOUD_EVENT:
-                return read_cloud_event(content.encode(), f"{PROTOCOL}:{group}")
+                return read_cloud_event(content.encode(), asked.source(group))
             given = asked.fields
             named = _object(asked.get("extFields", "extfields"))
             own = {name: text for name in EVENT_FIELDS if (text := given.get(name) or headers.get(name))}
@@ -319,7 +375,7 @@ class WebSession(HttpSession, contract.Session):
                     own[name] = given[other]
             named |= own
             identifier = own.get("uniqueid") or str(self._hub.next_number())
-            return make_event(asked.need("topic"), content, identifier, named, f"{PROTOCOL}:{group}")
+            return make_event(asked.need("topic"), content, identifier, named, asked.source(group))
         except InvalidMessageError as error:
             raise _RefusedError(BODY_ERROR, str(error)) from None
 
@@ -330,27 +386,29 @@ class WebSession(HttpSession, contract.Session):
 
     # -- the URI API -------------------------------------------------------------------------------------------------
 
-    def _uri(self, request: http.Request, path: str) -> tuple[Promise, Callable[[], bytes]]:
+    def _uri(self, request: http.Request, path: str, principal: Identity | None) -> tuple[Promise, Callable[[], bytes]]:
         if path.startswith(PUBLISH_PATH) and path != f"{PUBLISH_PATH}batch":
-            return self._publish_uri(request, path)
+            return self._publish_uri(request, path, principal)
         action = path.removeprefix(URI_PREFIX).rstrip("/")
         if action in ("subscribe/local", "subscribe/remote"):
             body = _read_uri_body(request)
-            saved = self._save_webhook(body.consumerGroup, _items(body.topic), body.url)
+            saved = self._save_webhook(body.consumerGroup, _items(body.topic), body.url, principal=principal)
             return saved, lambda: self._encode_outcome(request, saved, SUBSCRIBE_ERROR)
         if action in ("unsubscribe/local", "unsubscribe/remote"):
             body = _read_uri_body(request)
             topics = [item.topic for item in _items(body.topic)]
-            saved = self._webhooks.unsubscribe(body.consumerGroup, topics, body.url)
+            saved = self._webhooks.unsubscribe(body.consumerGroup, topics, body.url, "", principal)
             return saved, lambda: self._encode_outcome(request, saved, UNSUBSCRIBE_ERROR)
         if action in ("topic/create", "topic/delete"):
-            return self._change_topics(request, action)
+            return self._change_topics(request, action, principal)
         if action == "subscrition/query":
-            found = _encode(self._webhooks.entries()).decode()
+            found = _encode(self._webhooks.entries(principal)).decode()
             return DONE, lambda: self._encode_result(request, SUCCESS, found)
         raise _RefusedError(REQUESTCODE_INVALID, f"no such path: {path[:100]}", 404)
 
-    def _publish_uri(self, request: http.Request, path: str) -> tuple[Promise, Callable[[], bytes]]:
+    def _publish_uri(
+        self, request: http.Request, path: str, principal: Identity | None
+    ) -> tuple[Promise, Callable[[], bytes]]:
         try:
             topic = percent_decode(path.removeprefix(PUBLISH_PATH)).strip("/") or DEFAULT_TOPIC
         except HttpError as error:
@@ -366,18 +424,21 @@ class WebSession(HttpSession, contract.Session):
         named = {name: given[name] for name in ("bizseqno", "uniqueid", "ttl") if given.get(name)}
         more = {"type": "http_request", "path": path, "method": request.method, "producergroup": group}
         content_type = {"datacontenttype": given.get("content-type", JSON)}
-        event, _ = make_event(topic, text, number, more | named, f"{PROTOCOL}:{group}", content_type, m.HTTP)
-        receipt = self._hub.publish_to(topic, [event])
+        source = f"{PROTOCOL}:{group}" if principal is None else principal.source
+        event, _ = make_event(topic, text, number, more | named, source, content_type, m.HTTP)
+        receipt = self._hub.publish_to(topic, [event], principal)
         return receipt, lambda: self._encode_outcome(request, receipt, ASYNC_ERROR)
 
-    def _change_topics(self, request: http.Request, action: str) -> tuple[Promise, Callable[[], bytes]]:
+    def _change_topics(
+        self, request: http.Request, action: str, principal: Identity | None
+    ) -> tuple[Promise, Callable[[], bytes]]:
         names = text_of(_object(request.body.decode("utf-8", "replace")).get("topic", "")).split(";")
         if not all(names):
             raise _RefusedError(BODY_ERROR, "topic is missing")
         if action == "topic/create":
-            changed = all_of([Work(self._hub.ensure_topic(name)) for name in names])
+            changed = all_of([Work(self._hub.ensure_topic(name, principal)) for name in names])
         else:
-            changed = all_of([self._hub.broker.remove_topic(name) for name in names])
+            changed = all_of([self._hub.remove_topic(name, principal) for name in names])
         return changed, lambda: self._encode_outcome(request, changed, RUNTIME_ERROR)
 
     # -- answers -----------------------------------------------------------------------------------------------------
@@ -385,9 +446,17 @@ class WebSession(HttpSession, contract.Session):
     def _encode_outcome(self, request: http.Request, promise: Promise, failure: int) -> bytes:
         if promise.error is None:
             return self._encode_success(request)
-        if isinstance(promise.error, TargetRefusedError):
-            return self._encode_result(request, BODY_ERROR, f"invalid URL: {promise.error}")
-        return self._encode_result(request, failure, str(promise.error))
+        return self._encode_error(request, promise.error, failure)
+
+    def _encode_error(self, request: http.Request, error: BabelbusError, failure: int = RUNTIME_ERROR) -> bytes:
+        text = str(error)
+        if isinstance(error, TargetRefusedError):
+            failure, text = BODY_ERROR, f"invalid URL: {error}"
+        elif isinstance(error, AccessRefusedError | InvalidProofError):
+            failure = ACL_ERROR
+        elif isinstance(error, TooManyProofsError):
+            failure = OVERLOAD
+        return self._encode_result(request, failure, text)
 
     def _encode_success(self, request: http.Request) -> bytes:
         """Encode the answer to each publication; its head repeats, because its time has 13 digits until 2286."""
@@ -417,7 +486,17 @@ class WebSession(HttpSession, contract.Session):
         return encode_response(status, headers, _encode(result), keep_alive=request.keep_alive, version=request.version)
 
 
-def _read(request: http.Request) -> _Asked:
+def credentials_of(request: http.Request) -> Given:
+    """Return the credentials of a request; they come in its head alone, because logs have URLs."""
+    headers = request.headers
+    return Given(_utf_8(headers.get("username", "")), _utf_8(headers.get("passwd", "")), headers.get("token", ""))
+
+
+def _utf_8(value: str) -> str:
+    return value if value.isascii() else value.encode("latin-1").decode("utf-8", "surrogateescape")
+
+
+def _read(request: http.Request, principal: Identity | None) -> _Asked:
     """Read a request of the coded API.
 
     Raises:
@@ -428,11 +507,11 @@ def _read(request: http.Request) -> _Asked:
     try:
         if request.method == "GET":
             fields = dict(parse_query(request.query))
-            return _Asked(request, fields.get("code", ""), fields)
+            return _Asked(request, fields.get("code", ""), fields, principal)
         pairs = parse_form(request.body.decode("utf-8", "replace"), FIELDS_MAX)
     except (HttpError, ValueError) as error:
         raise _RefusedError(RUNTIME_ERROR, f"the fields cannot be read: {error}", 500) from None
-    return _Asked(request, request.headers.get("code", ""), dict(pairs))
+    return _Asked(request, request.headers.get("code", ""), dict(pairs), principal)
 
 
 def _query(request: http.Request) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from babelbus.clock import Clock
 from babelbus.config import EventmeshSettings
-from babelbus.core.access import Identity
+from babelbus.core.access import Action, Identity, check_may, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import END, Delivery, Group, GroupSettings, Member
@@ -25,9 +25,11 @@ from babelbus.core.request import Key, Question, Reply
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.core.work import Work
 from babelbus.metrics import Metrics
+from babelbus.protocols.eventmesh.callers import PROTOCOL as PROTOCOL
+from babelbus.protocols.eventmesh.callers import Callers
+from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.records.record import Headers
 
-PROTOCOL = "eventmesh"
 TTL_MS_MAX = 24 * 3600 * 1000
 TTL_STEP_MS = 100
 TTL_NAMES = frozenset((b"ttl", b"ce_ttl"))
@@ -93,6 +95,9 @@ class Peer(Protocol):
     def say_goodbye(self, reason: str) -> None:
         """Send the goodbye of the server."""
 
+    def check_proof(self) -> None:
+        """End the session if what the client has proved is over."""
+
     def expire(self) -> None:
         """Close the connection: the client has been silent for too long."""
 
@@ -100,8 +105,11 @@ class Peer(Protocol):
 class Hub:
     """The shared part of all EventMesh connections of one server."""
 
-    def __init__(self, broker: Broker, clock: Clock, metrics: Metrics, settings: EventmeshSettings) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, metrics: Metrics, settings: EventmeshSettings, callers: Callers
+    ) -> None:
         self.broker = broker
+        self.callers = callers
         self.clock = clock
         self.metrics = metrics
         self.settings = settings
@@ -109,10 +117,14 @@ class Hub:
         self.stopping = False
         self._loop = asyncio.get_running_loop()
         self._principal = Identity(PROTOCOL, PROTOCOL, None)
-        self._gathered: dict[str, tuple[list[Event], Promise]] = {}
-        """Events that this turn of the event loop brought, by topic, and the promise of their publishers."""
+        self._gathered: dict[str | tuple[str, str], tuple[list[Event], Promise, str, Identity]] = {}
+        """Events that this turn of the event loop brought, with the promise of their publishers, topic and principal.
+
+        The key is the topic, and the name of the principal if it has rights that are asked for.
+        """
         self._numbers = itertools.count(1)
-        self._questions: OrderedDict[str, Key] = OrderedDict()
+        self._questions: OrderedDict[str, tuple[Key, str]] = OrderedDict()
+        """With the name of the principal that was asked."""
 
     def next_number(self) -> int:
         """Return a number that no frame of the server had: the `seq` of a push, or the id of a question."""
@@ -137,6 +149,10 @@ class Hub:
             raise ReservedTopicError(f"topic {name!r} is the server's own")
         return topic
 
+    def remove_topic(self, name: str, principal: Identity | None = None) -> Promise:
+        """Remove a topic; every failure is the error of the promise."""
+        return self.broker.remove_topic(name, principal or self._principal)
+
     def group(self, topic: str, name: str, principal: Identity | None = None) -> Group:
         """Return the group of clients; a new group begins at the end of the topic, and keeps its place while empty.
 
@@ -158,44 +174,70 @@ class Hub:
         await self.ensure_topic(topic, principal)
         await self.group(topic, name, principal).saved.wait()
 
-    def publish(self, events: Sequence[Event]) -> Promise:
-        """Publish events as `publish_to` does; if a topic cannot be, no event is published."""
+    async def ensure_place(self, item: SubscriptionItem, group: str, principal: Identity) -> None:
+        """Create topic and group of a subscription, durably, if they are not there and the principal may subscribe.
+
+        CLUSTERING needs the right to consume, BROADCASTING and the answering of questions that to subscribe.
+
+        Raises:
+            AccessRefusedError: the principal may not subscribe.
+            BabelbusError: the topic or the group cannot be.
+        """
+        is_live = item.mode == "BROADCASTING"
+        if is_live or item.type == "SYNC":
+            check_may(principal, Action.SUBSCRIBE, item.topic)
+        if is_live and principal.rights is not None:
+            await self.ensure_topic(item.topic, principal)
+        else:
+            await self.ensure_group(item.topic, group, principal)
+
+    def publish(self, events: Sequence[Event], principal: Identity | None = None) -> Promise:
+        """Publish events as `publish_to` does; if a topic cannot be or is refused, no event is published."""
         by_topic: dict[str, list[Event]] = {}
         for event in events:
             by_topic.setdefault(event.subject, []).append(event)
+        if principal is not None and principal.rights is not None:
+            refused = principal.rights.find_refused(Action.PUBLISH, list(by_topic))
+            if refused is not None:
+                return Promise.refused(refusal(principal, Action.PUBLISH, refused))
         if all(self.broker.has_topic(topic) for topic in by_topic):
-            return all_of([self.publish_to(topic, batch) for topic, batch in by_topic.items()])
-        return Work(self._publish_new(by_topic))
+            return all_of([self.publish_to(topic, batch, principal) for topic, batch in by_topic.items()])
+        return Work(self._publish_new(by_topic, principal))
 
-    def publish_to(self, topic: str, events: list[Event]) -> Promise:
+    def publish_to(self, topic: str, events: list[Event], principal: Identity | None = None) -> Promise:
         """Publish events to a topic, which is made if it does not exist. Every failure is the error of the promise.
 
         Few events wait for the end of this turn of the event loop, and are appended with those of other connections.
         """
         if not self.broker.has_topic(topic):
-            return Work(self._publish_new({topic: events}))
+            return Work(self._publish_new({topic: events}, principal))
+        key: str | tuple[str, str] = topic
+        if principal is None or principal.rights is None:
+            principal = self._principal
+        else:
+            key = topic, principal.name
         if len(events) >= GATHER_RECORDS_MAX:
             self._flush()
-            return self.broker.publish(Publication(self._principal, PROTOCOL, events, topic))
+            return self.broker.publish(Publication(principal, PROTOCOL, events, topic))
         if not self._gathered:
             self._loop.call_soon(self._flush)
-        found = self._gathered.get(topic)
+        found = self._gathered.get(key)
         if found is None:
-            found = self._gathered[topic] = (events, Promise())
+            found = self._gathered[key] = (events, Promise(), topic, principal)
         else:
             found[0].extend(events)
         return found[1]
 
-    async def _publish_new(self, by_topic: dict[str, list[Event]]) -> None:
+    async def _publish_new(self, by_topic: dict[str, list[Event]], principal: Identity | None) -> None:
         for topic in by_topic:
-            await self.ensure_topic(topic)
-        await all_of([self.publish_to(topic, batch) for topic, batch in by_topic.items()]).wait()
+            await self.ensure_topic(topic, principal)
+        await all_of([self.publish_to(topic, batch, principal) for topic, batch in by_topic.items()]).wait()
 
     def _flush(self) -> None:
         """Append what is gathered."""
         gathered, self._gathered = self._gathered, {}
-        for topic, (events, promise) in gathered.items():
-            receipt = self.broker.publish(Publication(self._principal, PROTOCOL, events, topic))
+        for events, promise, topic, principal in gathered.values():
+            receipt = self.broker.publish(Publication(principal, PROTOCOL, events, topic))
             receipt.when_done(partial(_resolve, promise))
 
     def fresh(self, member: Member, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
@@ -218,23 +260,29 @@ class Hub:
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def remember(self, question: Question) -> str:
-        """Return the id under which a responder answers a question."""
+    def remember(self, question: Question, principal: Identity) -> str:
+        """Return the id under which a responder answers a question; while the gate is on, the principal alone may."""
         name = f"babelbus-{self.next_number()}"
-        self._questions[name] = question.key
+        self._questions[name] = question.key, principal.name
         if len(self._questions) > QUESTIONS_MAX:
             self._questions.popitem(last=False)
         return name
 
-    def respond(self, name: str, reply: Reply) -> bool:
-        """Answer a question; `False`: nobody waits for the reply, or there was one before."""
-        key = self._questions.pop(name, None)
-        return key is not None and self.broker.respond(key, reply)
+    def respond(self, name: str, reply: Reply, principal: Identity | None) -> bool:
+        """Answer a question; `False`: nobody waits for the reply, there was one before, or another client was asked."""
+        found = self._questions.get(name)
+        if found is None or (self.callers.enforcing and (principal is None or principal.name != found[1])):
+            return False
+        del self._questions[name]
+        return self.broker.respond(found[0], reply)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Close the connections of silent clients; called about once a second."""
+        self.callers.tick()
+        for peer in list(self.peers) if self.callers.enforcing else ():
+            peer.check_proof()
         now = self.clock.monotonic()
         oldest = now - self.settings.idle_seconds
         for peer in [peer for peer in self.peers if peer.heard_at < oldest or peer.ends_at <= now]:

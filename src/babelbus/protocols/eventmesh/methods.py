@@ -26,6 +26,7 @@ from babelbus.protocols.eventmesh.dialects import (
     Published,
     RefusedError,
     Wanted,
+    code_of,
 )
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.records import FLAVOUR
@@ -34,6 +35,8 @@ from babelbus.protocols.eventmesh.webhooks import Webhooks
 
 Answer = Callable[[Any], None]
 """Sends the answer of a call: a message, or the error with which the call itself fails."""
+Handle = Callable[[Dialect, Any, Identity | None, Answer], None]
+"""Carries out a call; with a principal while the gate is on."""
 
 
 class Method(msgspec.Struct, frozen=True):
@@ -41,7 +44,7 @@ class Method(msgspec.Struct, frozen=True):
 
     dialect: Dialect
     read: Callable[[bytes], Any]
-    handle: Callable[[Dialect, Any, Answer], None] | None
+    handle: Handle | None
 
 
 class Methods:
@@ -57,7 +60,7 @@ class Methods:
 
     def _add(self, dialect: Dialect) -> None:
         """Add the methods of a package, by its descriptors."""
-        handlers = {
+        handlers: dict[str, Handle | None] = {
             "publish": self._publish,
             "publishOneWay": self._publish_one_way,
             "batchPublish": self._publish_batch,
@@ -76,32 +79,52 @@ class Methods:
 
     # -- unary calls -------------------------------------------------------------------------------------------------
 
-    def _publish(self, dialect: Dialect, message: Any, answer: Answer) -> None:
-        self._store(dialect, PUBLISH_ERROR, answer, lambda: [dialect.read_publication(message)])
+    def refuse(self, method: Method, path: bytes, error: BabelbusError, answer: Answer) -> None:
+        """Answer a call whose caller is not known."""
+        if path.endswith(b"OneWay"):
+            answer(Empty())
+        elif path.endswith(b"requestReply"):
+            answer(method.dialect.failed_request(error) or error)
+        else:
+            answer(_outcome(method.dialect, BODY_ERROR, error))
 
-    def _publish_batch(self, dialect: Dialect, message: Any, answer: Answer) -> None:
-        self._store(dialect, BATCH_ERROR, answer, lambda: dialect.read_batch(message))
+    def _publish(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
+        source = None if principal is None else principal.source
+        self._store(dialect, PUBLISH_ERROR, principal, answer, lambda: [dialect.read_publication(message, source)])
 
-    def _publish_one_way(self, dialect: Dialect, message: Any, answer: Answer) -> None:
-        self._publish(dialect, message, lambda _: answer(Empty()))
+    def _publish_batch(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
+        source = None if principal is None else principal.source
+        self._store(dialect, BATCH_ERROR, principal, answer, lambda: dialect.read_batch(message, source))
 
-    def _publish_batch_one_way(self, dialect: Dialect, message: Any, answer: Answer) -> None:
-        self._publish_batch(dialect, message, lambda _: answer(Empty()))
+    def _publish_one_way(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
+        self._publish(dialect, message, principal, lambda _: answer(Empty()))
 
-    def _store(self, dialect: Dialect, failure: str, answer: Answer, read: Callable[[], Sequence[Published]]) -> None:
+    def _publish_batch_one_way(
+        self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer
+    ) -> None:
+        self._publish_batch(dialect, message, principal, lambda _: answer(Empty()))
+
+    def _store(
+        self,
+        dialect: Dialect,
+        failure: str,
+        principal: Identity | None,
+        answer: Answer,
+        read: Callable[[], Sequence[Published]],
+    ) -> None:
         """Publish what `read` returns, and answer when it is stored."""
         try:
-            receipt = self._hub.publish([one.event for one in read()])
+            receipt = self._hub.publish([one.event for one in read()], principal)
         except BabelbusError as error:
             answer(_outcome(dialect, failure, error))
         else:
             receipt.when_done(lambda done: answer(_outcome(dialect, failure, done.error)))
 
-    def _request(self, dialect: Dialect, message: Any, answer: Answer) -> None:
-        work = Work(self._ask(dialect, message))
+    def _request(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
+        work = Work(self._ask(dialect, message, principal))
         work.when_done(lambda _: answer(work.value if work.error is None else work.error))
 
-    async def _ask(self, dialect: Dialect, message: Any) -> Any:
+    async def _ask(self, dialect: Dialect, message: Any, principal: Identity | None) -> Any:
         """Return the reply to a request.
 
         Raises:
@@ -109,10 +132,10 @@ class Methods:
         """
         hub = self._hub
         try:
-            asked = dialect.read_publication(message)
+            asked = dialect.read_publication(message, None if principal is None else principal.source)
             event = asked.event
             deadline = hub.clock.monotonic() + asked.ttl_ms / 1000
-            identity = Identity(f"{PROTOCOL}:{asked.group}", asked.group, None)
+            identity = principal or Identity(f"{PROTOCOL}:{asked.group}", asked.group, None)
             request = hub.broker.request(event.subject, event.payload, event.headers, deadline, identity)
             await settled(request)
             if request.error is not None:
@@ -128,41 +151,50 @@ class Methods:
         headers = (*flavour, *(pair for pair in reply.headers if pair[0] != FLAVOUR))
         return dialect.delivery(event.subject, reply.payload, headers, {}, hub.next_number())
 
-    def _subscribe(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+    def _subscribe(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
         try:
             wanted = dialect.read_subscription(message)
             if isinstance(wanted, Answered) or not wanted.urls:
                 raise RefusedError(BODY_ERROR, "url is missing")
             url = wanted.urls[0]
-            subscribed = self._webhooks.subscribe(wanted.group, wanted.items, url, wanted.idc, wanted.pid)
+            subscribed = self._webhooks.subscribe(wanted.group, wanted.items, url, wanted.idc, wanted.pid, principal)
         except BabelbusError as error:
             answer(_outcome(dialect, SUBSCRIBE_ERROR, error))
         else:
             subscribed.when_done(lambda done: answer(_outcome(dialect, SUBSCRIBE_ERROR, done.error)))
 
-    def _unsubscribe(self, dialect: Dialect, message: Any, answer: Answer) -> None:
+    def _unsubscribe(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
         try:
             wanted = dialect.read_subscription(message)
             if isinstance(wanted, Answered):
                 raise RefusedError(BODY_ERROR, "a reply is no subscription")
-            removed = self._remove(wanted)
+            removed = self._remove(wanted, principal)
         except BabelbusError as error:
             answer(_outcome(dialect, UNSUBSCRIBE_ERROR, error))
         else:
             removed.when_done(lambda done: answer(_outcome(dialect, UNSUBSCRIBE_ERROR, done.error)))
 
-    def _remove(self, wanted: Wanted) -> Promise:
-        """End the subscriptions of one client alone (8.6)."""
+    def _remove(self, wanted: Wanted, principal: Identity | None) -> Promise:
+        """End the subscriptions of one client alone (8.6); clients name themselves, principals do not."""
         topics = [item.topic for item in wanted.items]
-        for stream in [stream for stream in self._streams() if stream.client == wanted.client]:
+        for stream in self._streams_of(wanted, principal):
             stream.unsubscribe(wanted.group, topics)
-        urls = wanted.urls or self._webhooks.urls_of(wanted.group, wanted.pid)
-        return all_of([self._webhooks.unsubscribe(wanted.group, topics, url, wanted.pid) for url in urls])
+        webhooks = self._webhooks
+        urls = wanted.urls or webhooks.urls_of(wanted.group, wanted.pid, principal)
+        return all_of([webhooks.unsubscribe(wanted.group, topics, url, wanted.pid, principal) for url in urls])
 
-    def _beat(self, dialect: Dialect, message: Any, answer: Answer) -> None:
-        answer(self._known(dialect, message))
+    def _streams_of(self, wanted: Wanted, principal: Identity | None) -> list[Stream]:
+        """Return the streams of a client, while the gate is on those of its principal alone."""
+        return [
+            stream
+            for stream in self._streams()
+            if stream.client == wanted.client and (principal is None or stream.principal == principal.name)
+        ]
 
-    def _known(self, dialect: Dialect, message: Any) -> Any:
+    def _beat(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
+        answer(self._known(dialect, message, principal))
+
+    def _known(self, dialect: Dialect, message: Any, principal: Identity | None) -> Any:
         """Return the answer to a heartbeat."""
         try:
             wanted = dialect.read_heartbeat(message)
@@ -171,11 +203,11 @@ class Methods:
         if not wanted.is_subscriber:
             return dialect.outcome(BODY_ERROR, "clientType is SUB")
         known = []
-        streams = [stream for stream in self._streams() if stream.client == wanted.client]
+        streams = self._streams_of(wanted, principal)
         for item, url in zip(wanted.items, wanted.urls, strict=True):
             key = wanted.group, item.topic
             has_stream = any(key in stream.subscribed for stream in streams)
-            known.append(has_stream or self._webhooks.beat(*key, url))
+            known.append(has_stream or self._webhooks.beat(*key, url, principal))
         if all(known):
             return dialect.outcome(SUCCESS, "success")
         return dialect.outcome(RESUBSCRIBE, "no such subscription, subscribe again")
@@ -185,4 +217,4 @@ def _outcome(dialect: Dialect, failure: str, error: BabelbusError | None) -> Any
     """Return the answer to a unary call."""
     if error is None:
         return dialect.outcome(SUCCESS, "success")
-    return dialect.outcome(error.code if isinstance(error, RefusedError) else failure, str(error))
+    return dialect.outcome(code_of(error, failure), str(error))

@@ -126,7 +126,7 @@ def make_event(
         (SOURCE_HEADER, source.encode()),
     ]
     if message_headers:
-        rest = dict(message_headers)
+        rest = {name: value for name, value in message_headers.items() if name.lower() not in LEFT_OUT}
         content_type = rest.pop("datacontenttype", None)
         if content_type is not None:
             headers.append((CONTENT_TYPE, text_of(content_type).encode()))
@@ -135,7 +135,7 @@ def make_event(
     kept = {
         name: value if type(value) is str else text_of(value)
         for name, value in properties.items()
-        if name not in LEFT_OUT and value is not None
+        if value is not None and _record_names[name] is not None
     }
     payload = b"" if text is None else text.encode()
     if kept.get(ENCODING) == BASE64 and text is not None:
@@ -144,7 +144,7 @@ def make_event(
             payload = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             raise InvalidMessageError("content-encoding is base64, and the body is not") from None
-    headers += [(_record_names[name], value.encode()) for name, value in kept.items()]
+    headers += [(_record_names[name] or b"", value.encode()) for name, value in kept.items()]
     key = kept.get("keys") or kept.get("tag")
     return _event(topic, payload, key, headers), kept
 
@@ -170,7 +170,10 @@ class _Names(dict[Given, Made]):
         return made
 
 
-def _record_name(name: str) -> bytes:
+def _record_name(name: str) -> bytes | None:
+    """Return the header of a property, `None` for a property that is left out: seed clients capitalise names."""
+    if name.lower() in LEFT_OUT:
+        return None
     taken = name.startswith(("ce_", PREFIX)) or name == "content-type"
     return (f"{PREFIX}_{name}" if taken else name).encode()
 
@@ -179,7 +182,7 @@ def _property_name(name: bytes) -> str | None:
     return None if name in NO_PROPERTIES else _text(name).removeprefix(f"{PREFIX}_")
 
 
-_record_names: _Names[str, bytes] = _Names(_record_name)
+_record_names: _Names[str, bytes | None] = _Names(_record_name)
 _property_names: _Names[bytes, str | None] = _Names(_property_name)
 
 
@@ -214,7 +217,7 @@ def make_cloud_event(attributes: dict[str, Any], payload: bytes | None, source: 
         headers.append((CONTENT_TYPE, text_of(content_type).encode()))
     properties: dict[str, str] = {}
     for name, value in attributes.items():
-        if name not in CE_OWN and name not in LEFT_OUT and value is not None:
+        if name not in CE_OWN and name.lower() not in LEFT_OUT and value is not None:
             properties[name] = text_of(value)
             headers.append((f"ce_{name}".encode(), properties[name].encode()))
     key = properties.get("keys") or properties.get("tag")

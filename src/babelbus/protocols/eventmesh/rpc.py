@@ -8,13 +8,18 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from babelbus.core.access import AccessRefusedError
+from babelbus.core.receipt import Promise
 from babelbus.core.request import NoRespondersError, RequestTimeoutError
+from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
+from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given, address_of, name_of
 from babelbus.protocols.eventmesh.dialects import RefusedError
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
-from babelbus.protocols.eventmesh.methods import Methods
+from babelbus.protocols.eventmesh.methods import Method, Methods
 from babelbus.protocols.eventmesh.streams import Stream
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.wire import http2
@@ -31,7 +36,8 @@ class RpcServer:
 
     def __init__(self, hub: Hub, webhooks: Webhooks) -> None:
         self.hub = hub
-        self.methods = Methods(hub, webhooks, lambda: self._streams).by_path
+        methods = Methods(hub, webhooks, lambda: self._streams)
+        self.methods, self.refuse = methods.by_path, methods.refuse
         self.kinds = {path: method.handle is None for path, method in self.methods.items()}
         """Which methods are streaming."""
         self.limit = CallLimit(hub.settings.calls_max)
@@ -87,6 +93,9 @@ class RpcSession(contract.Session):
         self._outbox = outbox
         self._close = close
         self._peer = peer or "local"
+        self._address = address_of(peer)
+        self._caller: Caller | None = None
+        """Who made the last call, while the gate is on."""
         self._clock = server.hub.clock
         self._heard_at = self._clock.monotonic()
         self._pinged_at: float | None = None
@@ -137,7 +146,7 @@ class RpcSession(contract.Session):
         elif isinstance(event, Began):
             method = self._server.methods[event.path]
             wake = partial(self._wake, stream)
-            self.streams[stream] = Stream(self._server.hub, method.dialect, method.read, wake)
+            self.streams[stream] = Stream(self._server.hub, method.dialect, method.read, wake, self._identify)
             self._set_deadline(stream, event.deadline)
         elif isinstance(event, Cancelled):
             self._drop(stream)
@@ -163,7 +172,56 @@ class RpcSession(contract.Session):
         assert method.handle is not None
         if asked.deadline is not None:
             self._set_deadline(stream, asked.deadline)
-        method.handle(method.dialect, message, partial(self._answer, stream))
+        if not self._server.hub.callers.enforcing:
+            method.handle(method.dialect, message, None, partial(self._answer, stream))
+            return
+        self._prove(asked.path, method, message, partial(self._answer, stream))
+
+    def _prove(self, path: bytes, method: Method, message: Any, answer: Callable[[Any], None]) -> None:
+        """Carry out a call when it is known who makes it."""
+
+        def carry_out(_: Promise) -> None:
+            if work.error is not None:
+                self._server.refuse(method, path, work.error, answer)
+            elif not self._closed:
+                self._caller = work.value
+                assert method.handle is not None
+                method.handle(method.dialect, message, work.value.principal, answer)
+
+        try:
+            caller = self._identify(method.dialect.credentials(message))
+        except REFUSALS as error:
+            self._server.refuse(method, path, error, answer)
+            return
+        if isinstance(caller, Work):
+            work = caller
+            work.when_done(carry_out)
+        else:
+            self._caller = caller
+            assert method.handle is not None
+            method.handle(method.dialect, message, caller.principal, answer)
+
+    def _identify(self, given: Given) -> Caller | Work[Caller]:
+        return self._server.hub.callers.identify(given, self._address, self._outbox.peer_certificate)
+
+    def access_changed(self) -> None:
+        """Check again who made the streams, and what they may be sent."""
+        callers, certificate = self._server.hub.callers, self._outbox.peer_certificate
+        for stream, found in list(self.streams.items()):
+            if not found.access_changed(lambda caller: callers.renew(caller, self._address, certificate)):
+                self._lose(stream)
+        self._caller = None
+
+    def _lose(self, stream: int) -> None:
+        """End a stream: what its client has proved does not hold any more."""
+        self._calls.fail(stream, http2.PERMISSION_DENIED, "the credentials do not hold any more")
+        self._drop(stream)
+        self._schedule()
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the last call has proved."""
+        return name_of(self._caller)
 
     def _answer(self, stream: int, answer: Any) -> None:
         self._cancel_deadline(stream)
@@ -329,6 +387,8 @@ class RpcSession(contract.Session):
 
     def tick(self) -> None:
         """Send a ping to a silent client; close one that does not answer."""
+        for stream in [stream for stream, found in self.streams.items() if found.over_proof]:
+            self._lose(stream)
         now = self._clock.monotonic()
         if self._pinged_at is not None:
             if now - self._pinged_at > PING_SECONDS:
@@ -369,4 +429,8 @@ def _status(error: BabelbusError) -> int:
         return http2.DEADLINE_EXCEEDED
     if isinstance(error, RefusedError):
         return http2.INVALID_ARGUMENT
+    if isinstance(error, AccessRefusedError | InvalidProofError):
+        return http2.PERMISSION_DENIED
+    if isinstance(error, TooManyProofsError):
+        return http2.RESOURCE_EXHAUSTED
     return http2.UNAVAILABLE if isinstance(error, NoRespondersError) else http2.FAILED_PRECONDITION

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.admin import AdminSession
+from babelbus.protocols.eventmesh.callers import Callers
 from babelbus.protocols.eventmesh.calls import Calls, read_networks
 from babelbus.protocols.eventmesh.http import WebSession
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
@@ -27,7 +28,8 @@ class EventmeshService(StreamService):
         settings = self._settings = context.config.eventmesh
         self._drain_seconds = context.config.server.drain_seconds
         super().__init__(PROTOCOL, context, settings)
-        self.hub = Hub(context.broker, context.clock, context.metrics, settings)
+        self.callers = Callers(context.broker.gate, context.proofs, context.clock)
+        self.hub = Hub(context.broker, context.clock, context.metrics, settings, self.callers)
         calls = Calls(context.clock, read_networks(settings.webhook_networks))
         cluster = {
             "eventmeshcluster": ORIGIN,
@@ -61,7 +63,7 @@ class EventmeshService(StreamService):
             return WebSession(self.hub, self.webhooks, outbox, self._guard, peer)
 
         def make_admin(outbox: Outbox, close: Callable[[], None], peer: str | None) -> AdminSession:
-            return AdminSession(self.hub, self.webhooks, self._rpc, outbox, self._guard)
+            return AdminSession(self.hub, self.webhooks, self._rpc, outbox, self._guard, peer)
 
         self.webhooks.open()
         await self.listeners.listen("eventmesh-tcp", settings.host, settings.tcp_port, make, tls=tls)
@@ -72,6 +74,12 @@ class EventmeshService(StreamService):
             "eventmesh-grpc", settings.host, settings.grpc_port, self._rpc.make_session, tls=self._rpc_tls
         )
         self.listeners.tick(TICK_SECONDS, self._tick)
+
+    def access_changed(self) -> None:
+        """Check the rights of all clients and webhooks again."""
+        self.callers.access_changed()
+        super().access_changed()
+        self.webhooks.access_changed()
 
     def _tick(self) -> None:
         self.hub.tick()

@@ -21,6 +21,7 @@ from babelbus.errors import BabelbusError, PeerLeavesError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh import messages as m
+from babelbus.protocols.eventmesh.callers import LOST, REFUSALS, Caller, Given, address_of, name_of
 from babelbus.protocols.eventmesh.frames import (
     FRAME_BYTES_MAX,
     NEW,
@@ -63,8 +64,10 @@ class Session(contract.Session):
         self._decoder = FrameDecoder(frame_bytes_max=HELLO_BYTES_MAX)
         self._frames: list[Frame] = []
         self._agent: UserAgent | None = None
-        self._principal = Identity(PROTOCOL, PROTOCOL, None)
-        self._source = PROTOCOL
+        self._caller: Caller | None = None
+        self._address = address_of(peer)
+        self._fault = ""
+        """Why the session could not begin, if that was found out later."""
         self._listening = False
         self._leaving = False
         self._subscribed: dict[str, Subscribed] = {}
@@ -93,6 +96,8 @@ class Session(contract.Session):
 
     def resume(self) -> None:
         """Continue with frames that were put off while the outbox was full, then with frames that came."""
+        if self._fault:
+            raise PeerLeavesError(self._fault)
         try:
             while self._frames or (found := self._decoder.frames()):
                 frames = self._frames or found
@@ -191,13 +196,50 @@ class Session(contract.Session):
             fault = "client purpose config is error"
         if not fault and not agent.group_name:
             fault = "client group cannot be null"
+        given = Given(agent.username or "", agent.password or "", agent.token or "")
+        agent.username = agent.password = agent.token = None  # kept no longer than it takes to check them
+        callers = self._hub.callers
+        caller = callers.unasked(agent.group_name, given)
+        if not fault and callers.enforcing:
+            try:
+                found = callers.identify(given, self._address, self._outbox.peer_certificate)
+            except REFUSALS as error:
+                fault = str(error)
+            else:
+                if isinstance(found, Work):
+                    self._prove(seq, agent, found)
+                    return
+                caller = found
         self._answer(m.HELLO, seq, fault)
         if fault:
             raise PeerLeavesError(fault)
-        self._agent = agent
-        self._source = f"{PROTOCOL}:{agent.group_name}"
-        self._principal = Identity(self._source, agent.group_name, None)
+        self._begin_session(agent, caller)
+
+    def _begin_session(self, agent: UserAgent, caller: Caller) -> None:
+        self._agent, self._caller = agent, caller
         self._decoder.frame_bytes_max = FRAME_BYTES_MAX
+
+    def _prove(self, seq: bytes, agent: UserAgent, caller: Work[Caller]) -> None:
+        """Answer HELLO when the password is checked; later frames wait for that."""
+
+        def settle(_: Promise) -> None:
+            if caller.error is None:
+                self._begin_session(agent, caller.value)
+            else:
+                self._fault = str(caller.error)
+
+        def encode() -> bytes:
+            return _encode_answer(surplus, m.ANSWERS[m.HELLO], seq, self._fault)
+
+        surplus = self._surplus
+        caller.when_done(settle)
+        self._outbox.answer_when([caller], encode, self._outbox.bytes_max)
+
+    @property
+    def _identity(self) -> Identity:
+        """The principal of a session that has begun."""
+        assert self._caller is not None
+        return self._caller.principal
 
     def _begin_to_subscribe(self, seq: bytes, body: bytes) -> None:
         """Answer a subscription when its topics and groups are there; later frames wait for that."""
@@ -231,15 +273,17 @@ class Session(contract.Session):
             if before is None and len(self._subscribed) >= self._hub.settings.subscriptions_max:
                 return f"{self._hub.settings.subscriptions_max} topics are subscribed to, which is the limit"
             try:
-                if wanted.mode == "CLUSTERING":
-                    await self._hub.ensure_group(wanted.topic, self._agent.group_name)
+                caller = self._caller
+                assert caller is not None
+                if wanted.mode == "CLUSTERING" or caller.principal.rights is not None:
+                    await self._hub.ensure_place(wanted, self._agent.group_name, caller.principal)
                 else:
-                    await self._hub.ensure_topic(wanted.topic)
+                    await self._hub.ensure_topic(wanted.topic, caller.principal)
                 if self not in self._hub.peers:
                     return "the client is gone"
                 if before is not None:
                     self._end(before)
-                subscribed = self._subscribed[wanted.topic] = Subscribed(wanted)
+                subscribed = self._subscribed[wanted.topic] = Subscribed(wanted, self._caller or caller)
                 if self._listening:
                     self._begin(subscribed)
             except BabelbusError as error:
@@ -290,7 +334,7 @@ class Session(contract.Session):
         header = frame.header
         error, topic = "", ""
         try:
-            event, _ = read_message(frame.body, str(header.seq or ""), header.properties, self._source)
+            event, _ = read_message(frame.body, str(header.seq or ""), header.properties, self._identity.source)
             topic = event.subject
             if len(event.payload or b"") > self._hub.settings.content_bytes_max:
                 raise InvalidMessageError(f"event size exceeds the limit: {self._hub.settings.content_bytes_max}")
@@ -310,7 +354,8 @@ class Session(contract.Session):
             return
         events, self._events = self._events, {}
         acks, self._acks = self._acks, []
-        receipts = {topic: self._hub.publish_to(topic, batch) for topic, batch in events.items()}
+        principal = self._identity if events else None
+        receipts = {topic: self._hub.publish_to(topic, batch, principal) for topic, batch in events.items()}
         weight = 128 * len(acks)
         if any(isinstance(receipt, Work) and not receipt.done for receipt in receipts.values()):
             weight = self._outbox.bytes_max  # a topic is being made: what follows must not overtake
@@ -331,12 +376,12 @@ class Session(contract.Session):
         """Send a request to a responder. A failure gets silence: Java takes each answer for the reply (3.8)."""
         properties = frame.header.properties
         try:
-            event, named = read_message(frame.body, str(frame.header.seq or ""), properties, self._source)
+            event, named = read_message(frame.body, str(frame.header.seq or ""), properties, self._identity.source)
         except InvalidMessageError as error:
             log.info("%s %s: a request cannot be read: %s", PROTOCOL, self._peer, error)
             return
         deadline = self._hub.clock.monotonic() + read_ttl(named.get("ttl"), TTL_MS) / 1000
-        request = self._hub.broker.request(event.subject, event.payload, event.headers, deadline, self._principal)
+        request = self._hub.broker.request(event.subject, event.payload, event.headers, deadline, self._identity)
         request.when_done(partial(self._replied, seq, event.subject, flavour_of(properties)))
 
     def _replied(self, seq: bytes, topic: str, flavour: m.Flavour, request: Request[Reply]) -> None:
@@ -352,7 +397,7 @@ class Session(contract.Session):
         """Handle a reply; a reply to nothing is dropped without a word."""
         try:
             event, properties = read_message(
-                frame.body, str(frame.header.seq or ""), frame.header.properties, self._source
+                frame.body, str(frame.header.seq or ""), frame.header.properties, self._identity.source
             )
         except InvalidMessageError as error:
             log.info("%s %s: a reply cannot be read: %s", PROTOCOL, self._peer, error)
@@ -362,14 +407,14 @@ class Session(contract.Session):
             (name,) = self._questions.values()
         if name is not None:
             self._questions = {seq: asked for seq, asked in self._questions.items() if asked != name}
-            self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)))
+            self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)), self._identity)
 
     def _ask(self, subscribed: Subscribed, question: Question) -> None:
         """Send a question to the client; a client that reads too slowly does not get the question."""
         if self._outbox.full:
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
             return
-        name = self._hub.remember(question)
+        name = self._hub.remember(question, self._identity)
         topic, more = subscribed.item.topic, correlation(name)
         seq, push = self._encode_push(m.PUSH_REQUEST, topic, question.payload, question.headers, more)
         self._questions[seq] = name
@@ -456,6 +501,54 @@ class Session(contract.Session):
         name = m.SERVER_GOODBYE.encode()
         header = b'{"cmd":"%b","command":"%b","code":0,"desc":%b}' % (name, name, _encode(reason))
         self._send(encode_frame(self._surplus, header))
+
+    def access_changed(self) -> None:
+        """Check again who the client is, and what it may be sent."""
+        before = self._caller
+        if before is None or before.principal is LOST:
+            return
+        caller = self._hub.callers.renew(before, self._address, self._outbox.peer_certificate)
+        if caller is None:
+            self._lose()
+            return
+        self._caller = caller
+        for topic, subscribed in list(self._subscribed.items()):
+            if subscribed.caller.principal.rights is caller.principal.rights:
+                is_lost = subscribed.revoked
+            else:
+                is_lost = not self._begin_again(subscribed, caller)
+            if is_lost:
+                del self._subscribed[topic]
+                self._end(subscribed)
+
+    def _begin_again(self, subscribed: Subscribed, caller: Caller) -> bool:
+        """Update for whom a subscription is; return whether the principal may have it."""
+        self._end(subscribed)
+        subscribed.caller = caller
+        try:
+            if self._listening:
+                self._begin(subscribed)
+        except BabelbusError:
+            return False
+        return not subscribed.revoked
+
+    def _lose(self) -> None:
+        """Send a goodbye: what the client has proved does not hold any more. Until it is closed it may do nothing."""
+        assert self._caller is not None
+        self._caller = msgspec.structs.replace(self._caller, principal=LOST)
+        self.say_goodbye("the credentials do not hold any more")
+        self.ends_at = self._hub.clock.monotonic()
+
+    def check_proof(self) -> None:
+        """End the session if what the client has proved is over."""
+        caller = self._caller
+        if caller is not None and caller.principal is not LOST and not self._hub.callers.holds(caller):
+            self._lose()
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the client has proved to be."""
+        return name_of(self._caller)
 
     def redirect(self, ip: str, port: int) -> None:
         """Send the client to another server, and end the session."""

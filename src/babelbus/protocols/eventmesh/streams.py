@@ -6,13 +6,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from babelbus.core.access import Identity
 from babelbus.core.groups import Delivery, Member
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.request import Question, Reply
-from babelbus.core.work import Work
+from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
-from babelbus.protocols.eventmesh.dialects import SUBSCRIBE_ERROR, SUCCESS, Answered, Dialect, RefusedError, Wanted
+from babelbus.protocols.eventmesh.callers import Caller, Given
+from babelbus.protocols.eventmesh.dialects import (
+    ACL_ERROR,
+    SUBSCRIBE_ERROR,
+    SUCCESS,
+    Answered,
+    Dialect,
+    RefusedError,
+    Wanted,
+    code_of,
+)
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, without_correlation
 from babelbus.protocols.eventmesh.records import InvalidMessageError
 from babelbus.protocols.eventmesh.subscriptions import Subscribed
@@ -34,7 +45,17 @@ Waiting = tuple[str, bytes | None, Headers, dict[str, str], Member | None, Deliv
 class Stream:
     """The subscriptions of one stream, the requests that came on it, and what waits to be written to it."""
 
-    def __init__(self, hub: Hub, dialect: Dialect, read: Callable[[bytes], Any], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        dialect: Dialect,
+        read: Callable[[bytes], Any],
+        wake: Callable[[], None],
+        identify: Callable[[Given], Caller | Work[Caller]],
+    ) -> None:
+        self._identify = identify
+        self._caller: Caller | None = None
+        """Who sent the last subscription, while the gate is on."""
         self.read = read
         """Reads a message of the stream."""
         self.waiting: deque[Waiting] = deque()
@@ -86,7 +107,7 @@ class Stream:
                 self._acknowledge(message, error)
                 continue
             self._subscribing = True
-            Work(self._subscribe(found)).when_done(partial(self._subscribed, message))
+            Work(self._subscribe(found, message)).when_done(partial(self._subscribed, message))
         return handled
 
     @property
@@ -102,20 +123,48 @@ class Stream:
     def _acknowledge(self, message: Any, error: BabelbusError | None) -> None:
         code, text = SUCCESS, "subscribe success"
         if error is not None:
-            code, text = error.code if isinstance(error, RefusedError) else SUBSCRIBE_ERROR, str(error)
+            code, text = code_of(error, SUBSCRIBE_ERROR), str(error)
             self.ending = True
         self._answers.append(self._dialect.acknowledgement(message, code, text).SerializeToString())
 
     def _respond(self, answered: Answered) -> None:
         name = answered.properties.get(CORRELATION, "")
-        self._hub.respond(name, Reply(answered.event.payload, without_correlation(answered.event.headers)))
+        reply = Reply(answered.event.payload, without_correlation(answered.event.headers))
+        self._hub.respond(name, reply, self._identity)
 
-    async def _subscribe(self, wanted: Wanted) -> None:
+    @property
+    def _identity(self) -> Identity | None:
+        return None if self._caller is None else self._caller.principal
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal of the last subscription, `None` while the gate is off."""
+        return None if self._caller is None else self._caller.principal.name
+
+    async def _prove(self, wanted: Wanted, message: Any) -> Caller:
+        """Return who sends a subscription.
+
+        Raises:
+            InvalidProofError, TooManyProofsError: see `Callers.identify`.
+        """
+        if not self._hub.callers.enforcing:
+            return self._hub.callers.unasked(wanted.group)
+        found = self._identify(self._dialect.credentials(message))
+        if isinstance(found, Work):
+            await settled(found)
+            found = found.result()
+        if self._caller is not None and self._caller.principal.name != found.principal.name:
+            raise RefusedError(ACL_ERROR, "the subscriptions of a stream belong to one principal")
+        self._caller = found
+        return found
+
+    async def _subscribe(self, wanted: Wanted, message: Any) -> None:
         """Add topics.
 
         Raises:
-            BabelbusError: a topic or the group cannot be.
+            BabelbusError: a topic or the group cannot be, or the principal may not subscribe.
         """
+        caller = await self._prove(wanted, message)
         self.client = wanted.client
         for item in wanted.items:
             key = wanted.group, item.topic
@@ -124,13 +173,39 @@ class Stream:
                 continue
             if len(self.subscribed) >= self._hub.settings.subscriptions_max:
                 raise RefusedError(SUBSCRIBE_ERROR, f"{self._hub.settings.subscriptions_max} topics are the limit")
-            await self._hub.ensure_group(item.topic, wanted.group)
+            await self._hub.ensure_place(item, wanted.group, caller.principal)
             if self._closed:
                 return
             if before is not None:
                 before.end(self._hub)
-            subscribed = self.subscribed[key] = Subscribed(item)
+            subscribed = self.subscribed[key] = Subscribed(item, caller)
             subscribed.begin(self._hub, wanted.group, self._deliver, self._broadcast, self._ask)
+
+    def access_changed(self, renew: Callable[[Caller], Caller | None]) -> bool:
+        """Check again who the client is, and what it may be sent; return whether the stream goes on."""
+        for (group, topic), subscribed in list(self.subscribed.items()):
+            caller = renew(subscribed.caller)
+            if caller is None:
+                return False
+            is_new = subscribed.caller.principal.rights is not caller.principal.rights
+            subscribed.caller = caller
+            if self._caller is not None or self._hub.callers.enforcing:
+                self._caller = caller
+            try:
+                if is_new:
+                    subscribed.end(self._hub)
+                    subscribed.begin(self._hub, group, self._deliver, self._broadcast, self._ask)
+                is_lost = subscribed.revoked
+            except BabelbusError:
+                is_lost = True
+            if is_lost:
+                self.unsubscribe(group, [topic])
+        return True
+
+    @property
+    def over_proof(self) -> bool:
+        """Whether what the client has proved does not hold any more."""
+        return self._caller is not None and not self._hub.callers.holds(self._caller)
 
     def unsubscribe(self, group: str, topics: Sequence[str]) -> None:
         """End subscriptions."""
@@ -224,7 +299,7 @@ class Stream:
         if len(self.waiting) >= self._hub.settings.window:
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
             return
-        more = correlation(self._hub.remember(question))
+        more = correlation(self._hub.remember(question, subscribed.caller.principal))
         self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
 
     def _add(self, waiting: Sequence[Waiting]) -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from babelbus.core.access import Action, may, may_topic
 from babelbus.core.groups import Delivery, Member
 from babelbus.core.record import Event
 from babelbus.core.request import Question
 from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import exactly
 from babelbus.protocols.eventmesh import messages as m
+from babelbus.protocols.eventmesh.callers import Caller
 from babelbus.protocols.eventmesh.hub import Hub
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 
@@ -16,10 +18,11 @@ from babelbus.protocols.eventmesh.messages import SubscriptionItem
 class Subscribed:
     """A topic that a client has subscribed to, and what the client is to the topic while it listens."""
 
-    __slots__ = ("item", "live", "member", "responder")
+    __slots__ = ("caller", "item", "live", "member", "responder")
 
-    def __init__(self, item: SubscriptionItem) -> None:
+    def __init__(self, item: SubscriptionItem, caller: Caller) -> None:
         self.item = item
+        self.caller = caller
         self.member: Member | None = None
         self.live: Live | None = None
         self.responder: Live | None = None
@@ -44,17 +47,25 @@ class Subscribed:
         """Deliver what comes to the topic from now on.
 
         Raises:
+            AccessRefusedError: the principal may not subscribe.
             BabelbusError: the group cannot be.
         """
-        topic = self.item.topic
+        topic, principal = self.item.topic, self.caller.principal
         if self.item.mode == "BROADCASTING":
-            self.live = hub.broker.subscribe(exactly(topic), partial(broadcast, self))
+            self.live = hub.broker.subscribe(exactly(topic), partial(broadcast, self), principal)
             return
-        joined = hub.group(topic, group)
+        joined = hub.group(topic, group, principal)
         handle = partial(self._deliver, hub, deliver)
-        self.member = joined.join(handle, window=hub.settings.window, owner=self, held=held)
+        self.member = joined.join(handle, window=hub.settings.window, owner=self, held=held, principal=principal)
         if self.item.type == "SYNC":
-            self.responder = hub.broker.responders.add(exactly(topic), partial(ask, self), group)
+            self.responder = hub.broker.responders.add(exactly(topic), partial(ask, self), group, principal)
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the principal has lost the right to what it subscribed to."""
+        if self.item.mode == "BROADCASTING":
+            return not may(self.caller.principal, Action.SUBSCRIBE, self.item.topic)
+        return not may_topic(self.caller.principal, Action.CONSUME, self.item.topic)
 
     def _deliver(
         self, hub: Hub, deliver: "Callable[[Subscribed, Sequence[Delivery]], None]", deliveries: Sequence[Delivery]

@@ -12,7 +12,9 @@ from functools import partial
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from babelbus.core.access import ANONYMOUS, Action, Granted, Identity, may, may_topic
 from babelbus.core.groups import Delivery, Member, check_group_name
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
@@ -63,18 +65,27 @@ class Entry(msgspec.Struct, frozen=True):
     type: str = "ASYNC"
     idc: str = ""
     pid: str = ""
+    principal: str | UnsetType = UNSET
+    """Who subscribed it; unset if the gate was off."""
+
+    @property
+    def owner(self) -> str:
+        """Name of the principal, empty if there is none."""
+        return "" if isinstance(self.principal, UnsetType) else self.principal
 
 
 class _Webhook:
-    """The webhooks of a group for a topic."""
+    """The webhooks of a principal in a group for a topic."""
 
-    def __init__(self, owner: "Webhooks", group: str, topic: str) -> None:
+    def __init__(self, owner: "Webhooks", group: str, topic: str, principal: str) -> None:
+        self.principal = principal
         self.group = group
         self.topic = topic
         self.entries: dict[str, Entry] = {}
         self.member: Member | None = None
         self.live: Live | None = None
         self.responder: Live | None = None
+        self._rights: Granted | None = None
         self._code = PUSH_ASYNC
         """The request code of a push."""
         self._urls: list[str] = []
@@ -85,29 +96,63 @@ class _Webhook:
     def update(self) -> None:
         """Begin and end what the entries ask for."""
         hub = self._owner.hub
+        principal = hub.callers.of_name(self.principal)
+        self._rights = principal.rights
         entries = self.entries.values()
         modes = {entry.mode for entry in entries}
         self._urls = [entry.url for entry in entries if entry.mode == "CLUSTERING"] or list(self.entries)
         self._code = PUSH_SYNC if any(entry.type == "SYNC" for entry in entries) else PUSH_ASYNC
         if "CLUSTERING" in modes and self.member is None:
-            group = hub.group(self.topic, self.group)
+            group = hub.group(self.topic, self.group, principal)
             # Each push ends with an ack or a reject, however long a webhook that hangs makes other pushes wait.
             self.member = group.join(
-                self._deliver, window=min(hub.settings.window, PUSHES_MAX), owner=self, expires=False
+                self._deliver,
+                window=min(hub.settings.window, PUSHES_MAX),
+                owner=self,
+                expires=False,
+                principal=principal,
             )
         elif "CLUSTERING" not in modes and self.member is not None:
             self.member.leave()
             self.member = None
         if "BROADCASTING" in modes and self.live is None:
-            self.live = hub.broker.subscribe(exactly(self.topic), self._broadcast)
+            self.live = hub.broker.subscribe(exactly(self.topic), self._broadcast, principal)
         elif "BROADCASTING" not in modes and self.live is not None:
             hub.broker.unsubscribe(self.live)
             self.live = None
         if self._code == PUSH_SYNC and self.responder is None:
-            self.responder = hub.broker.responders.add(exactly(self.topic), self._ask, self.group)
+            self.responder = hub.broker.responders.add(exactly(self.topic), self._ask, self.group, principal)
         elif self._code != PUSH_SYNC and self.responder is not None:
             hub.broker.responders.remove(self.responder)
             self.responder = None
+
+    def end(self) -> None:
+        """End deliveries; what comes from now on waits for others, or for `update`."""
+        hub = self._owner.hub
+        member, self.member = self.member, None
+        live, self.live = self.live, None
+        responder, self.responder = self.responder, None
+        if member is not None:
+            member.leave()
+        if live is not None:
+            hub.broker.unsubscribe(live)
+        if responder is not None:
+            hub.broker.responders.remove(responder)
+
+    def access_changed(self) -> bool:
+        """End what the principal may not have any more; return whether it may have anything."""
+        if self._rights is not self._owner.hub.callers.of_name(self.principal).rights:
+            self.end()
+        elif self.member is not None and self.member.closed:
+            self.member = None
+        return self.may_push(is_live=False) or self.may_push(is_live=True)
+
+    def may_push(self, *, is_live: bool) -> bool:
+        """Return whether the principal may have a message now; without that it is not pushed, nor pushed again."""
+        principal = self._owner.hub.callers.of_name(self.principal)
+        if is_live:
+            return may(principal, Action.SUBSCRIBE, self.topic)
+        return may_topic(principal, Action.CONSUME, self.topic)
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         member = self.member
@@ -129,12 +174,13 @@ class _Webhook:
             body = self._encode(event.payload, event.headers, {})
             for url, entry in self.entries.items():
                 if entry.mode == "BROADCASTING":
-                    self._push(body, self._log, url)
+                    self._push(body, self._log, url, is_live=True)
 
     def _ask(self, question: Question) -> None:
-        name = self._owner.hub.remember(question)
+        hub = self._owner.hub
+        name = hub.remember(question, hub.callers.of_name(self.principal))
         more = correlation(name)
-        self._push(self._encode(question.payload, question.headers, more), self._log)
+        self._push(self._encode(question.payload, question.headers, more), self._log, is_live=True)
 
     def _log(self, error: str) -> None:
         if error:
@@ -156,10 +202,19 @@ class _Webhook:
         return fields | {"protocoltype": flavour}, form
 
     def _push(
-        self, push: tuple[dict[str, str], bytes], done: Callable[[str], None], url: str = "", attempt: int = 0
+        self,
+        push: tuple[dict[str, str], bytes],
+        done: Callable[[str], None],
+        url: str = "",
+        attempt: int = 0,
+        *,
+        is_live: bool = False,
     ) -> None:
         """Call one webhook after the other until one takes the message; `done` gets the reason if none does."""
         urls = self._urls
+        if self._owner.hub.callers.enforcing and not self.may_push(is_live=is_live):
+            done("its principal may not have the message any more")
+            return
         if not url and not urls:
             done("no webhook is subscribed any more")
             return
@@ -176,7 +231,7 @@ class _Webhook:
             elif attempt >= RETRIES_MAX:
                 done(f"{chosen}: {error}, after {RETRIES_MAX} retries")
             else:
-                self._owner.later(delay, lambda: self._push(push, done, url, attempt + 1))
+                self._owner.later(delay, lambda: self._push(push, done, url, attempt + 1, is_live=is_live))
 
         call.when_done(answered)
 
@@ -222,8 +277,9 @@ class Webhooks:
         """Headers that name the server (4.3, 5.1)."""
         self._calls = calls
         self._note = note
-        self._webhooks: dict[tuple[str, str], _Webhook] = {}
-        self._heard: dict[tuple[str, str, str], float] = {}
+        self._webhooks: dict[tuple[str, str, str], _Webhook] = {}
+        """By group, topic and principal."""
+        self._heard: dict[tuple[str, str, str, str], float] = {}
         """When the client of a webhook sent its last heartbeat, if it ever sent one."""
         self._done: dict[Member, list[Delivery]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
@@ -242,9 +298,17 @@ class Webhooks:
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, group: str, items: Sequence[SubscriptionItem], url: str, idc: str = "", pid: str = ""
+        self,
+        group: str,
+        items: Sequence[SubscriptionItem],
+        url: str,
+        idc: str = "",
+        pid: str = "",
+        principal: Identity | None = None,
     ) -> Work[None]:
         """Add a webhook to a group for topics; the work is done when the webhook agrees and the note is written.
+
+        The `principal` subscribes, while the gate is on.
 
         Raises:
             TargetRefusedError, InvalidTopicNameError, InvalidGroupNameError: the subscription names what cannot be.
@@ -253,11 +317,15 @@ class Webhooks:
         check_group_name(group)
         for item in items:
             check_topic_name(item.topic)
-        return Work(self._subscribe([Entry(group, item.topic, url, item.mode, item.type, idc, pid) for item in items]))
+        name: str | UnsetType = UNSET if principal is None else principal.name
+        entries = [Entry(group, item.topic, url, item.mode, item.type, idc, pid, name) for item in items]
+        return Work(self._subscribe(entries, items, principal or self.hub.callers.of_name("")))
 
-    async def _subscribe(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            await self.hub.ensure_group(entry.topic, entry.group)
+    async def _subscribe(
+        self, entries: Sequence[Entry], items: Sequence[SubscriptionItem], principal: Identity
+    ) -> None:
+        for entry, item in zip(entries, items, strict=True):
+            await self.hub.ensure_place(item, entry.group, principal)
         if self.hub.settings.webhook_consent and entries:
             origin = self.cluster["webhook-request-origin"]
             call = self.call("OPTIONS", entries[0].url, [("webhook-request-origin", origin)])
@@ -274,48 +342,77 @@ class Webhooks:
             self._add(entry)
         await self._save().wait()
 
-    def unsubscribe(self, group: str, topics: Sequence[str], url: str, pid: str = "") -> Promise:
-        """Remove a webhook of a group from topics; those of other clients stay."""
+    def unsubscribe(
+        self, group: str, topics: Sequence[str], url: str, pid: str = "", principal: Identity | None = None
+    ) -> Promise:
+        """Remove a webhook of a group from topics; those of other clients stay, and those of other principals."""
         for topic in topics:
-            webhook = self._webhooks.get((group, topic))
-            entry = None if webhook is None else webhook.entries.get(url)
-            if webhook is not None and entry is not None and (not pid or not entry.pid or entry.pid == pid):
-                self._remove(webhook, url)
+            for webhook in self._find(group, topic, principal):
+                entry = webhook.entries.get(url)
+                if entry is not None and (not pid or not entry.pid or entry.pid == pid):
+                    self._remove(webhook, url)
         return self._save()
 
-    def beat(self, group: str, topic: str, url: str) -> bool:
+    def beat(self, group: str, topic: str, url: str, principal: Identity | None = None) -> bool:
         """Record a heartbeat of the client of a webhook; return whether the webhook is known."""
-        webhook = self._webhooks.get((group, topic))
-        if webhook is None or url not in webhook.entries:
-            return False
-        self._heard[group, topic, url] = self.hub.clock.monotonic()
-        return True
+        known = [webhook for webhook in self._find(group, topic, principal) if url in webhook.entries]
+        for webhook in known:
+            self._heard[group, topic, webhook.principal, url] = self.hub.clock.monotonic()
+        return bool(known)
 
-    def entries(self) -> list[Entry]:
-        """Return all webhooks."""
-        return [entry for webhook in self._webhooks.values() for entry in webhook.entries.values()]
+    def _find(self, group: str, topic: str, principal: Identity | None) -> list[_Webhook]:
+        """Return the webhooks of a principal in a group for a topic; `None`: of all principals, the gate is off."""
+        if principal is None:
+            return [one for one in list(self._webhooks.values()) if (one.group, one.topic) == (group, topic)]
+        names = ("", ANONYMOUS) if principal.name == ANONYMOUS else (principal.name,)
+        return [self._webhooks[group, topic, name] for name in names if (group, topic, name) in self._webhooks]
 
-    def urls_of(self, group: str, pid: str) -> list[str]:
+    def entries(self, principal: Identity | None = None) -> list[Entry]:
+        """Return all webhooks, or those of a principal."""
+        names = None if principal is None else (principal.name, "" if principal.name == ANONYMOUS else principal.name)
+        webhooks = [one for one in self._webhooks.values() if names is None or one.principal in names]
+        return [entry for webhook in webhooks for entry in webhook.entries.values()]
+
+    def urls_of(self, group: str, pid: str, principal: Identity | None = None) -> list[str]:
         """Return the webhooks of a client in a group: Go's SDK does not name them when it unsubscribes (7.6)."""
-        return sorted({entry.url for entry in self.entries() if entry.group == group and pid in ("", entry.pid)})
+        entries = self.entries(principal)
+        return sorted({entry.url for entry in entries if entry.group == group and pid in ("", entry.pid)})
 
-    def _add(self, entry: Entry) -> None:
-        key = entry.group, entry.topic
-        webhook = self._webhooks.get(key)
-        if webhook is None:
-            webhook = self._webhooks[key] = _Webhook(self, entry.group, entry.topic)
-        webhook.entries[entry.url] = entry
+    def access_changed(self) -> None:
+        """Check again what principals may have; webhooks of principals that are gone are forgotten."""
+        gone = [webhook for webhook in self._webhooks.values() if self.hub.callers.is_gone(webhook.principal)]
+        for webhook in gone:
+            log.info("webhooks of %r are forgotten: there is no such principal any more", webhook.principal)
+            for url in list(webhook.entries):
+                self._remove(webhook, url)
+        if gone:
+            self._save()
+        for webhook in self._webhooks.values():
+            if webhook.access_changed():
+                self._update(webhook)
+
+    def _update(self, webhook: _Webhook) -> None:
         try:
             webhook.update()
         except BabelbusError as error:
-            log.warning("a webhook of group %r on topic %r gets nothing: %s", entry.group, entry.topic, error)
+            log.warning("a webhook of group %r on topic %r gets nothing: %s", webhook.group, webhook.topic, error)
+
+    def _add(self, entry: Entry) -> None:
+        key = entry.group, entry.topic, entry.owner
+        webhook = self._webhooks.get(key)
+        if webhook is None:
+            webhook = self._webhooks[key] = _Webhook(self, *key)
+        webhook.entries[entry.url] = entry
+        self._update(webhook)
 
     def _remove(self, webhook: _Webhook, url: str) -> None:
         del webhook.entries[url]
-        self._heard.pop((webhook.group, webhook.topic, url), None)
-        webhook.update()
-        if not webhook.entries:
-            del self._webhooks[webhook.group, webhook.topic]
+        self._heard.pop((webhook.group, webhook.topic, webhook.principal, url), None)
+        if webhook.entries:
+            self._update(webhook)
+        else:
+            webhook.end()
+            del self._webhooks[webhook.group, webhook.topic, webhook.principal]
 
     def _save(self) -> Promise:
         """Write the note in a thread."""
@@ -361,9 +458,9 @@ class Webhooks:
         self._calls.tick()
         oldest = self.hub.clock.monotonic() - EXPIRE_SECONDS
         silent = [key for key, heard in self._heard.items() if heard < oldest]
-        for group, topic, url in silent:
+        for group, topic, principal, url in silent:
             log.info("webhook %s of group %r on topic %r has sent no heartbeat, and is forgotten", url, group, topic)
-            self._remove(self._webhooks[group, topic], url)
+            self._remove(self._webhooks[group, topic, principal], url)
         if silent:
             self._save()
 

@@ -7,6 +7,7 @@ from babelbus.wire.http2.requests import (
     FAILED_PRECONDITION,
     INTERNAL,
     INVALID_ARGUMENT,
+    PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "FAILED_PRECONDITION",
     "INTERNAL",
     "INVALID_ARGUMENT",
+    "PERMISSION_DENIED",
     "RESOURCE_EXHAUSTED",
     "UNAVAILABLE",
     "Asked",
