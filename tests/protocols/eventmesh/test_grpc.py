@@ -39,8 +39,10 @@ class Package(ABC):
 
     module: Any
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, user: str = "u", password: str = "p", token: str = "") -> None:
         self._channel = channel
+        self.identity = {**IDENTITY, "username": user}
+        self.password, self.token = password, token
 
     def _method(self, name: str) -> Any:
         for service in self.module.DESCRIPTOR.services_by_name.values():
@@ -64,7 +66,8 @@ class Package(ABC):
         asked.put(self.subscription(group, topic, mode, kind))
         try:
             acknowledgement = next(call)
-            assert self.is_acknowledgement(acknowledgement)
+            if not self.is_acknowledgement(acknowledgement):
+                raise PermissionError(str(acknowledgement))
             yield Listening(self, call, asked)
         finally:
             asked.put(None)
@@ -122,7 +125,7 @@ class Legacy(Package):
     module = legacy_pb2
 
     def _header(self, **more: str) -> Any:
-        return legacy_pb2.RequestHeader(**IDENTITY, password="p", **more)
+        return legacy_pb2.RequestHeader(**self.identity, password=self.password, **more)
 
     def publication(self, topic: str, text: str, **more: str) -> Any:
         return legacy_pb2.SimpleMessage(
@@ -170,8 +173,9 @@ class Events(Package):
     module = cloudevents_pb2
 
     def _event(self, data: dict[str, Any], **attributes: str) -> Any:
+        proof = {"passwd": self.password} | ({"token": self.token} if self.token else {})
         event = cloudevents_pb2.CloudEvent(id="1", source="/", spec_version="1.0", type="t", **data)
-        for name, value in {**IDENTITY, "passwd": "p", "protocoltype": "eventmeshmessage", **attributes}.items():
+        for name, value in {**self.identity, "protocoltype": "eventmeshmessage", **proof, **attributes}.items():
             event.attributes[name].ce_string = value
         return event
 
