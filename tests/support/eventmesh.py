@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 import struct
 from collections import deque
 from typing import Any
@@ -28,10 +29,12 @@ def frame(surplus: int, header: dict[str, Any] | bytes, body: object = None) -> 
 class MeshClient:
     """One connection; `seq` of each request is a number."""
 
-    def __init__(self, address: str, surplus: int = NEW) -> None:
+    def __init__(self, address: str, surplus: int = NEW, context: ssl.SSLContext | None = None) -> None:
         self.surplus = surplus
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=SAFETY_NET_SECONDS)
+        if context is not None:
+            self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
         self._data = b""
         self._came: deque[tuple[dict[str, Any], Any]] = deque()
         self._number = 0

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import ssl
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,14 +16,16 @@ import msgspec
 import pytest
 from prometheus_client import generate_latest
 
-from babelbus.config import AccessSettings, EventmeshSettings
+from babelbus.config import AccessSettings, EventmeshSettings, TlsSettings
 from babelbus.core.access import SERVER, Effect, Principal, Row
 from babelbus.core.subject import exactly
+from babelbus.identities.directory import make_client_name
 from babelbus.identities.passwords import make_password
 from babelbus.identities.tokens import make_token
 from babelbus.records.columns import decode_chunk, iterate
 from tests.protocols.eventmesh.test_grpc import Events, Legacy
 from tests.protocols.eventmesh.test_http import IDENTITY, Hook
+from tests.support.certificates import Authority
 from tests.support.eventmesh import AGENT, NEW, MeshClient
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient, request_of
@@ -570,6 +574,69 @@ def test_a_password_that_is_replaced_ends_the_sessions_that_it_opened(house: Hou
     assert not web.publish(topic)[0]
     house.live.call(house.live.server.proofs.guessing.clear)
     assert Http(house, stack, "alice", WRONG).publish(topic)[0]
+
+
+def test_a_full_queue_of_passwords_is_overload(house: House, stack: ExitStack) -> None:
+    topic = house.topic("overload/a")
+    house.set(("*", "publish", topic))
+    passwords, go = house.live.server.proofs.passwords, threading.Event()
+    stack.callback(go.set)
+    house.live.call(lambda: passwords._threads.submit(go.wait) and None)
+    first = [alice(kind, house, stack) for kind in (Http, Http)]
+    web = first[0]
+    assert isinstance(web, Http)
+    fields = urlencode({"producergroup": "P", "topic": topic, "content": "x", "bizseqno": "1", "uniqueid": "2"})
+    web.web._responses.expect("POST")
+    web.web.send(request_of("POST", "/", fields.encode(), **IDENTITY, code="104", username="eve", passwd=PASSWORD))
+    house.live.until(lambda: bool(passwords._running))
+    house.live.call(lambda: setattr(passwords, "_waiting_max", 1))
+    stack.callback(lambda: house.live.call(lambda: setattr(passwords, "_waiting_max", 64)))
+    for kind in (Tcp, Http, Uri, LegacyGrpc, EventsGrpc):
+        taken, said = kind(house, stack, "mallory", PASSWORD).publish(topic)
+        assert not taken
+        assert "too many passwords" in said
+    go.set()
+    assert json.loads(web.web.next().body)["retCode"] == 22
+
+
+def test_the_audit_has_a_row_for_each_address(house: House) -> None:
+    audit = house.live.server.gate.audit
+    house.live.call(lambda: [audit.login("carol", f"eventmesh:10.0.0.{number % 2}") for number in range(4)] and None)
+    rows = [(one["source"], one.get("count", 1)) for one in house.audit() if one["principal"] == "carol"]
+    assert sorted(rows) == [("eventmesh:10.0.0.0", 2), ("eventmesh:10.0.0.1", 2)]
+
+
+def test_a_client_certificate_proves_a_principal(tmp_path: Path, stack: ExitStack) -> None:
+    authority = Authority(tmp_path / "certificates")
+    cert, key = authority.issue("server")
+    tls = TlsSettings(
+        cert_file=str(cert), key_file=str(key), client_ca_file=str(authority.path), client_certificates="optional"
+    )
+    cert, key = authority.issue("client7")
+    context = ssl.create_default_context(cafile=str(authority.path))
+    context.load_cert_chain(cert, key)
+    principals = (Principal("dora", credentials=(make_client_name("cn", "client7", 0),)),)
+    with LiveServer(msgspec.structs.replace(config_of(tmp_path / "data"), tls=tls)) as live:
+        house = House(live)
+        topic = house.topic("tls/a")
+        house.set(("dora", "publish", topic), principals=principals)
+        mesh = MeshClient(house.addresses["eventmesh-tcp"], NEW, context)
+        stack.enter_context(mesh)
+        mesh.hello("pub", username="", password="")
+        assert mesh.publish(topic, "x")["code"] == 0
+        web = Http(house, stack)
+        web._web = stack.enter_context(HttpClient(house.addresses["eventmesh-http"], context))
+        assert web.publish(topic)[0]
+        credentials = grpc.ssl_channel_credentials(authority.path.read_bytes(), key.read_bytes(), cert.read_bytes())
+        address = house.addresses["eventmesh-grpc"].replace("127.0.0.1", "localhost")
+        for package in (Legacy, Events):
+            channel = stack.enter_context(grpc.secure_channel(address, credentials))
+            made: Any = package(channel, "u", "")
+            assert made.code(made.ask("publish", made.publication(topic, "x"))) == "0"
+        house.set(("dora", "publish", topic), principals=())
+        assert mesh.next()[0]["cmd"] == "SERVER_GOODBYE_REQUEST"
+        assert not web.publish(topic)[0]
+        stack.close()
 
 
 def _webhooks(house: House, topic: str) -> list[Any]:

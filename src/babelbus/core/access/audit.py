@@ -1,7 +1,7 @@
 """The audit: logins, refusals and changes, as JSON records of the reserved topic `$audit`.
 
-Refusals and logins that are alike (principal, action, subject) within one second are one record with a count: whoever
-tries in a loop does not fill the disk. No secret and no payload is ever recorded.
+Refusals that are alike (principal, action, subject) within one second are one record with a count, and so are logins
+(principal, source): whoever tries in a loop does not fill the disk. No secret and no payload is ever recorded.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class Audit:
 
     def _fold(self, kind: str, name: str, source: str, action: str, subject: str, reason: str = "") -> str:
         subject = subject[:SUBJECT_LENGTH_MAX]
-        place = (kind, name[:SUBJECT_LENGTH_MAX], action, subject)
+        place = (kind, name[:SUBJECT_LENGTH_MAX], action, subject or source)
         record = self._folded.get(place)
         if record is None and len(self._folded) >= FOLDED_MAX:
             place = (kind, "", "", "")

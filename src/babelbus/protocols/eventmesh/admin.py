@@ -6,7 +6,6 @@ from typing import Any, Final
 import msgspec
 
 from babelbus.core.access import AccessRefusedError, Action, Identity, check_may
-from babelbus.core.access.gate import ACCESS_TOPIC
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
@@ -26,6 +25,8 @@ from babelbus.wire.browsers import BrowserGuard, Refusal
 from babelbus.wire.http import HttpError, HttpSession, encode_response, parse_query
 
 ADMIN: Final = Identity(f"{PROTOCOL}:admin", "admin", None)
+SERVER_SUBJECT: Final = "$server"
+"""The subject of requests that are about the server itself."""
 ANSWER_BYTES: Final = 512
 MANAGE: Final = "/clientManage/"
 REASON: Final = "rejected by the administrator"
@@ -103,7 +104,7 @@ class AdminSession(HttpSession, contract.Session):
             await settled(found)
             found = found.result()
         self._caller = found
-        check_may(found.principal, Action.ADMIN, ACCESS_TOPIC)
+        check_may(found.principal, Action.ADMIN, SERVER_SUBJECT)
         return found.principal
 
     @property

@@ -26,7 +26,7 @@ UNSET: Final = frozenset((("username", "passwd"), ("username", "password"), ("ev
 BEARER: Final = "Bearer "
 LOST: Final = Identity(PROTOCOL, "", Rights(""))
 """A client whose proof does not hold any more, until it is gone."""
-ANSWERED_BADLY: Final = "the credentials prove nothing"
+PROVE_NOTHING: Final = "the credentials prove nothing"
 
 REFUSALS: Final = (InvalidProofError, TooManyProofsError)
 """Errors of a call whose caller is not known."""
@@ -160,6 +160,9 @@ class Callers:
         token_id = id_of_token(token)
         if name is None:
             who = "token" if token_id is None else f"token {token_id}"
+            if self._proofs.directory.is_expired_token(token):  # no guess
+                refusal = self._gate.audit.login(who, f"{PROTOCOL}:{address}", refused="expired token")
+                raise InvalidProofError(f"{PROVE_NOTHING} (refusal {refusal})")
             self._check_wait(address, "token")  # nobody guesses a right one, so that right ones never wait
             raise self._refuse(who, "token", address)
         caller = self._proved(name, address)
@@ -183,7 +186,7 @@ class Callers:
     def _refuse(self, who: str, guessed: str, address: str) -> BabelbusError:
         self._door.failed(address, guessed)
         refusal = self._gate.audit.login(who, f"{PROTOCOL}:{address}", refused="wrong password or token")
-        return InvalidProofError(f"{ANSWERED_BADLY} (refusal {refusal})")
+        return InvalidProofError(f"{PROVE_NOTHING} (refusal {refusal})")
 
 
 def _names_of(certificate: PeerCertificate) -> list[tuple[NameKind, str]]:
