@@ -546,7 +546,12 @@ def test_the_gate_can_be_turned_on_while_clients_are_connected(tmp_path: Path, s
         assert silent.listen("open")[0]
         hook = Http(house, stack, "alice", WRONG)
         assert hook.listen("late")[0]
+        stream = LegacyGrpc(house, stack, "alice", WRONG)
+        assert stream.listen("late", "BROADCASTING")[0]
         house.live.run(lambda: live.server.gate.enable(SERVER))
+        with pytest.raises(grpc.RpcError) as raised:
+            stream.listening.next()
+        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
         assert tried.session.next()[0]["cmd"] == "SERVER_GOODBYE_REQUEST"
         assert tried.session.is_closed()
         right = alice(Tcp, house, stack)

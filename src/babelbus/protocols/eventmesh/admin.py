@@ -1,6 +1,7 @@
 """The paths of EventMesh's admin server that have a meaning here (docs/specifications/eventmesh.md, 12)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -72,8 +73,13 @@ class AdminSession(HttpSession, contract.Session):
             return True
         work = Work(self._answer_later(request))
         weight = ANSWER_BYTES if work.done or not self._hub.callers.enforcing else self._outbox.bytes_max
-        self._outbox.answer_when([work], lambda: work.value, weight)
+        self._outbox.answer_when([work], partial(self._encode, request, work), weight)
         return True
+
+    def _encode(self, request: http.Request, work: Work[bytes]) -> bytes:
+        if work.error is not None:
+            return _encode_content(request, 500, {"message": str(work.error)})
+        return work.value
 
     async def _answer_later(self, request: http.Request) -> bytes:
         """Return the answer to a request, as soon as it is known who sends the request."""

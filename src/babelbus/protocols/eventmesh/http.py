@@ -205,7 +205,7 @@ class WebSession(HttpSession, contract.Session):
                 return True
             if isinstance(found, Work):  # later requests wait: they must not overtake
                 work = Work(self._carry_out_later(request, found))
-                self._outbox.answer_when([work], lambda: work.value, self._outbox.bytes_max)
+                self._outbox.answer_when([work], partial(self._encode_later, request, work), self._outbox.bytes_max)
                 return True
             caller = found
         promise, encode = self._carry_out(request, caller)
@@ -214,6 +214,9 @@ class WebSession(HttpSession, contract.Session):
         else:
             self._outbox.answer_when([promise], encode, ANSWER_BYTES)
         return True
+
+    def _encode_later(self, request: http.Request, work: Work[bytes]) -> bytes:
+        return work.value if work.error is None else self._encode_error(request, work.error)
 
     async def _carry_out_later(self, request: http.Request, caller: Work[Caller]) -> bytes:
         """Return the answer to a request whose password must be checked."""

@@ -148,7 +148,7 @@ class Stream:
             InvalidProofError, TooManyProofsError: see `Callers.identify`.
         """
         if not self._hub.callers.enforcing:
-            return self._hub.callers.unasked(wanted.group)
+            return self._hub.callers.unasked(wanted.group, self._dialect.credentials(message))
         found = self._identify(self._dialect.credentials(message))
         if isinstance(found, Work):
             await settled(found)

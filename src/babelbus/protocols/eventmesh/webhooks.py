@@ -7,7 +7,7 @@ taken it; a message that no webhook of its group takes becomes a dead letter.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from urllib.parse import urlencode
 
@@ -279,6 +279,8 @@ class Webhooks:
         self._note = note
         self._webhooks: dict[tuple[str, str, str], _Webhook] = {}
         """By group, topic and principal."""
+        self._principals = {""}
+        """Principals that have, or had, webhooks."""
         self._heard: dict[tuple[str, str, str, str], float] = {}
         """When the client of a webhook sent its last heartbeat, if it ever sent one."""
         self._done: dict[Member, list[Delivery]] = {}
@@ -363,8 +365,9 @@ class Webhooks:
     def _find(self, group: str, topic: str, principal: Identity | None) -> list[_Webhook]:
         """Return the webhooks of a principal in a group for a topic; `None`: of all principals, the gate is off."""
         if principal is None:
-            return [one for one in list(self._webhooks.values()) if (one.group, one.topic) == (group, topic)]
-        names = ("", ANONYMOUS) if principal.name == ANONYMOUS else (principal.name,)
+            names: Iterable[str] = self._principals
+        else:
+            names = ("", ANONYMOUS) if principal.name == ANONYMOUS else (principal.name,)
         return [self._webhooks[group, topic, name] for name in names if (group, topic, name) in self._webhooks]
 
     def entries(self, principal: Identity | None = None) -> list[Entry]:
@@ -402,6 +405,7 @@ class Webhooks:
         webhook = self._webhooks.get(key)
         if webhook is None:
             webhook = self._webhooks[key] = _Webhook(self, *key)
+            self._principals.add(entry.owner)
         webhook.entries[entry.url] = entry
         self._update(webhook)
 
