@@ -58,7 +58,7 @@ class AdminSession(HttpSession, contract.Session):
         super().__init__(outbox, guard, body_bytes_max=hub.settings.grpc_bytes_max)
         self._address = address_of(peer)
         self._caller: Caller | None = None
-        """Who made the last request, while the gate is on."""
+        """The caller of the last request, while the gate is on."""
         self._hub = hub
         self._webhooks = webhooks
         self._rpc = rpc

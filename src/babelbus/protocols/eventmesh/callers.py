@@ -52,7 +52,7 @@ NOTHING: Final = Given()
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who makes calls."""
+    """The client of a session or a call."""
 
     principal: Identity
     credentials: tuple[Credential, ...] = ()
@@ -75,7 +75,7 @@ class Callers:
         self._clock = clock
         self._door = proofs.guessing.door(PROTOCOL)
         self._known: dict[str, Caller] = {}
-        """What is the same for all calls of a principal, until the table changes."""
+        """Callers by the names of their principals, until the table changes."""
         self._logged: set[tuple[str, str]] = set()
         """Principals and addresses whose logins the audit has for this second."""
 
@@ -134,7 +134,7 @@ class Callers:
         return self.enforcing and name not in ("", ANONYMOUS) and self._gate.table.principal(name) is None
 
     def access_changed(self) -> None:
-        """Forget who callers are: the table has changed."""
+        """Drop what is known of callers: the table has changed."""
         self.enforcing = self._gate.enforcing
         self._known.clear()
 

@@ -128,7 +128,7 @@ class _Asked(msgspec.Struct, frozen=True):
     code: str
     fields: dict[str, str]
     principal: Identity | None
-    """Who asks, while the gate is on."""
+    """The principal of the client, while the gate is on."""
 
     def identity(self, group: str) -> Identity:
         """Return who asks: without the gate, the client is the group that it names."""
@@ -169,7 +169,7 @@ class WebSession(HttpSession, contract.Session):
         self._webhooks = webhooks
         self._address = address_of(peer)
         self._caller: Caller | None = None
-        """Who made the last call, while the gate is on."""
+        """The caller of the last request, while the gate is on."""
         self._success_heads: dict[tuple[str, bool, str], bytes] = {}
         """The heads of answers that say no more than success, by what of the request they depend on."""
         self._handlers: dict[str, Callable[[_Asked], tuple[Promise, Callable[[], bytes]]]] = {

@@ -95,7 +95,7 @@ class RpcSession(contract.Session):
         self._peer = peer or "local"
         self._address = address_of(peer)
         self._caller: Caller | None = None
-        """Who made the last call, while the gate is on."""
+        """The caller of the last call, while the gate is on."""
         self._clock = server.hub.clock
         self._heard_at = self._clock.monotonic()
         self._pinged_at: float | None = None
@@ -178,7 +178,7 @@ class RpcSession(contract.Session):
         self._prove(asked.path, method, message, partial(self._answer, stream))
 
     def _prove(self, path: bytes, method: Method, message: Any, answer: Callable[[Any], None]) -> None:
-        """Carry out a call when it is known who makes it."""
+        """Handle a call as soon as its caller is known."""
 
         def carry_out(_: Promise) -> None:
             if work.error is not None:
@@ -387,7 +387,7 @@ class RpcSession(contract.Session):
 
     def tick(self) -> None:
         """Send a ping to a silent client; close one that does not answer."""
-        for stream in [stream for stream, found in self.streams.items() if found.over_proof]:
+        for stream in [stream for stream, found in self.streams.items() if found.proof_is_over]:
             self._lose(stream)
         now = self._clock.monotonic()
         if self._pinged_at is not None:

@@ -55,7 +55,7 @@ class Stream:
     ) -> None:
         self._identify = identify
         self._caller: Caller | None = None
-        """Who sent the last subscription, while the gate is on."""
+        """The caller of the last subscription, while the gate is on."""
         self.read = read
         """Reads a message of the stream."""
         self.waiting: deque[Waiting] = deque()
@@ -203,7 +203,7 @@ class Stream:
         return True
 
     @property
-    def over_proof(self) -> bool:
+    def proof_is_over(self) -> bool:
         """Whether what the client has proved does not hold any more."""
         return self._caller is not None and not self._hub.callers.holds(self._caller)
 

@@ -66,11 +66,11 @@ class Entry(msgspec.Struct, frozen=True):
     idc: str = ""
     pid: str = ""
     principal: str | UnsetType = UNSET
-    """Who subscribed it; unset if the gate was off."""
+    """The name of who subscribed it; unset if the gate was off."""
 
     @property
     def owner(self) -> str:
-        """Name of the principal, empty if there is none."""
+        """Name of the principal, empty for a webhook without a principal."""
         return "" if isinstance(self.principal, UnsetType) else self.principal
 
 
