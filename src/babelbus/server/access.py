@@ -31,6 +31,11 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _ENCODED = re.compile(r"%|^#|^\s+|\s+$|[^\S ]")
 
 
+def source_of(name: str) -> str:
+    """Return the source of events that a client of the lists publishes."""
+    return f"jebp:{name}"
+
+
 class ClientEntry(msgspec.Struct, frozen=True):
     """One client that may connect."""
 

@@ -34,7 +34,7 @@ from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
-from babelbus.server.access import CLIENTS_ORIGIN, AccessLists
+from babelbus.server.access import CLIENTS_ORIGIN, AccessLists, source_of
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
@@ -214,7 +214,7 @@ class Server:
             log.error("access: the table stays as it was: %s", error)
 
     def _import_clients(self) -> None:
-        """Show the lists of jebp clients in the table of access."""
+        """Show the lists of clients in the table of access."""
         self.gate.import_entries(CLIENTS_ORIGIN, self._lists.entries(self._is_principal))
 
     def _is_principal(self, name: str) -> bool:
@@ -236,9 +236,9 @@ class Server:
             if entry is None:
                 return None
             rights = self.gate.admin_rights if entry.admin else self.gate.client_rights
-            return Identity(f"jebp:{entry.name}", entry.name, rights)
+            return Identity(source_of(entry.name), entry.name, rights)
         name = self.proofs.directory.by_fingerprint(fingerprint)
-        return None if name is None else self.gate.identity(f"jebp:{name}", name)
+        return None if name is None else self.gate.identity(source_of(name), name)
 
     async def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
         """Create the topics of the list that the store does not have; stored topics are kept in any case."""
