@@ -63,9 +63,10 @@ class Subscribed:
     @property
     def revoked(self) -> bool:
         """Whether the principal has lost the right to what it subscribed to."""
-        if self.item.mode == "BROADCASTING":
-            return not may(self.caller.principal, Action.SUBSCRIBE, self.item.topic)
-        return not may_topic(self.caller.principal, Action.CONSUME, self.item.topic)
+        principal, topic = self.caller.principal, self.item.topic
+        if (self.live is not None or self.responder is not None) and not may(principal, Action.SUBSCRIBE, topic):
+            return True
+        return self.member is not None and not may_topic(principal, Action.CONSUME, topic)
 
     def _deliver(
         self, hub: Hub, deliver: "Callable[[Subscribed, Sequence[Delivery]], None]", deliveries: Sequence[Delivery]
