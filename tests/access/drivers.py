@@ -326,7 +326,8 @@ class ZbusSocket(Driver):
         """Send a signed command, which no other message equals."""
         given = {"cmd": cmd, "id": f"{self.name}-{self.house.next_number()}", **headers}
         message: dict[str, Any] = {"headers": given} if body is None else {"headers": given, "body": body}
-        signed = sign_frame(decode_message(json.dumps(message).encode()), self.proof.api_key, self.proof.api_secret)
+        text = json.dumps(message, separators=(",", ":")).encode()
+        signed = sign_frame(decode_message(text), self.proof.api_key, self.proof.api_secret)
         self.client.send(encode_texts([encode_message(signed)], mask=True))
 
     def ask(self, cmd: str, body: Any = None, **headers: Any) -> dict[str, Any]:
@@ -355,7 +356,8 @@ class ZbusSocket(Driver):
             return False
 
         def answer() -> None:
-            question = self.client.next()["headers"]
+            while "source" not in (question := self.client.next()["headers"]):
+                pass  # a record of the topic: the channel has them too
             self.say("route", "yes", target=question["source"], id=question["id"])
 
         self._answering = Background(answer)
@@ -387,7 +389,8 @@ class ZbusHttp(Driver):
         if body is not None:
             headers["content-type"] = "application/json"
         message = Message(headers, "/", "POST", None, body)
-        signed = sign_request(message, self.proof.api_key, self.proof.api_secret, "h.*,url,method,body")
+        names = ",".join(["url", "method", "body", *(f"h.{name}" for name in headers)])
+        signed = sign_request(message, self.proof.api_key, self.proof.api_secret, names)
         try:
             return self.client.ask("POST", "/", body or b"", **signed.headers).status
         except OSError:
@@ -564,7 +567,7 @@ class MeshGrpc(Driver):
             reply = self.package.ask("requestReply", self.package.publication(subject, VALUE.decode()))
         except grpc.RpcError:
             return False
-        return reply.content == '"yes"'
+        return bool(reply.content == '"yes"')
 
     def _listen(self, subject: str, mode: str, kind: str = "ASYNC") -> Any:
         group = f"group{self.house.next_number()}"

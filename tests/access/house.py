@@ -91,7 +91,8 @@ def row(text: str) -> Row:
     """The row of a line: `[deny] WHO ACTION PATTERN`."""
     words = text.split()
     effect = Effect.DENY if words[0] == "deny" else Effect.ALLOW
-    return Row(*words[-3:], effect)
+    who, action, pattern = words[-3:]
+    return Row(who, action, pattern, effect)
 
 
 class House(LiveServer):
