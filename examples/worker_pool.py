@@ -136,10 +136,10 @@ class Service(threading.Thread):
             connection.say(self._flights[question["body"]], cmd="route", target=headers["source"], id=headers["id"])
 
 
-def share(address: str, worker: tuple[str, str], queue: str, records: list[Record]) -> list[int]:
+def share(address: str, proof: tuple[str, str], queue: str, records: list[Record]) -> list[int]:
     """Let the workers take the whole queue; give how many flights each did. Each was done once, and is unchanged."""
     finished = threading.Event()
-    workers = [Worker(address, worker, queue, finished) for _ in range(WORKERS)]
+    workers = [Worker(address, proof, queue, finished) for _ in range(WORKERS)]
     for worker in workers:
         worker.start()
     try:

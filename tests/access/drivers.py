@@ -112,7 +112,7 @@ class Driver(ABC):
         """The subjects of the events that came before that of `END`."""
         raise NotImplementedError
 
-    def respond(self, subject: str) -> bool:
+    def respond(self, subject: str) -> bool | None:
         """Register as a responder; the next question is answered."""
         raise NotImplementedError
 
@@ -308,6 +308,7 @@ class TreeRest(Driver):
 
 class ZbusSocket(Driver):
     service, name = "zbus", "zbus-websocket"
+    also: ClassVar = {"respond": "consume"}
     lacks: ClassVar = {
         "request": "a url cannot name a subject of several elements here; over HTTP it is asked",
         "subscribe": "every subscriber is a member of a channel, which is a consumer group",
@@ -349,7 +350,7 @@ class ZbusSocket(Driver):
             assert taken.get("status") != 200
         return taken.get("status") == 200
 
-    def respond(self, subject: str) -> bool:
+    def respond(self, subject: str) -> bool | None:
         if self.ask("create", mq=subject, channel=subject).get("status") != 200:
             return False
         if self.ask("sub", mq=subject, channel=subject).get("status") != 200:
@@ -361,7 +362,7 @@ class ZbusSocket(Driver):
             self.say("route", "yes", target=question["source"], id=question["id"])
 
         self._answering = Background(answer)
-        return True
+        return None  # it is a member of the channel in any case; nobody says whether it is asked too
 
     def manage(self, subject: str) -> bool:
         return self.ask("create", mq=subject).get("status") == 200

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.drivers import DRIVERS
+from tests.access.drivers import DRIVERS, Admin
 from tests.access.house import VALUE, House, configured
 from tests.cli.shell import Shell
 
@@ -37,8 +37,7 @@ def visit(house: House) -> dict[str, str]:
 def test_no_secret_is_in_logs_audit_metrics_or_answers(house: House, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG"):
         secrets = visit(house)
-        admin = next(driver for driver in DRIVERS if driver.name == "admin")
-        with admin(house, house.alice) as client:
+        with Admin(house, house.alice) as client:
             paths = ("/metrics", "/api/principals", "/api/principals/alice", "/api/access", "/api/audit", "/api/server")
             shown = {path: client.open("GET", path).read().decode() for path in paths}
     shown["the audit"] = json.dumps(house.audit())

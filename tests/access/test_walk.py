@@ -102,7 +102,7 @@ def attempt(house: House, driver: Driver, verb: str, subject: str) -> bool:
             stop()
         case "respond":
             said = driver.respond(subject)
-            happened = said and house.ask(subject) is not None
+            happened = said is not False and house.ask(subject) is not None
         case _:
             happened = said = getattr(driver, verb)(subject)
     assert said in (None, happened), f"the answer says {said}"
