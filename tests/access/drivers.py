@@ -574,7 +574,7 @@ class MeshGrpc(Driver):
         group = f"group{self.house.next_number()}"
         try:
             return self._stack.enter_context(self.package.stream(group, subject, mode, kind))
-        except (grpc.RpcError, AssertionError, StopIteration):
+        except (grpc.RpcError, PermissionError, AssertionError, StopIteration):
             return None
 
     def consume(self, subject: str) -> bool:
