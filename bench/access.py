@@ -1,53 +1,62 @@
 """Access: the cost of asking the gate for each publication, of a decision, and of a revocation, with 10,000 rows.
 
-In-process, by CPU time: the broker publishes what a session of the protocol hands it, by turns for a principal with
-rights and for a client that nobody asks.
+Publications and the revocation go through real connections of a `babelbus serve` process, whose gate is turned on and
+off by turns: both halves are measured in one process, by its processor time.
 """
 
-import asyncio
-import tempfile
+import http.client
+import json
+import math
+import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from babelbus.clock import SystemClock
-from babelbus.core.access import CLIENT, Action, Identity, Principal, Row, Table
+import uvloop
+
+from babelbus.client import Client, Identity
+from babelbus.core.access import Action, Row, Table
 from babelbus.core.access.table import edits_for
-from babelbus.core.broker import Broker
-from babelbus.core.publish import Bodies, Content, Publication
-from babelbus.core.record import Event
-from babelbus.core.router import Router
-from babelbus.core.settings import TopicSettings
-from babelbus.core.subject import below
-from babelbus.metrics import Metrics
-from babelbus.records.format import encode_batch
-from babelbus.records.record import Record
-from babelbus.storage.disk import FolderStore
-from babelbus.storage.files import LocalFiles
-from babelbus.storage.memory import MemoryFiles
+from babelbus.protocols.worterbuch.messages import ClientMessage, Get, Set, Subscribe
+from babelbus.web.token import read_token
+from bench import worterbuch, zbus
 from bench.frame import Reading, figure
+from bench.workload import PAYLOAD, scratch_folder
 
 ROWS = 10_000
 SAMPLE = 5_000
 SUBSCRIPTIONS = 1_000
-TURNS = 40
-CALLS = 100
-BATCH = 100
+TURNS = 8
+REQUESTS = 20_000
+RECORDS = 100_000
+TOPIC = zbus.MQ
+ALLOWED = ("publish", "write-state", "subscribe")
 
 
-def _table() -> Table:
-    table = Table()
-    rows = [Row("alice", "publish", f"plant/area{number % 100}/device{number}/#") for number in range(ROWS // 2)]
-    rows += [Row("role:sensors", "publish", f"other/?/device{number}") for number in range(ROWS // 2)]
-    rows += [Row("alice", "publish", "events/#"), Row("alice", "write-state", "events/#")]
-    rows += [Row("alice", "subscribe", "#")]
-    table.apply(edits_for([Principal("alice", ("sensors",)), *rows]))
-    return table
+def rows(who: str) -> list[dict[str, str]]:
+    """10,000 rows, among them those that allow what is measured."""
+    made = [
+        {"who": who, "action": "publish", "pattern": f"plant/area{number % 100}/device{number}/#"}
+        for number in range(ROWS // 2)
+    ]
+    made += [
+        {"who": who, "action": "publish", "pattern": f"other/?/device{number}"}
+        for number in range(ROWS // 2 - 2 * len(ALLOWED))
+    ]
+    made += [{"who": who, "action": action, "pattern": f"{TOPIC}/#"} for action in ALLOWED]
+    return made + [{"who": who, "action": action, "pattern": "key/#"} for action in ALLOWED]
 
 
 @figure("access.decision_us", unit="us", target=20, lower_is_better=True)
 def decision() -> Iterator[Reading]:
     """Decide about a subject that was not asked for before, with 10,000 rows."""
-    rights = _table().rights("alice")
+    table = Table()
+    table.apply(edits_for([Row(row["who"], row["action"], row["pattern"]) for row in rows("alice")]))
+    rights = table.rights("alice")
     first = 0
     while True:
         subjects = [f"plant/area{one % 100}/device{one % ROWS}/v{first}" for one in range(SAMPLE)]
@@ -58,90 +67,168 @@ def decision() -> Iterator[Reading]:
         first += 1
 
 
-@figure("access.revoke_ms", unit="ms", target=50, lower_is_better=True)
-def revoke() -> Iterator[Reading]:
-    """Take away the rights of a principal with 1,000 subscriptions, until its next event reaches nobody."""
-    while True:
-        table = _table()
-        principal = Identity("bench:alice", "alice", table.rights("alice"))
-        router, heard = Router(), 0
+class Guarded:
+    """A server with 10,000 rows for everybody, and its administration endpoint."""
 
-        def receive(events: Sequence[Event]) -> None:
-            nonlocal heard
-            heard += len(events)
+    def __init__(self, folder: str) -> None:
+        self.folder = f"{folder}/data"
+        command = [str(Path(sys.executable).parent / "babelbus"), "serve", "--json", "--data-folder", self.folder]
+        options = ["--server-any-port", "--no-sbus-enabled", "--topics-ack", "written", "--log-level", "error"]
+        self._process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.addresses: dict[str, str] = json.loads(self._process.stdout.readline())["addresses"]
+        self._admin = http.client.HTTPConnection(self.addresses["admin"], timeout=60)
+        self._token = read_token(self.folder)
+        self.ask("POST", "/api/topics", {"name": TOPIC})
+        self.ask("POST", "/api/access/rows", {"rows": rows("*")})
 
-        for number in range(SUBSCRIPTIONS):
-            router.add(below(f"plant/area{number}"), receive, principal=principal)
-        events = [Event(f"plant/area{number}/x", b"") for number in range(SUBSCRIPTIONS)]
-        router.route(events)
-        assert heard == SUBSCRIPTIONS
-        begun = time.process_time()
-        table.apply(edits_for((), [Row("alice", "subscribe", "#")]))
-        router.forget_all()
-        router.route(events)
-        yield Reading((time.process_time() - begun) * 1e3)
-        assert heard == SUBSCRIPTIONS
+    def ask(self, method: str, path: str, body: object) -> None:
+        """Send a request, and check that the server did it."""
+        headers = {"authorization": f"Bearer {self._token}"}
+        self._admin.request(method, path, json.dumps(body), headers)
+        response = self._admin.getresponse()
+        content = response.read()
+        assert response.status in (200, 201), content
+
+    def enforce(self, on: bool) -> None:
+        """Turn the gate on or off."""
+        self.ask("PUT", "/api/access/mode", {"enforce": on})
+
+    @property
+    def processor_seconds(self) -> float:
+        """The processor time of all threads, by the clock of the scheduler: in nanoseconds, not in ticks."""
+        tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+    def dial(self, listener: str) -> socket.socket:
+        host, _, port = self.addresses[listener].rpartition(":")
+        made = socket.create_connection((host, int(port)), timeout=60)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@contextmanager
+def guarded() -> Iterator[Guarded]:
+    """Run a server; it is killed at the end, as a crash would."""
+    with scratch_folder() as folder:
+        server = Guarded(folder)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+Job = Callable[[], object]
+
+
+def jebp_job(server: Guarded) -> tuple[Job, Job]:
+    """Publish batches, on a connection of its own; what ends the connection."""
+    loop = uvloop.new_event_loop()
+    client = Client(server.addresses["jebp"], identity=Identity.load(f"{server.folder}/conf/admin_key"))
+    loop.run_until_complete(client.__aenter__())
+    payloads = [PAYLOAD] * RECORDS
+
+    def close() -> None:
+        loop.run_until_complete(client.close())
+        loop.close()
+
+    return lambda: loop.run_until_complete(client.publish_many(TOPIC, payloads)), close
+
+
+def zbus_job(server: Guarded) -> tuple[Job, Job]:
+    """Publish over WebSocket, each message answered."""
+    made = zbus.upgrade(server.dial("zbus"))
+    requests = zbus.publishes(REQUESTS)
+    return lambda: worterbuch.pipelined(made, requests, REQUESTS, b"OK, PUB"), made.close
+
+
+def worterbuch_job(server: Guarded) -> tuple[Job, Job]:
+    """Set keys, each answered."""
+    made = server.dial("worterbuch-tcp")
+    while not made.recv(65536).endswith(b"\n"):
+        pass
+    value = b'"' + PAYLOAD + b'"'
+    messages: list[ClientMessage] = [Set(number, f"key/{number % 1000}", value) for number in range(REQUESTS)]
+    requests = worterbuch.lines_of(messages)
+    return lambda: worterbuch.pipelined(made, requests, REQUESTS, b"\n"), made.close
 
 
 @figure("access.publish_cost", unit="%", target=3, lower_is_better=True)
 def publish_cost() -> Iterator[Reading]:
     """Publish batches of jebp, bodies of zbus and sets of Wörterbuch, asked and not asked by turns: the dearest."""
-    with tempfile.TemporaryDirectory() as folder:
-        runner = asyncio.Runner()
-        try:
-            while True:
-                yield Reading(runner.run(_cost(folder)))
-        finally:
-            runner.close()
+    with guarded() as server:
+        while True:
+            costs = {
+                name: _cost(server, job)
+                for name, job in (("jebp", jebp_job), ("zbus", zbus_job), ("Wörterbuch", worterbuch_job))
+            }
+            note = ", ".join(f"{name} {cost:+.1f} %" for name, cost in costs.items())
+            yield Reading(max(costs.values()), note)
 
 
-async def _cost(folder: str) -> float:
-    clock = SystemClock()
-    broker = Broker(
-        {
-            "disk": FolderStore(LocalFiles(), folder, clock),
-            "memory": FolderStore(MemoryFiles(), "memory", clock),
-        },
-        defaults=TopicSettings(),
-        checkpoint_bytes=2**26,
-        clock=clock,
-        metrics=Metrics(),
-        loop=asyncio.get_running_loop(),
-    )
-    settings = {"engine": "memory", "ack": "accepted", "retention_bytes": 2**20, "segment_bytes": 2**20}
-    await broker.create_topic("events", 1, settings)
-    memory = MemoryFiles()
-    kept = TopicSettings(engine="memory", ack="accepted", cleanup="compact")
-    broker.open_state(memory, "state", settings=kept, checkpoint_bytes=2**26, transient="$SYS")
-    asked = Identity("bench:alice", "alice", _table().rights("alice"))
-    batch = encode_batch([Record(b"x" * 100, timestamp=clock.now_ms()) for _ in range(BATCH)])
-    body = bytes(encode_batch([Record(b"x" * 100, timestamp=clock.now_ms())]).data)[16:]
-    bodies = Bodies([body] * BATCH, [clock.now_ms()] * BATCH, 100 * BATCH)
-    keys = [f"events/{number}" for number in range(BATCH)]
+def _cost(server: Guarded, begin: Callable[[Guarded], tuple[Job, Job]]) -> float:
+    """Return how much more processor time a job takes with the gate on, in percent; the best turn of each counts."""
+    best = {False: math.inf, True: math.inf}
+    for turn in range(TURNS):
+        for on in (False, True) if turn % 2 else (True, False):
+            server.enforce(on)
+            job, close = begin(server)
+            job()  # the rights are compiled, the caches are warm
+            before = server.processor_seconds
+            job()
+            best[on] = min(best[on], server.processor_seconds - before)
+            close()
+    return (best[True] / best[False] - 1) * 100
 
-    def publish(content: Content) -> Callable[[Identity], None]:
-        def call(principal: Identity) -> None:
-            broker.publish(Publication(principal, "bench", content, "events"))
 
-        return call
+@figure("access.revoke_ms", unit="ms", target=50, lower_is_better=True)
+def revoke() -> Iterator[Reading]:
+    """Take away the rights of a Wörterbuch client with 1,000 subscriptions; its next event reaches nobody."""
+    row = {"rows": [{"who": "*", "action": "subscribe", "pattern": "key/#"}]}
+    keys = [f"key/{number}" for number in range(SUBSCRIPTIONS)]
+    with guarded() as server:
+        server.enforce(True)
+        while True:
+            listener, publisher = (Lines(server.dial("worterbuch-tcp")) for _ in range(2))
+            listener.ask([Subscribe(number, key, None, True) for number, key in enumerate(keys, 1)])
+            change: list[ClientMessage] = [Set(number, key, b"1") for number, key in enumerate(keys, 1)]
+            publisher.ask(change)
+            assert listener.read(SUBSCRIPTIONS).count(b'"state"') == SUBSCRIPTIONS
+            begun = time.perf_counter()
+            server.ask("DELETE", "/api/access/rows", row)
+            milliseconds = (time.perf_counter() - begun) * 1e3
+            publisher.ask(change)
+            assert b'"state"' not in listener.ask([Get(SUBSCRIPTIONS + 1, keys[0])])
+            server.ask("POST", "/api/access/rows", row)
+            for one in (listener, publisher):
+                one.close()
+            yield Reading(milliseconds)
 
-    states = {CLIENT: broker.state_for(CLIENT), asked: broker.state_for(asked)}
-    values = [b"1"] * BATCH
 
-    def set_all(principal: Identity) -> None:
-        states[principal].set_all(keys, values)
-        broker.state.commit("bench")
+class Lines:
+    """A Wörterbuch client over TCP."""
 
-    dearest = 0.0
-    for call in (publish(batch), publish(bodies), set_all):
-        spent = {CLIENT: 0.0, asked: 0.0}
-        for turn in range(TURNS):
-            for principal in (CLIENT, asked) if turn % 2 else (asked, CLIENT):
-                begun = time.process_time()
-                for _ in range(CALLS):
-                    call(principal)
-                spent[principal] += time.process_time() - begun
-            await asyncio.sleep(0)
-        dearest = max(dearest, (spent[asked] / spent[CLIENT] - 1) * 100)
-    await broker.close()
-    return dearest
+    def __init__(self, made: socket.socket) -> None:
+        self._socket = made
+        self.read(1)  # the welcome
+        self.close = made.close
+
+    def read(self, count: int) -> bytes:
+        """Return so many lines."""
+        data = b""
+        while data.count(b"\n") < count:
+            part = self._socket.recv(2**16)
+            assert part, "the server closed the connection"
+            data += part
+        return data
+
+    def ask(self, messages: list[ClientMessage]) -> bytes:
+        """Send requests, and return their answers."""
+        self._socket.sendall(worterbuch.lines_of(messages))
+        return self.read(len(messages))

@@ -70,7 +70,11 @@ def connect(started: Started) -> socket.socket:
 
 def connect_ws(started: Started) -> socket.socket:
     """A connection that has become a WebSocket."""
-    made = connect(started)
+    return upgrade(connect(started))
+
+
+def upgrade(made: socket.socket) -> socket.socket:
+    """Make a connection a WebSocket."""
     lines = ["GET / HTTP/1.1", "host: localhost", "connection: upgrade", "upgrade: websocket"]
     lines += ["sec-websocket-version: 13", f"sec-websocket-key: {make_key()}", "", ""]
     made.sendall("\r\n".join(lines).encode())

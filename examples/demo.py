@@ -6,7 +6,8 @@ SIGKILL and is started again; the client reconnects by itself and sends what was
 everything is read back by offset and by time and compared with the source. Airlines and aircraft are state that a
 Wörterbuch client sets before the crash and reads after it, what jebp publishes is heard over sbus, Wörterbuch and
 EventMesh, zbus workers share it as a queue, a flight is asked for over EventMesh and answered by a zbus worker, and
-Spark computes a live table of it. Exit code 0 says that all of it was right.
+Spark computes a live table of it. The gate is on: each part proves who it is and may do what examples/access.toml says,
+and nothing else. Exit code 0 says that all of it was right.
 """
 
 import argparse
@@ -27,11 +28,12 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from babelbus.client import BlockingClient, Identity, Record
+from babelbus.client import BlockingClient, Record
 from examples.flights import FLIGHT_COUNT, FlightsMissingError, flights
-from examples.mesh import ask_for
+from examples.mesh import ask_for, be_refused
 from examples.one_bus import TOPIC as LIVE_TOPIC
 from examples.one_bus import compare_state, hear, set_state
+from examples.principals import TABLE, Principals, make_principals, make_token_key
 from examples.worker_pool import share
 
 TOPIC = "flights"
@@ -43,6 +45,8 @@ TIMES = 200
 LIVE_COUNT = 20_000
 START_SECONDS = 30.0
 
+BABELBUS = str(Path(sys.executable).parent / "babelbus")
+
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
@@ -50,7 +54,9 @@ class Server:
     """A `babelbus serve` process on one data folder, which can be killed and started again."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder
+        self.folder = f"{folder}/data"
+        self._gate = ["--access-mode", "enforce", "--access-file", str(TABLE)]
+        self._gate += ["--worterbuch-auth-key-file", make_token_key(folder)]
         self._ports = ["--server-any-port"]
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
@@ -59,9 +65,9 @@ class Server:
     def start(self) -> float:
         """Start it and give how many seconds it took until it listened."""
         begun = time.perf_counter()
-        command = [str(Path(sys.executable).parent / "babelbus"), "serve", "--json", "--data-folder", self.folder]
+        command = [BABELBUS, "serve", "--json", "--data-folder", self.folder]
         self._process = subprocess.Popen(
-            [*command, "--log-level", "error", *self._ports], stdout=subprocess.PIPE, text=True
+            [*command, "--log-level", "error", *self._gate, *self._ports], stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -185,12 +191,20 @@ def read_by_time(client: BlockingClient, records: list[Record]) -> None:
             raise SystemExit(f"demo: from time {asked} on comes offset {found.offset}, expected {expected}")
 
 
-def live_table(server: Server, client: BlockingClient, flight_count: int) -> None:
+def show_refusal(server: Server, principals: Principals) -> tuple[str, str]:
+    """Do what the table does not allow; return the answer, and the words of `babelbus access explain`."""
+    said = be_refused(server.addresses["eventmesh-tcp"], principals.passenger, TOPIC)
+    command = [BABELBUS, "access", "explain", "passenger", "publish", TOPIC, "--data-folder", server.folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return said, " ".join(done.stdout.split())
+
+
+def live_table(server: Server, principals: Principals, client: BlockingClient, flight_count: int) -> None:
     """Let Spark compute a table from the stream, and compare it with the source and with what Wörterbuch reads."""
     from babelbus.spark.java import JavaMissingError
     from examples import live_table as live
 
-    log = {"url": f"jebp://{server.address}", "identity": f"{server.folder}/conf/admin_key"}
+    log = {"url": f"jebp://{server.address}", "identity": principals.spark_key}
     with step("Publish the weather of the year") as results:
         weather_count = live.publish_weather(client, server.folder)
         results.append(f"{weather_count:,} events")
@@ -204,7 +218,7 @@ def live_table(server: Server, client: BlockingClient, flight_count: int) -> Non
         return
     if totals != live.expected():
         raise SystemExit("demo: what Spark computed is not what the source gives")
-    if live.read_back(server.addresses["worterbuch-tcp"]) != totals:
+    if live.read_back(server.addresses["worterbuch-tcp"], principals.registry) != totals:
         raise SystemExit("demo: what Wörterbuch reads is not what Spark computed")
     console.print(
         f"[green]✓[/green] The table equals that of the source, and a Wörterbuch client reads the same from the state: "
@@ -223,16 +237,19 @@ def main() -> None:
         size = sum(len(record.payload or b"") for record in records)
         results.append(f"{len(records):,} events, {size / 1e6:.0f} MB of JSON")
     with tempfile.TemporaryDirectory(prefix="babelbus-demo-") as folder:
-        server = Server(f"{folder}/data")
+        server = Server(folder)
         try:
-            with step("Start a server on an empty folder") as results:
+            with step("Start a server on an empty folder, with the gate on") as results:
                 server.start()
                 results.append(f"jebp on {server.address}")
-            identity = Identity.load(f"{server.folder}/conf/admin_key")
-            with BlockingClient(server.address, identity=identity) as client:
+            with step("Give each principal of examples/access.toml a proof of its own") as results:
+                principals = make_principals(folder, server.folder, server.addresses["admin"])
+                results.append("certificates, a token, a process, an API key, a password")
+            with BlockingClient(server.address, identity=principals.airline) as client:
                 client.create_topic(TOPIC)
                 with step("Set airlines and aircraft as state through Wörterbuch") as results:
-                    results.append(f"{set_state(server.addresses['worterbuch-tcp']):,} keys, each acknowledged")
+                    count = set_state(server.addresses["worterbuch-tcp"], principals.registry)
+                    results.append(f"{count:,} keys, each acknowledged")
                 with step("Publish them, encrypted, each batch on disk before its ack") as results:
                     seconds = publish(server, client, records)
                     results.append(f"{len(records) / seconds:,.0f} records/s, crash and restart included")
@@ -247,23 +264,30 @@ def main() -> None:
                     read_by_time(client, records)
                     results.append(f"{TIMES} points of time, {TIMES / (time.perf_counter() - begun):,.0f} look-ups/s")
                 with step("Read the state back through Wörterbuch, after the crash") as results:
-                    results.append(f"{compare_state(server.addresses['worterbuch-tcp']):,} keys equal")
+                    count = compare_state(server.addresses["worterbuch-tcp"], principals.registry)
+                    results.append(f"{count:,} keys equal")
                 with step("jebp publishes; sbus, Wörterbuch and EventMesh listen") as results:
-                    tree, sbus, mesh = (server.addresses[name] for name in ("worterbuch-tcp", "sbus", "eventmesh-tcp"))
-                    by_sbus, by_worterbuch, by_mesh = hear(client, tree, sbus, mesh, records[-LIVE_COUNT:])
+                    by_sbus, by_worterbuch, by_mesh = hear(
+                        client, server.addresses, principals.registry, principals.passenger, records[-LIVE_COUNT:]
+                    )
                     results.append(
                         f"{by_sbus:,} flights heard over sbus, {by_worterbuch:,} over Wörterbuch, "
                         f"{by_mesh:,} over EventMesh, all equal"
                     )
                 with step("zbus workers share the queue of those flights") as results:
-                    counts = share(server.addresses["zbus"], LIVE_TOPIC, records[-LIVE_COUNT:])
+                    counts = share(server.addresses["zbus"], principals.worker, LIVE_TOPIC, records[-LIVE_COUNT:])
                     results.append(
                         f"each flight done once, {', '.join(f'{count:,}' for count in counts)} by each worker"
                     )
                 with step("Ask for a flight over EventMesh; a zbus worker answers") as results:
-                    key = ask_for(server.addresses["eventmesh-tcp"], server.addresses["zbus"], records[-LIVE_COUNT:])
+                    addresses, last = server.addresses, records[-LIVE_COUNT:]
+                    mesh, zbus = addresses["eventmesh-tcp"], addresses["zbus"]
+                    key = ask_for(mesh, principals.passenger, zbus, principals.worker, last)
                     results.append(f"{key} came back equal")
-                live_table(server, client, len(records))
+                with step("Publish flights as a passenger, over EventMesh") as results:
+                    said, why = show_refusal(server, principals)
+                    results.append(f"{said}\n  [dim]babelbus access explain:[/dim] {why}")
+                live_table(server, principals, client, len(records))
         finally:
             server.stop()
     table = Table(title="The last flights of the year, as they came back", title_justify="left")

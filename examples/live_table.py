@@ -205,9 +205,9 @@ def expected() -> Totals:
     return dict(totals)
 
 
-def read_back(address: str) -> Totals:
+def read_back(address: str, token: str) -> Totals:
     """Read the totals through a Wörterbuch client."""
-    lines = Lines(address)
+    lines = Lines(address, token)
     lines.send({"pGet": {"transactionId": 1, "requestPattern": f"{DELAYS}/#"}})
     pairs: list[dict[str, object]] = lines.receive()["pState"]["keyValuePairs"]  # type: ignore[assignment]
     lines.close()

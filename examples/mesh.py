@@ -21,16 +21,19 @@ SURPLUS = 13
 SECONDS = 60.0
 READ_BYTES = 2**20
 QUESTIONS = "timetable"
+USER = "passenger"
 
 
 class Mesh:
     """One connection of a group."""
 
-    def __init__(self, address: str, group: str) -> None:
+    def __init__(self, address: str, group: str, user: str, password: str) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=SECONDS)
         self._data = bytearray()
-        self.ask("HELLO_REQUEST", {"version": "1.10.0", "purpose": "sub", "group": group})
+        self.ask("HELLO_REQUEST", {
+            "version": "1.10.0", "purpose": "sub", "group": group, "username": user, "password": password,
+        })  # fmt: skip
 
     def __enter__(self) -> "Mesh":
         return self
@@ -62,10 +65,14 @@ class Mesh:
                 raise SystemExit("demo: the server closed an EventMesh connection")
             self._data += data
 
+    def try_to(self, command: str, body: object = None) -> dict[str, Any]:
+        """Send a request, and return the header of its answer."""
+        self.send(command, body)
+        return self.receive()[0]
+
     def ask(self, command: str, body: object = None) -> None:
         """Send a request, and wait until it is granted."""
-        self.send(command, body)
-        header, _ = self.receive()
+        header = self.try_to(command, body)
         if header["code"] != 0:
             raise SystemExit(f"demo: EventMesh refused {command}: {header}")
 
@@ -78,11 +85,11 @@ class Mesh:
 class Listener(threading.Thread):
     """Hears a number of messages of a topic, each acknowledged."""
 
-    def __init__(self, address: str, topic: str, count: int) -> None:
+    def __init__(self, address: str, password: str, topic: str, count: int) -> None:
         super().__init__(daemon=True)
         self.heard: list[bytes] = []
         self._count = count
-        self._mesh = Mesh(address, "demo")
+        self._mesh = Mesh(address, "demo", USER, password)
         self._mesh.listen(topic)
 
     def run(self) -> None:
@@ -94,16 +101,25 @@ class Listener(threading.Thread):
                 mesh.send(f"{header['cmd']}_ACK", seq=header["seq"])
 
 
-def ask_for(address: str, zbus: str, records: list[Record]) -> str:
+def ask_for(address: str, password: str, zbus: str, worker: tuple[str, str], records: list[Record]) -> str:
     """Ask for the last flight by its key, and return the key; the answer of a zbus worker is that flight."""
     flights = {(record.key or b"").decode(): json.loads(record.payload or b"") for record in records}
     key = (records[-1].key or b"").decode()
-    service = Service(zbus, QUESTIONS, flights)
+    service = Service(zbus, worker, QUESTIONS, flights)
     service.start()
-    with Mesh(address, "askers") as asker:
+    with Mesh(address, "askers", USER, password) as asker:
         asker.send("REQUEST_TO_SERVER", {"topic": QUESTIONS, "body": key, "properties": {"ttl": "30000"}})
         _, reply = asker.receive()
     service.join(SECONDS)
     if json.loads(reply["body"]) != flights[key]:
         raise SystemExit(f"demo: the answer to {key} is not the flight: {reply}")
     return key
+
+
+def be_refused(address: str, password: str, topic: str) -> str:
+    """Publish to a topic without the right to it; return what the server says."""
+    with Mesh(address, "demo", USER, password) as mesh:
+        header = mesh.try_to("ASYNC_MESSAGE_TO_SERVER", {"topic": topic, "body": "{}", "properties": {}})
+    if header["code"] == 0:
+        raise SystemExit(f"demo: a message to {topic} without the right to it was taken")
+    return str(header.get("desc"))

@@ -26,12 +26,14 @@ READ_BYTES = 2**20
 class Lines:
     """A Wörterbuch connection in its simplest form: JSON lines over TCP, as any shell script could speak it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=SECONDS)
         self._rest = b""
         self._found: list[bytes] = []
         assert "welcome" in self.receive()
+        self.send({"authorizationRequest": {"authToken": token}})
+        assert "authorized" in self.receive()
 
     def send(self, *messages: object) -> None:
         """Send messages, each a line."""
@@ -61,9 +63,9 @@ def reference_data() -> Iterator[tuple[str, object]]:
         yield f"aircraft/{plane.tailnum}", msgspec.to_builtins(plane)
 
 
-def set_state(address: str) -> int:
+def set_state(address: str, token: str) -> int:
     """Set all airlines and aircraft, each acknowledged; give how many."""
-    lines = Lines(address)
+    lines = Lines(address, token)
     pairs = list(reference_data())
     lines.send(
         *(
@@ -79,10 +81,10 @@ def set_state(address: str) -> int:
     return len(pairs)
 
 
-def compare_state(address: str) -> int:
+def compare_state(address: str, token: str) -> int:
     """Read the whole tree and compare it with the source; give how many keys were right."""
     wanted = dict(reference_data())
-    lines = Lines(address)
+    lines = Lines(address, token)
     found: dict[str, object] = {}
     for number, pattern in enumerate(("airlines/#", "aircraft/#"), 1):
         lines.send({"pGet": {"transactionId": number, "requestPattern": pattern}})
@@ -95,15 +97,15 @@ def compare_state(address: str) -> int:
 
 
 def hear(
-    jebp: BlockingClient, worterbuch: str, sbus: str, eventmesh: str, records: list[Record]
+    jebp: BlockingClient, addresses: dict[str, str], token: str, password: str, records: list[Record]
 ) -> tuple[int, int, int]:
     """Publish flights through jebp; give how many sbus, Wörterbuch and EventMesh subscribers heard, all equal."""
     jebp.create_topic(TOPIC)
-    mesh = Listener(eventmesh, TOPIC, len(records))
-    subscriber = Lines(worterbuch)
+    mesh = Listener(addresses["eventmesh-tcp"], password, TOPIC, len(records))
+    subscriber = Lines(addresses["worterbuch-tcp"], token)
     subscriber.send({"pSubscribe": {"transactionId": 1, "requestPattern": "#", "unique": False, "liveOnly": True}})
     assert "ack" in subscriber.receive()
-    with SbusClient(sbus, timeout_seconds=SECONDS) as listener:
+    with SbusClient(addresses["sbus"], timeout_seconds=SECONDS) as listener:
         listener.subscribe(TOPIC.encode())
         listener.control(b"!/cred/whoami")  # its answer says that the subscription stands
         listener.receive()

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from babelbus.client import Record
+from babelbus.protocols.zbus.signature import canonical_text, digest
 from babelbus.wire.websocket import (
     Decoder,
     Message,
@@ -32,7 +33,8 @@ SECONDS = 120.0
 class Connection:
     """One connection of a zbus client."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, worker: tuple[str, str]) -> None:
+        self._api_key, self._secret = worker
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=SECONDS)
         key = make_key()
@@ -51,8 +53,10 @@ class Connection:
         self._socket.close()
 
     def say(self, body: object = None, **headers: str) -> None:
-        """Send a message."""
-        message = {"headers": headers} if body is None else {"headers": headers, "body": body}
+        """Send a message with its signature."""
+        signed = {**headers, "apiKey": self._api_key}
+        message: dict[str, object] = {"headers": signed} if body is None else {"headers": signed, "body": body}
+        signed["signature"] = digest(self._secret, canonical_text(json.dumps(message).encode()))
         self._socket.sendall(encode_texts([json.dumps(message).encode()], mask=True))
 
     def receive(self, seconds: float = SECONDS) -> list[dict[str, Any]]:
@@ -78,9 +82,9 @@ class Connection:
 class Worker(threading.Thread):
     """One connection that works until all flights are done, by whomever."""
 
-    def __init__(self, address: str, queue: str, finished: threading.Event) -> None:
+    def __init__(self, address: str, worker: tuple[str, str], queue: str, finished: threading.Event) -> None:
         super().__init__(daemon=True)
-        self._address = address
+        self._address, self._worker = address, worker
         self._queue = queue
         self._finished = finished
         self.done: dict[int, object] = {}
@@ -88,7 +92,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Subscribe and work."""
-        with Connection(self._address) as connection:
+        with Connection(self._address, self._worker) as connection:
             connection.work_on(self._queue, CHANNEL)
             while not self._finished.is_set():
                 try:
@@ -110,10 +114,10 @@ class Worker(threading.Thread):
 class Service(threading.Thread):
     """A worker that answers the next question with the flight of its key."""
 
-    def __init__(self, address: str, queue: str, flights: dict[str, object]) -> None:
+    def __init__(self, address: str, worker: tuple[str, str], queue: str, flights: dict[str, object]) -> None:
         super().__init__(daemon=True)
         self._flights = flights
-        self._connection = Connection(address)
+        self._connection = Connection(address, worker)
         self._connection.work_on(queue, queue)
         self._messages: list[dict[str, Any]] = []
         for _ in ("create", "sub"):
@@ -132,10 +136,10 @@ class Service(threading.Thread):
             connection.say(self._flights[question["body"]], cmd="route", target=headers["source"], id=headers["id"])
 
 
-def share(address: str, queue: str, records: list[Record]) -> list[int]:
+def share(address: str, proof: tuple[str, str], queue: str, records: list[Record]) -> list[int]:
     """Let the workers take the whole queue; give how many flights each did. Each was done once, and is unchanged."""
     finished = threading.Event()
-    workers = [Worker(address, queue, finished) for _ in range(WORKERS)]
+    workers = [Worker(address, proof, queue, finished) for _ in range(WORKERS)]
     for worker in workers:
         worker.start()
     try:

@@ -1,0 +1,198 @@
+"""The walk: every door, every action, every kind of subject and row; one table says what must happen.
+
+What a verb did is looked at inside the server: an answer that says so proves nothing.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from babelbus.protocols.registry import SERVICES
+from tests.access.drivers import DRIVERS, VERBS, Driver
+from tests.access.house import END, House
+
+OTHER_DOORS = {"admin", "spark"}
+"""Doors that are no service of the registry."""
+
+
+class Case(NamedTuple):
+    """Rows (`ACTION` is the one that is asked for, `OTHERS` is each of the others), a subject, and the answer."""
+
+    name: str
+    rows: tuple[str, ...]
+    subject: str
+    allowed: bool
+
+
+CASES = (
+    Case("no row", (), "walk/a", False),
+    Case("allowed", ("alice ACTION walk/#",), "walk/a", True),
+    Case("allowed with every action", ("alice * walk/#",), "walk/a", True),
+    Case("allowed to a role", ("role:walkers ACTION walk/#",), "walk/a", True),
+    Case("allowed to another role", ("role:drivers ACTION walk/#",), "walk/a", False),
+    Case("allowed to everybody", ("* ACTION walk/#",), "walk/a", True),
+    Case("allowed to somebody else", ("bob ACTION walk/#",), "walk/a", False),
+    Case("another action is allowed", ("alice OTHERS walk/#",), "walk/a", False),
+    Case("another subject is allowed", ("alice ACTION walk/b/#",), "walk/a", False),
+    Case("below its own name", ("* ACTION walk/{name}/#",), "walk/alice", True),
+    Case("below the name of another", ("* ACTION walk/{name}/#",), "walk/bob", False),
+    Case("one element", ("alice ACTION walk/?/#",), "walk/a", True),
+    Case("denied inside", ("alice ACTION walk/#", "deny alice ACTION walk/a/#"), "walk/a", False),
+    Case("denied to its role", ("alice ACTION walk/#", "deny role:walkers ACTION walk/a/#"), "walk/a", False),
+    Case("denied to everybody, with every action", ("alice ACTION walk/#", "deny * * walk/a/#"), "walk/a", False),
+    Case("denied beside", ("alice ACTION walk/#", "deny alice ACTION walk/b/#"), "walk/a", True),
+    Case("another action is denied", ("alice ACTION walk/#", "deny alice OTHERS walk/a/#"), "walk/a", True),
+    Case("denied to somebody else", ("alice ACTION walk/#", "deny bob ACTION walk/a/#"), "walk/a", True),
+)
+ACTIONS = sorted(set(VERBS.values()))
+WALK = [
+    pytest.param(driver, verb, id=f"{driver.name}-{verb}")
+    for driver in DRIVERS
+    for verb in VERBS
+    if verb not in driver.lacks
+]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("walk")) as house:
+        yield house
+
+
+@pytest.fixture(autouse=True)
+def forgive(house: House) -> None:
+    """Let nobody wait for the wrong proofs of the test before."""
+    house.call(house.server.proofs.guessing.clear)
+
+
+def lines(rows: tuple[str, ...], driver: type[Driver], verb: str) -> list[str]:
+    """The rows of a case for a verb, and those for what the door needs beside."""
+    action, also = VERBS[verb], driver.also.get(verb)
+    made = [] if also is None else [f"alice {also} #"]
+    for row in rows:
+        others = [one for one in ACTIONS if one not in (action, also)] if "OTHERS" in row else [action]
+        made += [row.replace("OTHERS", one).replace("ACTION", one) for one in others]
+    return made
+
+
+def attempt(house: House, driver: Driver, verb: str, subject: str) -> bool:
+    """Do it, and return whether it happened: the answer, where there is one, must not say anything else."""
+    number = house.next_number()
+    payload = b'{"number":%d}' % number
+    said: bool | None
+    match verb:
+        case "publish":
+            said = driver.publish(subject, payload)
+            if said is None:
+                house.emit(subject)  # behind it, what was published is recorded too
+            happened = house.happened(subject, payload)
+        case "write_state":
+            said, happened = driver.write_state(subject, payload), house.value(subject) == payload
+        case "manage":
+            subject = f"{subject}/made{number}"
+            said, happened = driver.manage(subject), house.broker.find_topic(subject) is not None
+        case "subscribe":
+            said = driver.subscribe(subject)
+            house.emit(subject, END)
+            happened = said is not False and driver.hear() == [subject]
+        case "request":
+            stop = house.answer(subject)
+            happened = said = driver.request(subject)
+            stop()
+        case "respond":
+            said = driver.respond(subject)
+            happened = said is not False and house.ask(subject) is not None
+        case _:
+            happened = said = getattr(driver, verb)(subject)
+    assert said in (None, happened), f"the answer says {said}"
+    return bool(happened)
+
+
+def test_each_door_has_a_driver_and_each_verb_or_a_reason() -> None:
+    assert {driver.service for driver in DRIVERS} == set(SERVICES) | OTHER_DOORS
+    for driver in DRIVERS:
+        has = {verb for verb in VERBS if getattr(driver, verb) is not getattr(Driver, verb)}
+        assert has == set(VERBS) - set(driver.lacks), driver.name
+        assert all(driver.lacks.values())
+
+
+@pytest.mark.parametrize(("driver", "verb"), WALK)
+def test_what_the_table_says_happens(house: House, driver: type[Driver], verb: str) -> None:
+    wrong = []
+    for case in CASES:
+        house.grant(*lines(case.rows, driver, verb))
+        with driver(house, house.alice) as client:
+            if attempt(house, client, verb, case.subject) is not case.allowed:
+                wrong.append(case.name)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("driver", "verb"), WALK)
+def test_a_right_that_is_taken_away_ends_at_once_on_an_open_connection(
+    house: House, driver: type[Driver], verb: str
+) -> None:
+    house.grant(*lines(("alice ACTION walk/#",), driver, verb))
+    with driver(house, house.alice) as client:
+        assert attempt(house, client, verb, "walk/a")
+        house.grant(*lines((), driver, verb))
+        assert not attempt(house, client, verb, "walk/a")
+
+
+LISTENERS = [driver for driver in DRIVERS if "subscribe" not in driver.lacks]
+
+
+@pytest.mark.parametrize("driver", LISTENERS)
+def test_a_subscription_shrinks_and_grows_with_its_rights(house: House, driver: type[Driver]) -> None:
+    def heard() -> list[str]:
+        house.emit("walk/a", "walk/b", END)
+        return client.hear()
+
+    house.grant("alice subscribe walk/#")
+    with driver(house, house.alice) as client:
+        if driver.wildcards:
+            client.subscribe("walk", below=True)
+            assert heard() == ["walk/a", "walk/b"]
+            house.grant("alice subscribe walk/#", "deny * * walk/a/#")
+            assert heard() == ["walk/b"]
+            house.grant("alice subscribe walk/#")
+            assert heard() == ["walk/a", "walk/b"]
+        else:
+            client.subscribe("walk/a")
+            assert heard() == ["walk/a"]
+        house.grant()
+        assert heard() == []
+
+
+@pytest.mark.parametrize("driver", [driver for driver in LISTENERS if driver.wildcards])
+def test_a_pattern_that_is_granted_in_part_gets_that_part(house: House, driver: type[Driver]) -> None:
+    house.grant("alice subscribe walk/b/#")
+    with driver(house, house.alice) as client:
+        assert client.subscribe("walk", below=True) is not False
+        house.emit("walk/a", "walk/b", END)
+        assert client.hear() == ["walk/b"]
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
+def test_the_connections_of_a_removed_principal_end(house: House, driver: type[Driver]) -> None:
+    house.grant("role:walkers * #")
+    with house.lend_process("carol") as carol, driver(house, carol) as client:
+        assert not client.is_cut()
+        house.remove("carol")
+        assert client.is_cut()
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
+def test_a_wrong_proof_gives_nothing(house: House, driver: type[Driver]) -> None:
+    if driver.service == "sbus":
+        pytest.skip("the system tells who a process is")
+    house.grant("alice * #")
+    wrong = house.forged()
+    try:
+        client = driver(house, wrong)
+    except Exception:  # each client has its own error
+        return
+    with client:
+        payload = b'{"number":%d}' % house.next_number()
+        assert not client.publish("walk/a", payload)
+        assert not house.happened("walk/a", payload)
