@@ -211,3 +211,11 @@ def pick(column: list[Column], numbers: Numbers) -> list[Column]:
     if type(numbers) is range:
         return column[numbers.start : numbers.stop : numbers.step]
     return [column[number] for number in numbers]
+
+
+def even(numbers: list[int]) -> Numbers:
+    """Return rising numbers as a range if their steps are equal: a column gives a range at once."""
+    if len(numbers) < 2:
+        return numbers
+    steps = range(numbers[0], numbers[-1] + 1, numbers[1] - numbers[0])
+    return steps if len(steps) == len(numbers) and [*steps] == numbers else numbers

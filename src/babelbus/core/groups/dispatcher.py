@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
-from babelbus.core.groups.delivery_rows import Rows, Run, pick
+from babelbus.core.groups.delivery_rows import Rows, Run, even, pick
 from babelbus.core.groups.in_flight import (
     DUE,
     Counts,
@@ -327,15 +327,20 @@ class _Turn:
 
     def begin(self, flight: Flight, rows: Rows, partition: int) -> Run:
         """Begin the lease of the records that the member gets, and return them."""
-        flight.begin(self.lease, pick(rows.offsets, self.numbers))
+        numbers = even(self.numbers)
+        flight.begin(self.lease, pick(rows.offsets, numbers))
         if self.member.credit is not None:
-            self.member.credit -= len(self.numbers)
-        return Run(rows, self.numbers, partition, self.lease)
+            self.member.credit -= len(numbers)
+        return Run(rows, numbers, partition, self.lease)
 
 
 def _next_turn(queue: deque[_Turn], number: int) -> _Turn | None:
     """Return the next turn of a member that wants a record; each that was asked goes to the end of the queue."""
-    for _ in range(len(queue)):
+    turn = queue[0]
+    queue.rotate(-1)
+    if turn.flags is None or turn.flags[number]:
+        return turn
+    for _ in range(len(queue) - 1):
         turn = queue[0]
         queue.rotate(-1)
         if turn.flags is None or turn.flags[number]:
