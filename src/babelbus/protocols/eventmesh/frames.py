@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.eventmesh.messages import HELLO, RECOMMEND, Frame, Header
+from babelbus.protocols.eventmesh.messages import HELLO, RECOMMEND, UNREADABLE, Frame, Header
 
 MAGIC: Final = b"EventMesh0000"
 _HEAD: Final = struct.Struct(">13sii")
@@ -77,16 +77,16 @@ class FrameDecoder:
                 if end > size:
                     self._wanted = end - start
                     break
-                header = _read_header(data[start + HEAD_BYTES : header_end])
+                header = _decode_header(data[start + HEAD_BYTES : header_end])
                 body = data[header_end:end] if end > header_end else b""
                 found.append(Frame(header, b"" if body == NO_BODY else body))
                 start = end
             else:
                 self._wanted = HEAD_BYTES
-        except MalformedFrameError:
+        except (MalformedFrameError, *UNREADABLE) as error:
             self._data = b""
             if not found:
-                raise
+                raise _unreadable(error) from None
             self._wanted = 0  # the next call meets the fault again, after these frames are handled
             self._data = data[start:]
             return found
@@ -117,7 +117,7 @@ class FrameDecoder:
 
     def _detect(self, data: bytes, start: int, header_end: int, rest: int) -> None:
         """Set the framing of the connection by its first frame, unless more of it must come."""
-        name = _read_header(data[start + HEAD_BYTES : header_end]).name
+        name = _decode_header(data[start + HEAD_BYTES : header_end]).name
         if name in (HELLO, RECOMMEND) and rest > max(_SURPLUSES[:2]) and data[header_end : header_end + 1] != b"n":
             end = object_end(data, header_end, header_end + rest)
             if end < 0:
@@ -130,11 +130,10 @@ class FrameDecoder:
             self.surplus = {13: NEW, 17: NEW, 21: 21, 25: 21}.get(rest, OLD)
 
 
-def _read_header(data: bytes) -> Header:
-    try:
-        return _decode_header(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrameError(f"the header of a frame cannot be read: {error}") from None
+def _unreadable(error: Exception) -> MalformedFrameError:
+    if isinstance(error, MalformedFrameError):
+        return error
+    return MalformedFrameError(f"the header of a frame cannot be read: {error}")
 
 
 def object_end(data: bytes, start: int, end_max: int) -> int:
@@ -170,13 +169,18 @@ def object_end(data: bytes, start: int, end_max: int) -> int:
 
 
 def encode_frame(surplus: int, header: bytes, body: bytes = b"") -> bytes:
-    """Return the bytes of a frame.
+    """Return the bytes of a frame; header and body must have no newline, as compact JSON has none."""
+    return encode_head(surplus, header, len(body)) + body
+
+
+def encode_head(surplus: int, header: bytes, body_bytes: int) -> bytes:
+    """Return the bytes of a frame before its body.
 
     No byte of the lengths is a newline: Go's client ends its process at one (3.1), so the header is padded with blanks.
-    The header and the body must have none, as compact JSON has none.
     """
     while True:
-        head = _HEAD.pack(MAGIC, len(header) + len(body) + surplus, len(header))
+        header_bytes = len(header)
+        head = _HEAD.pack(MAGIC, header_bytes + body_bytes + surplus, header_bytes)
         if NEWLINE not in head:
-            return head + header + body
+            return head + header
         header += b" "

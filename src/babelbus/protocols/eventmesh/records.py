@@ -55,6 +55,7 @@ _decode_message = msgspec.json.Decoder(EventMeshMessage).decode
 _decode_event = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_value = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
+_NO_HEADERS: Final[dict[str, Any]] = {}
 
 
 class InvalidMessageError(BabelbusError):
@@ -258,10 +259,12 @@ def encode_body(
     `more` are properties that the server adds. `strict` is for clients that refuse members of a message beside topic,
     properties and body (specification, 0.1).
     """
-    known = dict(headers)
-    if known.get(FLAVOUR) == b"cloudevents":
-        return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more)
-    properties, message_headers = describe(known)
+    properties, message_headers = _describe_plain(headers), _NO_HEADERS
+    if properties is None:
+        known = dict(headers)
+        if known.get(FLAVOUR) == b"cloudevents":
+            return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more)
+        properties, message_headers = describe(known)
     text, encoding = text_body(payload)
     if encoding or more:
         properties |= encoding | more
@@ -307,6 +310,24 @@ def describe(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], dict[s
     if rest is not None:
         message_headers |= _object(rest)
     return properties, message_headers
+
+
+def _describe_plain(headers: Headers) -> dict[str, str] | None:
+    """Return the properties of a message of EventMesh that has no other headers beside its flavour; else `None`.
+
+    Most messages are so. Other records take half a microsecond more, for what has another meaning or comes twice.
+    """
+    if not headers or headers[0][0] != FLAVOUR or headers[0][1] == b"cloudevents":
+        return None
+    try:
+        properties = {
+            property_name: value.decode()  # type: ignore[union-attr] # no value is an error that is caught
+            for name, value in headers
+            if (property_name := _property_names[name]) is not None
+        }
+    except (UnicodeDecodeError, AttributeError):
+        return None
+    return properties if len(properties) == len(headers) - 1 else None
 
 
 def text_body(payload: bytes | None) -> tuple[str, dict[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from babelbus.core.access import Identity
-from babelbus.core.groups import Delivery, Member
+from babelbus.core.groups import Delivery, Holder, Member
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.request import Question, Reply, Request
@@ -29,6 +29,7 @@ from babelbus.protocols.eventmesh.frames import (
     FrameDecoder,
     MalformedFrameError,
     encode_frame,
+    encode_head,
 )
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, read_ttl, without_correlation
 from babelbus.protocols.eventmesh.messages import Frame, SubscriptionItem, UserAgent
@@ -78,7 +79,7 @@ class Session(contract.Session):
         self._events: dict[str, list[Event]] = {}
         self._acks: list[tuple[str, bytes, str, str]] = []
         """Publications of this chunk: command, `seq` as JSON, topic, and the error if they failed already."""
-        self._done: dict[Member, list[Delivery]] = {}
+        self._done: dict[Holder, list[Delivery]] = {}
         hub.peers[self] = None
 
     # -- frames ------------------------------------------------------------------------------------------------------
@@ -348,6 +349,7 @@ class Session(contract.Session):
         if self._done:
             done, self._done = self._done, {}
             for member, deliveries in done.items():
+                assert isinstance(member, Member)
                 if not member.closed:
                     member.ack(deliveries)
         if not self._acks:
@@ -430,13 +432,14 @@ class Session(contract.Session):
         held, name, topic, surplus = self._held, subscribed.push, subscribed.item.topic, self._surplus
         next_number, strict, more = self._hub.next_number, surplus == OLD, dict[str, str]()
         begin, tails = _begin_header(name) + b'0,"seq":"', _PUSH_TAILS
-        pushes = []
+        parts: list[bytes] = []
         for one in deliveries:
             seq = str(next_number())
             flavour, body = encode_body(topic, one.payload, one.headers, more, strict=strict)
-            pushes.append(encode_frame(surplus, begin + seq.encode() + tails[flavour], body))
+            header = begin + seq.encode() + tails[flavour]
+            parts += encode_head(surplus, header, len(body)), body
             held[seq] = one.without_content()
-        self._send(b"".join(pushes))
+        self._send(b"".join(parts))
         if self._outbox.full:
             member.hold()
 
@@ -463,9 +466,11 @@ class Session(contract.Session):
         if found is None:
             self._questions.pop(str(seq), None)  # a reply comes before the acknowledgement, or never (3.8)
         elif found.lease is not None:
-            member = found.lease.member
-            assert isinstance(member, Member)
-            self._done.setdefault(member, []).append(found)
+            done, member = self._done, found.lease.member
+            if member in done:
+                done[member].append(found)
+            else:
+                done[member] = [found]
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
