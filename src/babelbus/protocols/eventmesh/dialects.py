@@ -133,8 +133,8 @@ class Dialect(ABC):
         """Return the answer to a subscription on a stream."""
 
     @abstractmethod
-    def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> Any:
-        """Return the message of a record or a reply."""
+    def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> bytes:
+        """Return the encoded message of a record or a reply."""
 
     @abstractmethod
     def failed_request(self, error: BabelbusError) -> Any:
@@ -257,11 +257,10 @@ class LegacyDialect(Dialect):
         content = _encode({"respMsg": text, "respCode": code}).decode()
         return legacy_pb2.SimpleMessage(header=_HEADER, content=content)
 
-    def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> Any:
-        """Return a SimpleMessage."""
+    def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> bytes:
+        """Return an encoded SimpleMessage."""
         flavour, content, properties = encode_content(topic, payload, headers, more)
-        return legacy_pb2.SimpleMessage(
-            header=_CLOUD_HEADER if flavour == CLOUD_EVENT else _HEADER,
+        message = legacy_pb2.SimpleMessage(
             producerGroup=properties.get("producergroup", ""),
             topic=topic,
             content=content,
@@ -271,6 +270,8 @@ class LegacyDialect(Dialect):
             tag=properties.get("tag", ""),
             properties=properties,
         )
+        # The header is the first field, and the same for all: fields that are encoded apart are joined as bytes.
+        return (_CLOUD_FRONT if flavour == CLOUD_EVENT else _FRONT) + bytes(message.SerializeToString())
 
     def failed_request(self, error: BabelbusError) -> Any:
         """Return a SimpleMessage in the shape of an acknowledgement (7.5)."""
@@ -289,7 +290,8 @@ def _header(flavour: str) -> Any:
 
 
 _HEADER: Final = _header(MESSAGE)
-_CLOUD_HEADER: Final = _header(CLOUD_EVENT)
+_FRONT: Final[bytes] = legacy_pb2.SimpleMessage(header=_HEADER).SerializeToString()
+_CLOUD_FRONT: Final[bytes] = legacy_pb2.SimpleMessage(header=_header(CLOUD_EVENT)).SerializeToString()
 
 
 class EventsDialect(Dialect):
@@ -391,8 +393,8 @@ class EventsDialect(Dialect):
             copy.attributes.pop(name, None)
         return _with_status(copy, code, text)
 
-    def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> Any:
-        """Return a CloudEvent."""
+    def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> bytes:
+        """Return an encoded CloudEvent."""
         known = dict(headers)
         if known.get(FLAVOUR) == b"cloudevents":
             attributes, content_type = _cloud_attributes(known)
@@ -423,7 +425,7 @@ class EventsDialect(Dialect):
         for name, value in attributes.items():
             if name:
                 event.attributes[name].ce_string = value
-        return event
+        return bytes(event.SerializeToString())
 
     def failed_request(self, error: BabelbusError) -> Any:
         """Return nothing: the call fails with a status of gRPC (0.3)."""

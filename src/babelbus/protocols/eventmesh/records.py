@@ -278,6 +278,10 @@ def encode_content(
     topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]
 ) -> tuple[Flavour, str, dict[str, str]]:
     """Return flavour, content and properties of a record for a webhook (5.1)."""
+    plain = _describe_plain(headers)
+    if plain is not None:
+        text, encoding = text_body(payload)
+        return HTTP if headers[0][1] == b"http" else MESSAGE, text, plain | encoding | more
     known = dict(headers)
     properties, message_headers = describe(known)
     if known.get(FLAVOUR) == b"cloudevents":

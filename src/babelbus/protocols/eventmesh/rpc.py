@@ -229,7 +229,7 @@ class RpcSession(contract.Session):
         if isinstance(answer, BabelbusError):
             calls.fail(stream, _status(answer), str(answer))
         else:
-            message = answer.SerializeToString()
+            message = answer if isinstance(answer, bytes) else answer.SerializeToString()
             limit = self._server.hub.settings.body_bytes_max
             if len(message) > limit or calls.answers.unsent_bytes > self._outbox.bytes_max:
                 text = f"an answer of {len(message)} bytes" if len(message) > limit else "answers that are not read"

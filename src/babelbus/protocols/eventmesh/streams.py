@@ -237,7 +237,7 @@ class Stream:
                 is_last = False
             elif waiting and not self.ending:
                 topic, payload, headers, more, member, delivery = waiting.popleft()
-                message = encode(topic, payload, headers, more, number()).SerializeToString()
+                message = encode(topic, payload, headers, more, number())
                 is_last = member is not None
                 if member is not None and delivery is not None:
                     done.append((member, delivery))
