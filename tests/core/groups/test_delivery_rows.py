@@ -1,10 +1,11 @@
 """A chunk decoded for a group: the same records as the storage gives, one by one and all at once."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.core.groups.delivery_rows import Rows, Run
+from babelbus.core.groups.delivery_rows import Rows, Run, even
 from babelbus.records.columns import decode_columns, find_positions, iterate
 from babelbus.records.equal_headers import cut
 from babelbus.records.format import FEW, encode_batch
@@ -99,3 +100,19 @@ def test_headers_of_the_bus_itself_are_left_out() -> None:
     data = bytes(encode_batch([Record(b"x", None, ((b"$batch", b"1"), (b"a", None), (b"", b"")), NOW)]).data)
     rows = Rows(decode_columns(data, find_positions(data, 0, len(data))[0]), 1)
     assert rows.record(0).headers == ((b"a", None), (b"", b""))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "share"),
+    [
+        ([], []),
+        ([4], [4]),
+        ([4, 5], range(4, 6)),
+        ([0, 4, 8, 12], range(0, 13, 4)),
+        ([0, 4, 8, 13], [0, 4, 8, 13]),
+        ([0, 4, 5, 12], [0, 4, 5, 12]),
+        ([0, 1, 9], [0, 1, 9]),
+    ],
+)
+def test_numbers_with_even_steps_are_a_range(numbers: list[int], share: object) -> None:
+    assert even(numbers) == share
