@@ -24,6 +24,7 @@ from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.messages import CreateRecords
 from babelbus.records.format import encode_batch
 from babelbus.storage.files import LocalFiles
+from babelbus.web.token import read_token
 from tests.support.bus import NOW, SAFETY_NET_SECONDS
 from tests.support.child import Child
 from tests.support.jebp import said
@@ -187,7 +188,7 @@ class Publisher(threading.Thread):
 
 
 def api_of(child: Child) -> AdminApi:
-    return AdminApi(child.addresses["admin"], (child.folder / "conf" / "admin_token").read_text().strip())
+    return AdminApi(child.addresses["admin"], "Bearer " + read_token(str(child.folder)))
 
 
 def stored(folder: Path) -> StoredGroup:

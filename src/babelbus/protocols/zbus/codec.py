@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from babelbus.errors import without_frames
 from babelbus.protocols.zbus.content import json_body
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import (
@@ -99,7 +100,7 @@ def _or_error(decode: Callable[..., Message], *arguments: object) -> Message | M
     try:
         return decode(*arguments)
     except MalformedMessageError as error:
-        return error
+        return without_frames(error)
 
 
 def _run_of(frames: Sequence[_Frame], ids: list[str | None]) -> Run | None:

@@ -397,6 +397,7 @@ class WebSession(HttpSession):
         self._hub.peers.pop(self.session.id, None)
         self.session.close()
         super().close()
+        self._socket = None  # else the two hold each other, and the bytes of an unfinished message
 
 
 def _read_common(request: Request) -> _Common:
