@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import queue
+import socket
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -20,9 +21,11 @@ import pyarrow as pa
 
 from babelbus.client import BlockingClient as JebpClient
 from babelbus.clients.jebp.errors import ClientError as JebpError
+from babelbus.clients.jebp.errors import NotAuthorisedError
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.clients.worterbuch.blocking import BlockingClient as TreeClient
 from babelbus.clients.worterbuch.errors import ClientError as TreeError
+from babelbus.clients.worterbuch.errors import UnauthorizedError
 from babelbus.errors import BabelbusError
 from babelbus.protocols.sbus.messages import Publish
 from babelbus.protocols.zbus.codec import decode_message, encode_message
@@ -38,7 +41,7 @@ from tests.access.house import END, VALUE, House, Proof
 from tests.protocols.eventmesh.test_grpc import Legacy
 from tests.protocols.eventmesh.test_http import ask as ask_mesh
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.eventmesh import MeshClient
+from tests.support.eventmesh import AGENT, MeshClient
 from tests.support.signing import sign_frame, sign_request
 from tests.support.zbus import HttpClient, SocketClient
 
@@ -66,6 +69,10 @@ class Driver(ABC):
     """Verbs that the door has not, and why."""
     also: ClassVar[dict[str, str]] = {}
     """Actions that verbs of this door need beside those of `VERBS`: they are granted all the time."""
+    instead: ClassVar[dict[str, str]] = {}
+    """Actions that verbs of this door need instead of those of `VERBS`."""
+    refusals: ClassVar[tuple[type[Exception], ...]] = ()
+    """What the client raises when a proof is refused as it connects; the other doors ask with each message."""
     wildcards: ClassVar[bool] = True
     """Whether subscriptions may be to patterns."""
 
@@ -95,6 +102,18 @@ class Driver(ABC):
     @abstractmethod
     def is_cut(self) -> bool:
         """Whether the server closes the connection, or lets it do nothing any more."""
+
+    def do_beside(self, step: Callable[[], object], end: Callable[[], object]) -> None:
+        """Do a step in a thread; `end` makes the step give up, when the client closes."""
+
+        def run() -> None:
+            with contextlib.suppress(OSError, grpc.RpcError, StopIteration):
+                step()
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._stack.callback(thread.join, SAFETY_NET_SECONDS)
+        self._stack.callback(end)
+        thread.start()
 
     # Overridden where the door has the verb; `lacks` says why else.
 
@@ -143,6 +162,7 @@ NO_HISTORY = "the protocol has no reading by offset or time"
 
 class Jebp(Driver):
     service = name = "jebp"
+    refusals = (NotAuthorisedError,)
     lacks: ClassVar = {
         "request": NO_REQUESTS,
         "respond": NO_REQUESTS,
@@ -228,6 +248,7 @@ class Sbus(Driver):
 
 class Tree(Driver):
     service, name = "worterbuch", "worterbuch-tcp"
+    refusals = (UnauthorizedError,)
     lacks: ClassVar = {
         "request": NO_REQUESTS,
         "respond": NO_REQUESTS,
@@ -308,7 +329,7 @@ class TreeRest(Driver):
 
 class ZbusSocket(Driver):
     service, name = "zbus", "zbus-websocket"
-    also: ClassVar = {"respond": "consume"}
+    instead: ClassVar = {"respond": "consume"}
     lacks: ClassVar = {
         "request": "a url cannot name a subject of several elements here; over HTTP it is asked",
         "subscribe": "every subscriber is a member of a channel, which is a consumer group",
@@ -350,19 +371,21 @@ class ZbusSocket(Driver):
             assert taken.get("status") != 200
         return taken.get("status") == 200
 
-    def respond(self, subject: str) -> bool | None:
-        if self.ask("create", mq=subject, channel=subject).get("status") != 200:
-            return False
-        if self.ask("sub", mq=subject, channel=subject).get("status") != 200:
+    def respond(self, subject: str) -> bool:
+        # A channel of its own behind all records, else its first message is no question.
+        place = {"mq": subject, "channel": f"channel{self.house.next_number()}"}
+        made = self.ask("create", **place, offset=self.house.end_of(subject))
+        begun = self.ask("sub", **place)
+        if made.get("status") != 200 or begun.get("status") != 200:
+            assert begun.get("status") != 200
             return False
 
         def answer() -> None:
-            while "source" not in (question := self.client.next()["headers"]):
-                pass  # a record of the topic: the channel has them too
+            question = self.client.next()["headers"]
             self.say("route", "yes", target=question["source"], id=question["id"])
 
-        self._answering = Background(answer)
-        return None  # it is a member of the channel in any case; nobody says whether it is asked too
+        self.do_beside(answer, partial(shut_down, self.client.socket))
+        return True
 
     def manage(self, subject: str) -> bool:
         return self.ask("create", mq=subject).get("status") == 200
@@ -414,6 +437,7 @@ class ZbusHttp(Driver):
 
 class MeshTcp(Driver):
     service, name = "eventmesh", "eventmesh-tcp"
+    refusals = (PermissionError,)
     wildcards = False
     also: ClassVar = {"respond": "consume"}
     lacks: ClassVar = {
@@ -425,9 +449,15 @@ class MeshTcp(Driver):
 
     def connect(self) -> None:
         self.group = f"group{self.house.next_number()}"
+        self.client, self.publisher = self.begin("sub"), self.begin("pub")
+
+    def begin(self, purpose: str) -> MeshClient:
+        client = self._stack.enter_context(MeshClient(self.address("eventmesh-tcp")))
         agent = {"username": self.proof.name, "password": self.proof.password, "group": self.group}
-        self.client = self._stack.enter_context(MeshClient(self.address("eventmesh-tcp"))).hello("sub", **agent)
-        self.publisher = self._stack.enter_context(MeshClient(self.address("eventmesh-tcp"))).hello("pub", **agent)
+        answer = client.ask("HELLO_REQUEST", {**AGENT, **agent, "purpose": purpose})
+        if answer["code"] != 0:
+            raise PermissionError(answer)
+        return client
 
     def is_cut(self) -> bool:
         return not self.publish("walk/a", VALUE)
@@ -484,7 +514,7 @@ class MeshTcp(Driver):
             _, body = self.client.push()
             self.client.send("RESPONSE_TO_SERVER", {**body, "body": '"yes"'})
 
-        self._answering = Background(answer)
+        self.do_beside(answer, partial(shut_down, self.client.socket))
         return True
 
 
@@ -602,22 +632,14 @@ class MeshGrpc(Driver):
         stream = self._listen(subject, "CLUSTERING", "SYNC")
         if stream is None:
             return False
-        self._answering = Background(lambda: stream.say(self.package.reply(stream.next(), '"yes"')))
+        self.do_beside(lambda: stream.say(self.package.reply(stream.next(), '"yes"')), stream.cancel)
         return True
 
 
-class Background(threading.Thread):
-    """A step that waits in a thread until the connection is gone."""
-
-    def __init__(self, step: Callable[[], object]) -> None:
-        super().__init__(daemon=True)
-        self._step = step
-        self.start()
-
-    def run(self) -> None:
-        """Do it."""
-        with contextlib.suppress(OSError, grpc.RpcError, StopIteration):
-            self._step()
+def shut_down(connection: socket.socket) -> None:
+    """End a connection: to close it is not enough while a thread waits for what comes."""
+    with contextlib.suppress(OSError):  # the server was first
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Admin(Driver):
@@ -627,21 +649,24 @@ class Admin(Driver):
     def connect(self) -> None:
         self._host, _, self._port = self.address("admin").rpartition(":")
 
-    def open(self, method: str, path: str, body: object = None, **query: str) -> http.client.HTTPResponse:
-        """Send a request, and give its answer as it begins."""
+    def _send(self, method: str, path: str, body: object, query: dict[str, str]) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self._host, int(self._port), timeout=SAFETY_NET_SECONDS)
-        self._stack.callback(connection.close)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         headers = {"authorization": f"Bearer {self.proof.token}"}
         connection.request(method, f"{path}?{urlencode(query)}", data, headers)
-        response = connection.getresponse()
-        self._stack.callback(response.close)
-        return response
+        return connection
+
+    def open(self, method: str, path: str, **query: str) -> http.client.HTTPResponse:
+        """Send a request, and give its answer as it begins."""
+        connection = self._stack.enter_context(contextlib.closing(self._send(method, path, None, query)))
+        self._connection = connection.sock
+        return self._stack.enter_context(contextlib.closing(connection.getresponse()))
 
     def ask(self, method: str, path: str, body: object = None, **query: str) -> int:
-        response = self.open(method, path, body, **query)
-        response.read()
-        return response.status
+        with contextlib.closing(self._send(method, path, body, query)) as connection:
+            response = connection.getresponse()
+            response.read()
+            return response.status
 
     def is_cut(self) -> bool:
         return self.ask("GET", "/api/state/value", key=END) in (401, 403)
@@ -699,10 +724,12 @@ class Admin(Driver):
         name = json.loads(response.readline())["responder"]
 
         def answer() -> None:
-            number = json.loads(response.readline())["question"]["number"]
-            self.ask("POST", f"/api/responders/{name}/reply", {"number": number, "payload": '"yes"'})
+            line = next((line for line in response if line != b"\n"), None)
+            if line is not None:
+                number = json.loads(line)["question"]["number"]
+                self.ask("POST", f"/api/responders/{name}/reply", {"number": number, "payload": '"yes"'})
 
-        self._answering = Background(answer)
+        self.do_beside(answer, partial(shut_down, self._connection))
         return True
 
 

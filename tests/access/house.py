@@ -17,7 +17,6 @@ from babelbus.config import AccessSettings, Config, EventmeshSettings, Worterbuc
 from babelbus.core.access import SERVER, Credential, Effect, Principal, Row
 from babelbus.core.access.table import edits_for
 from babelbus.core.publish import Publication
-from babelbus.core.receipt import settled
 from babelbus.core.record import Event
 from babelbus.core.request import NoRespondersError, Question, Reply
 from babelbus.core.subject import EVERYTHING, exactly
@@ -195,11 +194,11 @@ class House(LiveServer):
         return self._number
 
     def emit(self, *subjects: str) -> None:
-        """Publish events, in their order, and wait until they are recorded."""
+        """Publish events, each when the one before is recorded and heard: topics have no order among them."""
 
         async def publish() -> None:
-            receipts = [self.broker.publish(Publication(SERVER, "test", [Event(one, VALUE)])) for one in subjects]
-            await settled(receipts)
+            for one in subjects:
+                await self.broker.publish(Publication(SERVER, "test", [Event(one, VALUE)])).wait()
 
         self.run(publish)
 
@@ -207,6 +206,15 @@ class House(LiveServer):
         """Whether an event has come."""
         return self.call(lambda: any(one == subject and data is not None and payload in data
                                      for one, data in self.heard))  # fmt: skip
+
+    def end_of(self, topic: str) -> int:
+        """The offset of the next record of a topic, 0 without such a topic."""
+
+        def end() -> int:
+            found = self.broker.find_topic(topic)
+            return 0 if found is None else found.partition(0).next_offset
+
+        return self.call(end)
 
     def value(self, key: str) -> bytes | None:
         return self.call(lambda: self.broker.state.find(key))

@@ -120,6 +120,9 @@ class Listening:
     def say(self, message: Any) -> None:
         self._asked.put(message)
 
+    def cancel(self) -> None:
+        self._call.cancel()
+
 
 class Legacy(Package):
     module = legacy_pb2
