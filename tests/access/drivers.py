@@ -521,7 +521,7 @@ class MeshTcp(Driver):
 class MeshHttp(Driver):
     service, name = "eventmesh", "eventmesh-http"
     lacks: ClassVar = {
-        "subscribe": "a webhook is called in the name of who subscribed it: tests/access/test_derived.py",
+        "subscribe": "a webhook is called in the name of who subscribed it: tests/protocols/eventmesh/test_access.py",
         "respond": "the same",
         "consume": "the same",
         "read": NO_HISTORY,

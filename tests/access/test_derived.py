@@ -1,0 +1,57 @@
+"""What is derived from events needs the rights of their subjects: the log of the state, topics, retained values."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.access.drivers import Admin, Driver, Jebp, Spark, Tree, TreeRest
+from tests.access.house import House
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("derived")) as house:
+        yield house
+
+
+@pytest.mark.parametrize("driver", [Jebp, Spark])
+def test_the_log_of_the_state_needs_every_subject(house: House, driver: type[Driver]) -> None:
+    house.grant("alice read walk/#", "alice read $state/#")
+    with driver(house, house.alice) as client:
+        assert not client.read("$state")
+        house.grant("alice read #")
+        assert client.read("$state")
+        house.grant("alice read #", "deny alice read walk/b/#")
+        assert not client.read("$state")
+
+
+@pytest.mark.parametrize("driver", [Jebp, Spark])
+def test_a_topic_needs_all_subjects_that_it_records(house: House, driver: type[Driver]) -> None:
+    house.grant("alice read walk/a")
+    with driver(house, house.alice) as client:
+        assert not client.read("walk/a")
+        house.grant("alice read walk/a/#", "deny alice read walk/a/secret/#")
+        assert not client.read("walk/a")
+        house.grant("alice read walk/a/#")
+        assert client.read("walk/a")
+
+
+@pytest.mark.parametrize("driver", [Tree, TreeRest, Admin])
+def test_a_retained_value_needs_the_right_to_the_events_of_its_subject(house: House, driver: type[Driver]) -> None:
+    topic = f"kept/{driver.name}"
+    house.call(lambda: house.broker.create_topic(topic, settings={"retain": "last"}))
+    house.emit(topic)
+    assert house.value(topic) is not None
+    house.grant(f"alice read {topic}/#", f"alice consume {topic}/#")
+    with driver(house, house.alice) as client:
+        assert not client.get(topic)
+        house.grant(f"alice subscribe {topic}/#")
+        assert client.get(topic)
+
+
+def test_the_labels_of_metrics_need_a_right_of_their_own(house: House) -> None:
+    house.grant("alice read walk/#")
+    with Admin(house, house.alice) as client:
+        assert client.ask("GET", "/metrics") == 403
+        house.grant("alice read $metrics")
+        assert client.ask("GET", "/metrics") == 200
