@@ -138,6 +138,9 @@ def test_an_open_door_beyond_loopback_is_refused_unless_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"jebp\.host = '::'"):
         load(None, {}, bare)
     assert load(None, {}, bare | {"server.insecure": True}).jebp.host == "::"
+    with pytest.raises(ConfigError, match=r"turn jebp\.bare_certificates off"):
+        load(None, {}, bare | {"access.mode": "enforce"})
+    assert load(None, {}, {"jebp.host": "::", "access.mode": "enforce"}).jebp.host == "::"
     assert load(None, {}, {"jebp.host": "0.0.0.0"}).jebp.host == "0.0.0.0"  # jebp proves who is who by itself
     assert load(None, {}, {"admin.host": "0.0.0.0", "admin.enabled": False}).admin.host == "0.0.0.0"
 

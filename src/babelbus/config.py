@@ -854,19 +854,27 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
         raise ConfigError("db.url has a password in it, which would be shown; put it into PGPASSWORD or a .pgpass file")
     if config.worterbuch.auth_key_set is not None and _has_password(config.worterbuch.auth_key_set):
         raise ConfigError("worterbuch.auth_key_set has a password in it, which would be shown; key sets are public")
-    if config.server.insecure or config.access.mode == "enforce":
+    if config.server.insecure:
         return
+    enforced = config.access.mode == "enforce"
     for name in config.__struct_fields__:
         section = getattr(config, name)
         if not isinstance(section, Listening) or not section.enabled or section.exposure is None:
             continue
         if config.tls.client_certificates == "required" and speaks_tls(section, config.tls):
             continue  # each client proves who it is
+        if enforced and not getattr(section, "bare_certificates", False):
+            continue  # the table says what strangers may do; a bare certificate is a proof that others can repeat
         if not is_loopback(section.host):
             key = f"{name}.host"
             source = values[key].source if key in values else "the default"
+            advice = (
+                f"turn {name}.bare_certificates off"
+                if enforced
+                else 'set access.mode = "enforce", so that principals do what the table grants'
+            )
             raise ConfigError(
                 f"{key} = {section.host!r} (from {source}) would be reachable from other machines {section.exposure}; "
-                f'set access.mode = "enforce", so that principals do what the table grants; or server.insecure = true '
+                f"{advice}; or server.insecure = true "
                 f"if a firewall or proxy protects it"
             )

@@ -74,6 +74,12 @@ def test_keys_of_one_name_are_principals_of_their_own() -> None:
     assert names == {f"x-{A[:16]}": ("admin",), f"x-{B[:16]}": ("client",), f"y-{C[:16]}": ("client",)}
 
 
+def test_a_key_with_the_name_of_strangers_gives_them_nothing() -> None:
+    folder = Folder(client_fingerprints=f"{A} anonymous\n", client_admin_rights=f"{A}\n")
+    folder.lists.reload()
+    assert [one.name for one in folder.lists.entries()] == [f"anonymous-{A[:16]}"]
+
+
 def test_administrative_rights_alone_let_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
     folder = Folder(client_fingerprints=f"{A} a\n", client_admin_rights=f"{B}\n")
     folder.lists.reload()

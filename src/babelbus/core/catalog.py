@@ -17,6 +17,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.access import (
+    ANONYMOUS,
     SERVER,
     STATE_TOPIC,
     Action,
@@ -526,7 +527,9 @@ class Catalog:
         rights = principal.rights
         if rights is None or may_topic(principal, Action.MANAGE, name):
             return True
-        return bool(owner) and owner == principal.name and not rights.denies(Action.MANAGE, *subjects_of_topic(name))
+        if owner in ("", ANONYMOUS) or owner != principal.name:  # what a stranger made belongs to no stranger
+            return False
+        return not rights.denies(Action.MANAGE, *subjects_of_topic(name))
 
     def check_topic(self, principal: Identity, action: Action, name: str) -> None:
         """Check that a principal may do this with everything that a topic holds.

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from babelbus.core.access import ADMIN_ROLE, CLIENT_ROLE, Credential, Principal
+from babelbus.core.access import ADMIN_ROLE, ANONYMOUS, CLIENT_ROLE, Credential, Principal
 from babelbus.core.catalog import PARTITIONS_MAX
 from babelbus.core.subject import check_topic_name
 from babelbus.errors import ConfigError, InvalidTopicNameError
@@ -73,14 +73,14 @@ class AccessLists:
     def entries(self, is_taken: Callable[[str], bool] = lambda name: False) -> list[Principal]:
         """Return the clients as principals of the table of access.
 
-        Names that are not unique, or that a principal of the table has, get the beginning of the fingerprint: rights
-        belong to a key, and must not be those of another key of the same name.
+        Names that are not unique, that a principal of the table has, or that strangers have, get the beginning of the
+        fingerprint: rights belong to a key, and must not be those of another key of the same name.
         """
         names = Counter(entry.name for entry in self.clients.values())
         return [
             Principal(
                 entry.name
-                if names[entry.name] == 1 and not is_taken(entry.name)
+                if names[entry.name] == 1 and entry.name != ANONYMOUS and not is_taken(entry.name)
                 else f"{entry.name}-{fingerprint[:16]}",
                 (ADMIN_ROLE if entry.admin else CLIENT_ROLE,),
                 (Credential("jebp", fingerprint, {"fingerprint": fingerprint}),),

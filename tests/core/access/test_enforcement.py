@@ -163,6 +163,16 @@ async def test_topics_need_manage_and_their_owner_may_manage_them() -> None:
 
 
 @in_loop
+async def test_what_a_stranger_made_belongs_to_no_stranger() -> None:
+    house = House(("anonymous", "manage", "a/#"))
+    first, second = (house.broker.gate.anonymous(source) for source in ("zbus:1", "zbus:2"))
+    await house.broker.create_topic("a", principal=first)
+    house.set()
+    assert isinstance(house.broker.remove_topic("a", second).error, AccessRefusedError)
+    await house.broker.close()
+
+
+@in_loop
 async def test_groups_need_consume_and_their_owner_may_manage_them() -> None:
     house = House(("alice", "consume", "work/#"))
     house.bus.topic("work")

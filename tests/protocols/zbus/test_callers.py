@@ -9,6 +9,7 @@ from babelbus.clock import ManualClock
 from babelbus.core.access import Principal, Row
 from babelbus.identities.directory import Directory
 from babelbus.identities.vault import Vault, make_api_key
+from babelbus.protocols.zbus.callers import KEYS_ORIGIN, KeyRing, principals_of
 from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.wire.websocket import encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command
@@ -75,3 +76,14 @@ async def test_a_large_body_is_not_waited_for_from_who_may_publish_nothing(tmp_p
             f"POST / HTTP/1.1\r\nhost: localhost\r\ncmd: pub\r\n{headers}content-length: 9000000\r\n\r\nx".encode()
         )
         assert peer.session.trusted == trusted, headers
+
+
+@in_loop
+async def test_a_key_of_the_file_proves_no_principal_of_another_origin() -> None:
+    house = House(gate="enforce")
+    house.gate.import_entries("client lists", [Principal("admin", ("admin",))])
+    keys = {"admin": "secret", "mine": "secret"}
+    house.gate.import_entries(KEYS_ORIGIN, principals_of(keys))
+    ring = KeyRing(keys, house.gate, None)
+    assert (ring.principal("mine"), ring.get("mine")) == ("mine", "secret")
+    assert (ring.principal("admin"), ring.get("admin")) == (None, None)

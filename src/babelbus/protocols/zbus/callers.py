@@ -65,7 +65,12 @@ class KeyRing:
             if known is not None:
                 return known.principal, known.secret
         secret = self._listed.get(api_key)
-        return None if secret is None else (api_key, secret)
+        if secret is None:
+            return None
+        table = self._gate.table
+        if self._gate.enforcing and (table.principal(api_key) is None or table.origin(api_key) != KEYS_ORIGIN):
+            return None  # the name is another's, whose rights a line of a file must not give
+        return api_key, secret
 
     def by_certificate(self, certificate: PeerCertificate | None) -> str | None:
         """Return whose a client certificate is, `None` for a certificate that no principal has, or without one."""
