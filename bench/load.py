@@ -14,7 +14,7 @@ from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.decoder import ClientDecoder
 from babelbus.protocols.jebp.handshake import ClientHandshake
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.protocols.jebp.messages import CreateRecord
+from babelbus.protocols.jebp.messages import CreateRecord, Response
 
 
 class OneAtATime(asyncio.Protocol):
@@ -43,6 +43,7 @@ class OneAtATime(asyncio.Protocol):
             return
         self._decoder.receive_data(data)
         for response in self._decoder.events():
+            assert isinstance(response, Response), response
             assert response.status == 0xA1, response
             self.latencies.append(time.perf_counter() - self._sent_at)
             if self.running:
@@ -112,6 +113,6 @@ class SealedConnection:
         """Return how many requests were answered with success by what one read brought."""
         self._decoder.receive_data(data)
         answers = self._decoder.events()
-        refused = [answer for answer in answers if answer.status != 0xA1]
+        refused = [answer for answer in answers if not isinstance(answer, Response) or answer.status != 0xA1]
         assert not refused, refused[0]
         return len(answers)

@@ -2,13 +2,17 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
 
 from babelbus.client import Client as BusClient
 from babelbus.config import JebpSettings
 from babelbus.core.access import ADMIN_RIGHTS, CLIENT_RIGHTS
 from babelbus.core.access import Identity as Client
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.jebp.calls.call import Method
+from babelbus.protocols.jebp.calls.methods import METHODS
 from babelbus.protocols.jebp.codec import decode_batches, encode_request
 from babelbus.protocols.jebp.decoder import ClientDecoder
 from babelbus.protocols.jebp.handshake import ClientHandshake, Established, ServerHandshake
@@ -16,6 +20,7 @@ from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import (
     FROM_OFFSET,
     FROM_TIMESTAMP,
+    CallItems,
     CreateRecord,
     CreateRecords,
     CreateTopic,
@@ -34,6 +39,9 @@ SERVER = Identity(b"\x53" * 32)
 ADMIN = Identity(b"\x43" * 32)
 GUEST = Identity(b"\x44" * 32)
 TIMEOUT_SECONDS = SAFETY_NET_SECONDS
+
+
+encode = msgspec.msgpack.encode
 
 
 def create(topic: str, payload: bytes, timestamp: int = NOW, *, valid: bool = True) -> bytes:
@@ -118,13 +126,25 @@ class Wire:
         self._sealer = established.sealer
         self._decoder = ClientDecoder(established.opener, frame_bytes_max=frame_bytes_max)
         self._decoder.receive_data(established.surplus)
+        self.items: list[tuple[int, int, bytes]] = []
+        """Number, kind and body of the items of calls that came."""
+        self.frames = 0
+        """Frames that these items came in."""
 
     def seal(self, requests: Sequence[bytes]) -> bytes:
         return bytes(self._sealer.seal_many(requests))
 
     def open(self, data: bytes) -> list[Response]:
+        """The responses in these bytes; items of calls are kept for `items`."""
         self._decoder.receive_data(data)
-        return self._decoder.events()
+        responses: list[Response] = []
+        for message in self._decoder.events():
+            if isinstance(message, CallItems):
+                self.items += [(number, kind, bytes(body)) for number, kind, body in message.items]
+                self.frames += 1
+            else:
+                responses.append(message)
+        return responses
 
 
 def everyone(fingerprint: str) -> Client | None:
@@ -146,6 +166,7 @@ class Conversation:
         authorise: Callable[[str], Client | None] = everyone,
         server_handshake: ServerHandshake | None = None,
         client_handshake: ClientHandshake | None = None,
+        methods: Mapping[str, Method] = METHODS,
     ) -> None:
         self.pipe = Pipe()
         self.outbox = Outbox(self.pipe, bytes_max)
@@ -159,6 +180,7 @@ class Conversation:
             settings=settings,
             metrics=bus.metrics,
             handshake=server_handshake,
+            methods=methods,
         )
         self._shake = client_handshake or ClientHandshake(identity, bool, bare_certificates=settings.bare_certificates)
         self._wire: Wire | None = None
@@ -184,6 +206,23 @@ class Conversation:
     def send(self, *requests: bytes) -> None:
         """Send requests in one chunk."""
         self.receive(self.wire.seal(requests))
+
+    def call(self, *items: tuple[int, int, object]) -> list[tuple[int, int, object]]:
+        """Send items (number, kind, message) in one frame, and give those that came back at once."""
+        self.send(encode_request(CallItems([(number, kind, encode(body)) for number, kind, body in items])))
+        return self.items()
+
+    def items(self) -> list[tuple[int, int, object]]:
+        """Take the items that came so far."""
+        assert self.answers() == []
+        items, self.wire.items = self.wire.items, []
+        return [(number, kind, msgspec.msgpack.decode(body)) for number, kind, body in items]
+
+    async def next_items(self) -> list[tuple[int, int, object]]:
+        """Wait for items."""
+        while not (items := self.items()):
+            await self.pipe.grown.wait()
+        return items
 
     def answers(self) -> list[Response]:
         """Take what the session has answered so far."""

@@ -139,6 +139,13 @@ class Outbox:
         if not promises and not self.holding:
             self._drain()
 
+    def send(self, data: bytes | bytearray) -> None:
+        """Send bytes now, whatever waits: not for answers, which have an order."""
+        if not self.closed:
+            self._transport.write(data)
+            if self.on_sent is not None:
+                self.on_sent(len(data))
+
     def push(self) -> None:
         """Write what became ready, unless it is collected."""
         if not self.holding:

@@ -62,7 +62,8 @@ class Peer(asyncio.Protocol):
             data = established.surplus
         self._decoder.receive_data(data)
         for request in self._decoder.events():
-            answer = SUBSCRIBED if request == Subscribe(()) else self._script.answer(request)
+            probe = request == Subscribe(()) and not self._script.mute
+            answer = SUBSCRIBED if probe else self._script.answer(request)
             if answer is not None:
                 self.transport.write(self._sealer.seal_many([answer] if isinstance(answer, bytes) else answer))
 
@@ -77,6 +78,8 @@ class Script:
         self.seen: list[Request] = []
         self.stored: list[bytes | None] = []
         self.turn = 0
+        self.mute = False
+        """Whether the request that every connection begins with goes to the test, too."""
         self._answer = answer
         self._batches: dict[tuple[int, int], int] = {}
         self._next: dict[int, int] = {}

@@ -296,6 +296,8 @@ class TestBareRecords:
 @given(st.binary(max_size=60))
 def test_garbage_is_always_some_request(content: bytes) -> None:
     for command in (b"", b"\x11", b"\x12", b"\x13", b"\x21", b"\x22", b"\x31"):
+        if (command + content)[:1] == b"\x40":  # items of calls, which are whole or end the connection
+            continue
         codec.decode_request(command + content)
         codec.decode_request(bytearray(command + content), lambda topic: True)
 

@@ -260,7 +260,8 @@ def test_garbage_raises_nothing_but_a_protocol_error(garbage: bytes) -> None:
             assert decoder.error is not None
 
 
-@given(st.lists(st.binary(max_size=100), max_size=5))
+# Items of calls that are malformed end the connection (test_items): no answer could name their call.
+@given(st.lists(st.binary(max_size=100).filter(lambda content: content[:1] != b"\x40"), max_size=5))
 def test_sealed_garbage_is_answered_by_a_server_and_refused_by_a_client(contents: list[bytes]) -> None:
     server, client = server_decoder(), client_decoder()
     server.receive_data(client_sealer().seal_many(contents))

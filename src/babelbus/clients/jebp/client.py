@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from babelbus.clients.jebp.batching import Batcher, Flushed, cut_batches, encode, publish_batches
+from babelbus.clients.jebp.calls import Calls
 from babelbus.clients.jebp.errors import (
     ConnectionLostError,
     NoRightsError,
@@ -104,6 +105,8 @@ class Client(Reader):
             self._producer, self._clock, linger_seconds=linger_seconds, batch_bytes_max=batch_bytes_max
         )
         self._requests = Requests(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
+        self.calls = Calls(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
+        """Calls and streams of jebp/1.2 by the names of their methods."""
 
     # -- connection --------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,16 @@ No task, future or await per message: the bytes of one read are decoded together
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Protocol
+
+import msgspec
 
 from babelbus.clients.jebp.errors import (
     ClientError,
     ConnectionLostError,
     NotAuthorisedError,
+    RequestTimeoutError,
     UntrustedServerError,
 )
 from babelbus.errors import RemoteProtocolError
@@ -20,7 +24,18 @@ from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.decoder import ClientDecoder
 from babelbus.protocols.jebp.handshake import ClientHandshake, UntrustedPeerError
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.protocols.jebp.messages import Data, Response, Subscribe
+from babelbus.protocols.jebp.items import (
+    CALLS_MAX,
+    CANCEL,
+    CLIENT_HEAD,
+    END,
+    GATHERED_BYTES_MAX,
+    ITEM,
+    ITEM_HEAD,
+    MORE,
+    OPEN,
+)
+from babelbus.protocols.jebp.messages import CallItems, Data, Response, Subscribe
 
 GREETING_SECONDS = 3.0
 """How long a server may be silent behind `connect`: one of jebp speaks first, at once; one of HTTP waits for us."""
@@ -37,6 +52,47 @@ class Pending(Protocol):
 
     def lost(self, error: ClientError) -> None:
         """Handle the end of the connection before all answers came."""
+
+
+class Receiver(Protocol):
+    """The receiver of the items of one call of jebp/1.2; nothing comes behind `ended` or `failed`."""
+
+    deadline: float
+    """Loop time after which the call is given up, `inf` for a stream."""
+
+    def item(self, body: Data) -> None:
+        """Handle an item of the stream; the body is a part of the frame it came in."""
+
+    def ended(self, result: Data) -> None:
+        """Handle the end."""
+
+    def failed(self, code: str, message: str, details: object) -> None:
+        """Handle an error of the server."""
+
+    def lost(self, error: ClientError) -> None:
+        """Handle the end of the connection, or of the client's patience."""
+
+
+class _Nobody:
+    """Stands for the receiver of a call that was given up, until the server has ended it."""
+
+    deadline = inf
+
+    def item(self, body: Data) -> None:
+        return
+
+    def ended(self, result: Data) -> None:
+        return
+
+    def failed(self, code: str, message: str, details: object) -> None:
+        return
+
+    def lost(self, error: ClientError) -> None:
+        return
+
+
+_NOBODY: Receiver = _Nobody()
+_FAILURE = msgspec.msgpack.Decoder(tuple[str, str, Any])
 
 
 class Call:
@@ -74,6 +130,7 @@ class Link(asyncio.Protocol):
         lost_error: why it ended; `None` while it lives.
         outstanding: answers that are still to come.
         stalled_since: when (loop time, seconds) the server last sent data, or got the first request after that.
+        minor: the minor number of the server's version of jebp.
     """
 
     def __init__(
@@ -89,6 +146,13 @@ class Link(asyncio.Protocol):
         self.outstanding = 0
         self.stalled_since = 0.0
         self.sealer: Sealer
+        self.minor = 0
+        self._calls: dict[int, Receiver] = {}
+        self._number = 0
+        self._items: list[Data] = [CLIENT_HEAD]
+        self._items_bytes = 0
+        self._scheduled = False
+        self._waiting_for_room: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._identity = identity
         self._expected = expected_fingerprint
@@ -136,6 +200,106 @@ class Link(asyncio.Protocol):
             self.send(self.sealer.seal_many(contents), len(contents), call)
         return call.future
 
+    # -- calls (jebp/1.2) --------------------------------------------------------------------------------------------
+
+    @property
+    def open_calls(self) -> int:
+        """How many calls are open."""
+        return len(self._calls)
+
+    async def room(self) -> None:
+        """Return when one more call may be opened."""
+        while len(self._calls) >= CALLS_MAX and self.lost_error is None:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiting_for_room.append(future)
+            await future
+
+    def open_call(self, body: Data, receiver: Receiver) -> int:
+        """Open a call and return its number; the receiver gets what the server says, or the loss."""
+        if self.lost_error is not None:
+            receiver.lost(self.lost_error)
+            return -1
+        number = self._number
+        while number in self._calls:
+            number = (number + 1) & 0xFFFFFFFF
+        self._number = (number + 1) & 0xFFFFFFFF
+        self._calls[number] = receiver
+        self._put(number, OPEN, body)
+        return number
+
+    def send_more(self, number: int, body: Data) -> None:
+        """Send a message of an open call; nothing happens if it has ended."""
+        if number in self._calls:
+            self._put(number, MORE, body)
+
+    def cancel_call(self, number: int) -> None:
+        """End a stream: its receiver hears no more."""
+        if number in self._calls:
+            self._calls[number] = _NOBODY
+            self._put(number, CANCEL, b"")
+
+    def _put(self, number: int, kind: int, body: Data) -> None:
+        total = self._items_bytes + ITEM_HEAD.size + len(body)
+        if self._items_bytes and total > GATHERED_BYTES_MAX:
+            self.flush_items()
+            total = ITEM_HEAD.size + len(body)
+        self._items_bytes = total
+        self._items += (ITEM_HEAD.pack(number, kind, len(body)), body)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn_over)
+
+    def _turn_over(self) -> None:
+        self._scheduled = False
+        self.flush_items()
+
+    def flush_items(self) -> None:
+        """Write the items of this turn."""
+        if self._items_bytes and self.lost_error is None:
+            items, self._items, self._items_bytes = self._items, [CLIENT_HEAD], 0
+            self._transport.write(self.sealer.seal_parts(items))
+
+    def _receive_items(self, message: CallItems) -> None:
+        calls = self._calls
+        for number, kind, body in message.items:
+            receiver = calls.get(number)
+            if receiver is None:
+                raise RemoteProtocolError(f"the server sent an item of call {number}, which is not open")
+            if kind == ITEM:
+                receiver.item(body)
+                continue
+            if kind == END:
+                del calls[number]
+                receiver.ended(body)
+                continue
+            try:
+                code, text, details = _FAILURE.decode(body)
+            except msgspec.MsgspecError as error:
+                raise RemoteProtocolError(f"the error of call {number} is malformed: {error}") from error
+            del calls[number]
+            receiver.failed(code, text, details)
+        while self._waiting_for_room and len(calls) < CALLS_MAX:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        future = self._waiting_for_room.popleft()
+        if not future.done():
+            future.set_result(None)
+
+    def check_calls(self, now: float, idle_seconds: float) -> None:
+        """End calls that have waited too long, and ask a silent server for a sign of life while calls are open."""
+        if not self._calls or self.lost_error is not None:
+            return
+        late = [number for number, receiver in self._calls.items() if receiver.deadline <= now]
+        for number in late:
+            receiver, self._calls[number] = self._calls[number], _NOBODY
+            self._put(number, CANCEL, b"")
+            receiver.lost(RequestTimeoutError("no answer in time; it may be done or not"))
+        if not self.outstanding and now - self.stalled_since >= idle_seconds:
+            self.call(_PROBE)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
     def abort(self, error: ClientError) -> None:
         """Close the connection at once, for this reason."""
         self._end(error)
@@ -171,7 +335,13 @@ class Link(asyncio.Protocol):
                     return
             else:
                 decoder.receive_data(data)
-            self._hand_out(decoder.events())
+            messages = decoder.events()
+            if self._calls:
+                self._sort(messages)
+            elif CallItems in set(map(type, messages)):
+                raise RemoteProtocolError("the server sent items of a call, and no call is open")
+            else:
+                self._hand_out(messages)  # type: ignore[arg-type]  # the types were looked at
             if decoder.error is not None:
                 raise decoder.error
         except UntrustedPeerError as error:
@@ -191,10 +361,22 @@ class Link(asyncio.Protocol):
             return None
         self.fingerprint = established.fingerprint
         self.sealer = established.sealer
+        self.minor = established.minor
         self._decoder = ClientDecoder(established.opener)
         self._decoder.receive_data(established.surplus)
         self.send(out + self.sealer.seal_many([_PROBE]), 1, self._probe)
         return self._decoder
+
+    def _sort(self, messages: list[Response | CallItems]) -> None:
+        """Handle items of calls, and hand out the answers to requests that stand between them."""
+        responses: list[Response] = []
+        for message in messages:
+            if isinstance(message, CallItems):
+                self._receive_items(message)
+            else:
+                responses.append(message)
+        if responses:
+            self._hand_out(responses)
 
     def _hand_out(self, responses: list[Response]) -> None:
         pending, count, at = self._pending, len(responses), 0
@@ -232,6 +414,11 @@ class Link(asyncio.Protocol):
         waiting, self._pending = self._pending, deque()
         for _, pending in waiting:
             pending.lost(error)
+        calls, self._calls = self._calls, {}
+        for receiver in calls.values():
+            receiver.lost(error)
+        while self._waiting_for_room:
+            self._wake_one()
         probe = self._probe.future
         # Cancelled if the handshake took too long: asking such a future for its exception raises.
         entered = probe.done() and not probe.cancelled() and probe.exception() is None

@@ -4,6 +4,8 @@ No connection, a refusal, and an unknown outcome are different cases for a calle
 may be tried again, the second not, and the third needs a decision.
 """
 
+from typing import ClassVar
+
 from babelbus.errors import BabelbusError
 
 
@@ -49,9 +51,11 @@ class UntrustedServerError(ClientError):
 class UnsupportedByServerError(ClientError):
     """The server does not understand a command: it is no Babelbus, or one from before our extensions of jebp."""
 
-    def __init__(self, what: str, command: int) -> None:
+    def __init__(self, what: str, command: int, reason: str = "") -> None:
         super().__init__(
-            f"{what}: this server does not understand command {command:02x}; Babelbus 0.1 or newer is needed"
+            f"{what}: {reason}"
+            if reason
+            else f"{what}: this server does not understand command {command:02x}; Babelbus 0.1 or newer is needed"
         )
         self.command = command
 
@@ -59,15 +63,25 @@ class UnsupportedByServerError(ClientError):
 class RequestError(ClientError):
     """The server refused a request. `repeat` is its advice: True when sending it again later may help.
 
-    `status` is the status byte (specification, section 4.1).
+    `status` is the status byte (specification, section 4.1). A call of jebp/1.2 has none (-1): it has a short `code`,
+    and `details` that depend on the method.
     """
 
-    def __init__(self, message: str, status: int, repeat: bool) -> None:
-        super().__init__(f"{message} (status {status:02x} {0x31 if repeat else 0x30:02x})")
+    code: str = ""
+    details: object = None
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str, status: int = -1, repeat: bool = False) -> None:
+        shown = f" (status {status:02x} {0x31 if repeat else 0x30:02x})" if status >= 0 else ""
+        super().__init__(message + shown)
         self.status, self.repeat = status, repeat
 
 
-class TopicExistsError(RequestError):
+class ExistsError(RequestError):
+    """There is something of this name already."""
+
+
+class TopicExistsError(ExistsError):
     """There is a topic of this name already."""
 
 
@@ -75,12 +89,50 @@ class UnknownTopicError(RequestError):
     """There is no topic of this name, or this client may not read it."""
 
 
+class UnknownGroupError(RequestError):
+    """The topic has no consumer group of this name: create it, or consume with `create=True`."""
+
+
 class UnknownPartitionError(RequestError):
     """The topic has no partition of this number."""
 
 
 class NoRightsError(RequestError):
-    """The client has no administrative rights."""
+    """The client has no right to do this; the message names the right and the subject."""
+
+
+class BadArgumentError(RequestError):
+    """The server cannot carry out the request with these arguments."""
+
+
+class ConflictError(RequestError):
+    """Somebody else was faster: what the request expects is no longer so."""
+
+
+class LockedError(RequestError):
+    """Somebody else holds this for himself."""
+
+
+class NoRespondersError(RequestError):
+    """Nobody answers requests to this subject now."""
+
+
+class RequestFailedError(RequestError):
+    """The responder, or the server, could not answer; the message says why."""
+
+
+class QuotaError(RequestError):
+    """A limit of the server, or of this client there, is reached."""
+
+
+class ServerDiskError(RequestError):
+    """The server's disk refused; the same request may succeed later."""
+
+    retriable = True
+
+
+class GoneError(RequestError):
+    """The object of the call has ended: the group or topic was removed, or the requester has left."""
 
 
 class OffsetOutOfRangeError(RequestError):
@@ -105,3 +157,33 @@ class RecordTooLargeError(RequestError):
             repeat=False,
         )
         self.bytes_max = bytes_max
+
+
+CALL_ERRORS: dict[str, type[RequestError]] = {
+    "refused": NoRightsError,
+    "unknown_topic": UnknownTopicError,
+    "unknown_group": UnknownGroupError,
+    "exists": ExistsError,
+    "conflict": ConflictError,
+    "locked": LockedError,
+    "bad_argument": BadArgumentError,
+    "too_large": BadArgumentError,
+    "no_responders": NoRespondersError,
+    "failed": RequestFailedError,
+    "disk": ServerDiskError,
+    "quota": QuotaError,
+    "gone": GoneError,
+}
+"""By the code of a call's error; any other code is a plain `RequestError`."""
+
+
+def call_error(what: str, code: str, message: str, details: object = None) -> ClientError:
+    """Return the error of a call that the server ended with this code."""
+    text = f"{what}: {message}"
+    if code == "timeout":
+        return RequestTimeoutError(text)
+    if code == "unsupported":
+        return UnsupportedByServerError(what, 0x40, message)
+    error = CALL_ERRORS.get(code, RequestError)(text, repeat=code == "disk")
+    error.code, error.details = code, details
+    return error

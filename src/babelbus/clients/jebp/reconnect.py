@@ -176,4 +176,6 @@ class Keeper:
         link, seconds = self.link, self._timeout_seconds
         if link is not None and link.outstanding and loop.time() - link.stalled_since >= seconds:
             link.abort(RequestTimeoutError(f"the server gave no answer for {seconds:g} s"))
+        elif link is not None:
+            link.check_calls(loop.time(), seconds / 2)
         self._producer.expire()

@@ -20,10 +20,13 @@ from babelbus.protocols.jebp.fields import (
     read_name,
     read_name_field,
 )
+from babelbus.protocols.jebp.items import CLIENT_HEAD, decode_client_items, decode_server_items, encode_items
 from babelbus.protocols.jebp.messages import (
     ABORT_BATCH,
     ANY_PARTITION,
     ASK_TRANSACTION,
+    CALL,
+    CALL_STATUS,
     COMMIT_BATCH,
     CREATE_RECORD,
     CREATE_RECORDS,
@@ -43,6 +46,7 @@ from babelbus.protocols.jebp.messages import (
     AbortBatch,
     AskTransaction,
     Batch,
+    CallItems,
     CommitBatch,
     CreateRecord,
     CreateRecords,
@@ -98,6 +102,9 @@ def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Re
     Args:
         content: the opened content of a frame, which the records of a batch are a part of.
         topic_exists: given with the option `jebp_bare_records` only: says which topics there are (DECISION 19).
+
+    Raises:
+        RemoteProtocolError: the items of a call are malformed, which no answer could name.
     """
     if not content:
         return _EMPTY
@@ -106,6 +113,8 @@ def decode_request(content: Data, topic_exists: TopicExists | None = None) -> Re
         return _read_record(content, topic_exists)
     if command == CREATE_RECORDS:
         return _read_records(content)
+    if command == CALL:
+        return decode_client_items(content)
     if command == FETCH:
         return _read_fetch(content)
     if command == SUBSCRIBE:
@@ -223,6 +232,8 @@ def encode_request(request: Request, *, bare_records: bool = False) -> bytes:
             return encode_staging(request)
         case TellPositions() | FetchPartition() | MoveGroup():
             return encode_partition_request(request)
+        case CallItems(items=items):
+            return encode_items(CLIENT_HEAD, items)
         case Malformed():
             raise LocalProtocolError("a malformed request is for reading only")
         case _:
@@ -262,6 +273,20 @@ def decode_response(content: bytes | memoryview) -> Response:
     if response is None:
         raise RemoteProtocolError(f"response starts with {content[0]:02x} {content[1]:02x}")
     return response if len(content) == 2 else Response(response.status, response.repeat, content[2:])
+
+
+def decode_answer(content: bytes | memoryview) -> Response | CallItems:
+    """Read one frame of the server: a response, or items of calls.
+
+    Raises:
+        RemoteProtocolError: as `decode_response` and `decode_server_items`.
+    """
+    response = _RESPONSES.get(bytes(content[:2]))
+    if response is not None:
+        return response if len(content) == 2 else Response(response.status, response.repeat, content[2:])
+    if len(content) > 1 and content[0] == CALL_STATUS and not content[1]:
+        return decode_server_items(content)
+    return decode_response(content)
 
 
 def batch_head(topic: str, partition: int, size: int) -> bytes:

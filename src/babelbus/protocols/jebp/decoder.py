@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.box import SMALL_BYTES_MAX, TAG_BYTES, Opener
-from babelbus.protocols.jebp.codec import TopicExists, decode_request, decode_response
+from babelbus.protocols.jebp.codec import TopicExists, decode_answer, decode_request
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX, HANDSHAKE_BYTES_MAX, read_head
-from babelbus.protocols.jebp.messages import Request, Response
+from babelbus.protocols.jebp.messages import CallItems, Request, Response
 
 M = TypeVar("M")
 
@@ -177,8 +177,8 @@ class ServerDecoder(_Decoder[Request]):
         super().__init__(opener, partial(decode_request, topic_exists=topic_exists), frame_bytes_max)
 
 
-class ClientDecoder(_Decoder[Response]):
+class ClientDecoder(_Decoder[Response | CallItems]):
     """The answers of the server, from the end of the handshake on; arguments as those of `ServerDecoder`."""
 
     def __init__(self, opener: Opener, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        super().__init__(opener, decode_response, frame_bytes_max)
+        super().__init__(opener, decode_answer, frame_bytes_max)

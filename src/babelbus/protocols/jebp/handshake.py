@@ -28,7 +28,7 @@ from babelbus.protocols.jebp.frames import (
 )
 from babelbus.protocols.jebp.identity import CERTIFICATE_BYTES, SIGNATURE_BYTES, Identity, fingerprint, is_signature
 
-VERSION: Final = b"jebp/1.1"
+VERSION: Final = b"jebp/1.2"
 TIMEOUT_SECONDS: Final = 10.0
 
 _VERSION: Final = re.compile(rb"jebp/([0-9]{1,9})\.([0-9]{1,9})")
@@ -56,12 +56,14 @@ class Established(msgspec.Struct, frozen=True):
         sealer: for the messages of this side, at its place in the count.
         opener: for the messages of the peer; the argument of a `ServerDecoder` or `ClientDecoder`.
         surplus: bytes that arrived behind the handshake; the first data of that decoder.
+        minor: the minor number of the server's version, on the client's side.
     """
 
     fingerprint: str
     sealer: Sealer
     opener: Opener
     surplus: bytes
+    minor: int = 0
 
 
 class HandshakeOptions(TypedDict, total=False):
@@ -173,8 +175,8 @@ class _Handshake(ABC):
             raise RemoteProtocolError("the proof of the certificate is not a signature of this handshake")
         return certificate
 
-    def _finish(self, certificate: bytes, sealer: Sealer, opener: Opener) -> Established:
-        return Established(fingerprint(certificate), sealer, opener, self._reader.take_rest())
+    def _finish(self, certificate: bytes, sealer: Sealer, opener: Opener, minor: int = 0) -> Established:
+        return Established(fingerprint(certificate), sealer, opener, self._reader.take_rest(), minor)
 
 
 class ServerHandshake(_Handshake):
@@ -233,7 +235,7 @@ class ClientHandshake(_Handshake):
 
     def _run(self) -> Generator[None, bytes, Established]:
         version = yield
-        _check_version(version)
+        minor = _check_version(version)
         self._digest.update(version)
         self._say(self._public_key)
         peer_key = self._hear((yield), KEY_BYTES, "public key")
@@ -248,11 +250,11 @@ class ClientHandshake(_Handshake):
         if not self._trust(fingerprint(certificate)):
             raise UntrustedPeerError(fingerprint(certificate))
         self._out.append(bytes(sealer.seal_parts((self._own_certificate(_CLIENT_SIGNS),))))
-        return self._finish(certificate, sealer, opener)
+        return self._finish(certificate, sealer, opener, minor)
 
 
-def _check_version(content: bytes) -> None:
-    """Check message 1 (DECISION 5); any minor number is good.
+def _check_version(content: bytes) -> int:
+    """Return the minor number of message 1 (DECISION 5); any is good.
 
     Raises:
         RemoteProtocolError: it is not jebp, or not of our major number.
@@ -260,3 +262,4 @@ def _check_version(content: bytes) -> None:
     match = _VERSION.fullmatch(content)
     if match is None or int(match[1]) != _MAJOR:
         raise RemoteProtocolError(f"the server speaks {content[:32]!r}, not jebp/{_MAJOR}")
+    return int(match[2])

@@ -25,6 +25,8 @@ TELL_POSITIONS: Final = 0x24  # this and the next two: extension of ours, partit
 FETCH_PARTITION: Final = 0x25
 MOVE_GROUP: Final = 0x26
 REMOVE_TOPIC: Final = 0x31
+CALL: Final = 0x40  # since jebp/1.2: calls and streams
+CALL_STATUS: Final = 0xC0  # of the server's frames with items of calls
 
 FROM_TIMESTAMP: Final = 0xC0
 FROM_OFFSET: Final = 0xC1
@@ -183,6 +185,13 @@ PartitionRequest = TellPositions | FetchPartition | MoveGroup
 StagingRequest = StageRecords | CommitBatch | AbortBatch | AskTransaction
 
 
+class CallItems(msgspec.Struct, frozen=True, gc=False):
+    """`40`, and the server's frames of status `c0`: items of calls, in order (extension jebp/1.2, see `items`)."""
+
+    items: list[tuple[int, int, Data]]
+    """Number of the call, kind of the item, body."""
+
+
 class Malformed(msgspec.Struct, frozen=True, gc=False):
     """A request that cannot be carried out as it stands; `outcome` is its answer (`status.answers`).
 
@@ -203,6 +212,7 @@ Request = (
     | Subscribe
     | Fetch
     | RemoveTopic
+    | CallItems
     | Malformed
 )
 

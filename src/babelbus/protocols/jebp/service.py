@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.jebp.calls.call import Method
+from babelbus.protocols.jebp.calls.methods import METHODS
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import PROTOCOL
 from babelbus.protocols.jebp.session import Session
@@ -19,6 +21,8 @@ class JebpService(StreamService):
         super().__init__(PROTOCOL, context, context.config.jebp)
         self._context = context
         self._identity = Identity.load(context.server_key)
+        self.methods: dict[str, Method] = dict(METHODS)
+        """The methods of jebp/1.2; what the server offers beside those of the protocol is added before `start`."""
 
     async def start(self) -> None:
         """Start to listen.
@@ -48,4 +52,5 @@ class JebpService(StreamService):
             settings=context.config.jebp,
             metrics=context.metrics,
             note_login=note_login,
+            methods=self.methods,
         )

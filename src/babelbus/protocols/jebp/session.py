@@ -1,9 +1,10 @@
 """The session of one jebp connection (docs/protocols/jebp.md): requests in, broker calls out."""
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from babelbus.config import JebpSettings
 from babelbus.core.access import NOBODY, AccessRefusedError, Action, Narrowing, overlaps
@@ -20,6 +21,8 @@ from babelbus.errors import BabelbusError, InvalidTopicNameError, RemoteProtocol
 from babelbus.metrics import Metrics
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.jebp.calls.call import Calls, Method
+from babelbus.protocols.jebp.calls.methods import METHODS
 from babelbus.protocols.jebp.decoder import ServerDecoder
 from babelbus.protocols.jebp.handshake import ServerHandshake, UntrustedPeerError
 from babelbus.protocols.jebp.identity import Identity
@@ -29,6 +32,7 @@ from babelbus.protocols.jebp.messages import (
     REMOVE_TOPIC,
     AbortBatch,
     AskTransaction,
+    CallItems,
     CommitBatch,
     CreateRecord,
     CreateRecords,
@@ -77,6 +81,7 @@ class Session(contract.Session):
         metrics: Metrics,
         handshake: ServerHandshake | None = None,
         note_login: NoteLogin = lambda name, refused: None,
+        methods: Mapping[str, Method] = METHODS,
     ) -> None:
         self._note_login = note_login
         self._broker = broker
@@ -94,6 +99,9 @@ class Session(contract.Session):
         self._decoder: ServerDecoder | None = None
         self._client: Client | None = None
         self._fingerprint = ""
+        self._methods = methods
+        self._calls: Calls | None = None
+        """There from the first call on."""
         self._subscription = Subscription(broker, metrics)
         self._backlog: deque[Request] = deque()
         self._change: Promise = DONE
@@ -196,6 +204,8 @@ class Session(contract.Session):
                 log.info("jebp: client %s is not in the list any more, closing", self._fingerprint[:16])
                 self._close_connection()
             self._subscription.client = self._client or NOBODY
+            if self._calls is not None:
+                self._calls.access_changed(self._client or NOBODY)
 
     def resume(self) -> None:
         """Continue with the requests that were put off while the outbox was full."""
@@ -203,14 +213,25 @@ class Session(contract.Session):
         self._backlog.clear()
         self._handle(requests)
 
+    def release(self) -> None:
+        """Resume the streams: the outbox may have room again."""
+        if self._calls is not None and not self._outbox.full:
+            self._calls.resume()
+
     def close(self) -> None:
         """End the session: records of requests that came whole are still stored (specification, section 6)."""
-        self.end_waits()
+        self._end_fetches()
+        for request in self._backlog:
+            if isinstance(request, CallItems):
+                with contextlib.suppress(RemoteProtocolError):
+                    self._call(request)
+        if self._calls is not None:
+            self._calls.close(lost=True)
         self._change.when_done(self._finish)
 
     def _finish(self, _change: Promise) -> None:
         """Handle what was put off, up to the next change of the topics; then again behind it."""
-        requests = [request for request in self._backlog if not isinstance(request, Fetch | FetchPartition)]
+        requests = [request for request in self._backlog if not isinstance(request, Fetch | FetchPartition | CallItems)]
         self._backlog.clear()
         try:
             self._handle(requests)
@@ -254,8 +275,27 @@ class Session(contract.Session):
                     self._carry_out_staging(request)
                 case TellPositions() | FetchPartition() | MoveGroup():
                     self._read_partitions(request)
+                case CallItems():
+                    self._call(request)
                 case Malformed():
                     self._say(self._refuse(request))
+
+    def _call(self, request: CallItems) -> None:
+        """Handle items of calls (40).
+
+        Raises:
+            RemoteProtocolError: a call is opened under a number that is in use.
+        """
+        if self._calls is None:
+            self._calls = Calls(
+                self._broker,
+                self._outbox,
+                self._sealer,
+                methods=self._methods,
+                principal=self._client or NOBODY,
+                metrics=self._metrics,
+            )
+        self._calls.receive(request)
 
     @property
     def _may_manage_nothing(self) -> bool:
@@ -347,7 +387,13 @@ class Session(contract.Session):
         return receipt
 
     def end_waits(self) -> None:
-        """Answer the fetches that wait for records with what there is: the server stops, or nobody is there."""
+        """Answer the fetches that wait for records with what there is, and end the calls: the server stops."""
+        self._end_fetches()
+        if self._calls is not None:
+            self._calls.flush()
+            self._calls.close(lost=False)
+
+    def _end_fetches(self) -> None:
         for receipt in list(self._waits):
             receipt.resolve()
 

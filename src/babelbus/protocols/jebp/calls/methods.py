@@ -1,0 +1,11 @@
+"""The methods that a server of jebp/1.2 knows: name -> parameters and function, from one module for each family."""
+
+from typing import Final
+
+from babelbus.protocols.jebp.call_messages import ListMethods
+from babelbus.protocols.jebp.calls.call import Method
+
+METHODS: Final[dict[str, Method]] = {}
+"""All of them. A server may add methods to its copy (`JebpService.methods`) before it starts."""
+
+METHODS["methods"] = Method(ListMethods, lambda call, _: call.methods)

@@ -1,0 +1,266 @@
+"""Calls and streams of the client against the real server, over real sockets; faults come from a proxy that cuts."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from babelbus.client import (
+    BadArgumentError,
+    Client,
+    ConnectionLostError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    UnknownTopicError,
+    UnsupportedByServerError,
+)
+from babelbus.clients.jebp import connection, reconnect
+from babelbus.core.catalog import UnknownTopicError as UnknownTopic
+from babelbus.protocols.jebp.calls import methods
+from babelbus.protocols.jebp.calls.call import Call, Method, Stream
+from babelbus.protocols.jebp.items import CALLS_MAX, SERVER_HEAD, encode_items
+from babelbus.protocols.jebp.messages import CallItems, Data, Request, Subscribe
+from tests.clients.jebp.test_client import Bus, CuttingProxy, running
+from tests.clients.jebp.test_client_scripted import Script, with_peer
+from tests.support.bus import SAFETY_NET_SECONDS
+
+
+class Number(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+
+
+class Count(Stream):
+    """Counts up for each message, by the number of the message."""
+
+    def __init__(self, call: Call, start: Number) -> None:
+        self.call = call
+        self.at = start.number
+        call.send(msgspec.msgpack.encode(self.at))
+
+    def receive(self, body: Data) -> None:
+        self.at += msgspec.msgpack.decode(body, type=int)
+        if self.at > 100:
+            raise UnknownTopic("no topic is that high")
+        if self.at < 0:
+            self.call.end(self.at)
+        else:
+            self.call.send(msgspec.msgpack.encode(self.at))
+
+
+class House:
+    """What the methods of the tests share."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.gate = asyncio.Event()
+        self.begun = asyncio.Event()
+
+    def double(self, _call: Call, parameters: Number) -> int:
+        self.calls += 1
+        return 2 * parameters.number
+
+    def wait(self, call: Call, _parameters: Number) -> Stream:
+        self.calls += 1
+        self.begun.set()
+
+        async def work() -> None:
+            await self.gate.wait()
+            call.end(self.calls)
+
+        return call.run(work())
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "GREETING_SECONDS", SAFETY_NET_SECONDS)
+    monkeypatch.setattr(reconnect, "TIMEOUT_SECONDS", SAFETY_NET_SECONDS)
+
+
+def with_house(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, test: Callable[[House, Bus, Client], Coroutine[Any, Any, None]]
+) -> None:
+    async def run() -> None:
+        house = House()
+        monkeypatch.setitem(methods.METHODS, "double", Method(Number, house.double))
+        monkeypatch.setitem(methods.METHODS, "wait", Method(Number, house.wait))
+        monkeypatch.setitem(methods.METHODS, "count", Method(Number, Count))
+        async with running(folder) as bus, bus.client() as client:
+            await test(house, bus, client)
+
+    asyncio.run(run())
+
+
+def test_calls_are_answered_together_with_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        await client.create_topic("t")
+        doubled = [client.calls.call("double", Number(number), int, safe=True) for number in range(3_000)]
+        published = [client.publish("t", b"x") for _ in range(100)]
+        numbers, places = await asyncio.gather(asyncio.gather(*doubled), asyncio.gather(*published))
+        assert numbers == [2 * number for number in range(3_000)]
+        assert sorted(place.offset for place in places) == list(range(100))
+        assert house.calls == 3_000
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_errors_have_the_class_of_their_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        with pytest.raises(UnsupportedByServerError, match="no method 'nothing'"):
+            await client.calls.call("nothing", [], int, safe=True)
+        with pytest.raises(BadArgumentError, match="double: Expected `int`") as caught:
+            await client.calls.call("double", ["one"], int, safe=True)
+        assert caught.value.code == "bad_argument"
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_a_stream_goes_both_ways_and_ends_from_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        async with await client.calls.stream("count", Number(3)) as stream:
+            assert msgspec.msgpack.decode(await stream.first()) == 3
+            for _ in range(3):
+                stream.send(2)
+            heard = []
+            async for body in stream:
+                heard.append(msgspec.msgpack.decode(body))
+                if len(heard) == 3:
+                    stream.send(-100)
+            assert heard == [5, 7, 9]
+            assert stream.result is not None
+            assert msgspec.msgpack.decode(stream.result) == -91
+        stream = await client.calls.stream("count", Number(3))
+        stream.send(98)
+        with pytest.raises(UnknownTopicError, match="no topic is that high"):
+            async for _ in stream:
+                pass
+        stream = await client.calls.stream("count", Number(1))
+        stream.close()
+        assert [body async for body in stream] == []
+        assert await client.calls.call("double", Number(1), int, safe=True) == 2
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_a_call_that_is_given_up_does_not_disturb_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        task = asyncio.create_task(client.calls.call("wait", Number(1), int, safe=True))
+        await house.begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        house.gate.set()
+        assert await client.calls.call("wait", Number(1), int, safe=True) == 2
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_more_calls_than_a_connection_may_have_wait_for_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        tasks = [
+            asyncio.create_task(client.calls.call("wait", Number(1), int, safe=True)) for _ in range(CALLS_MAX + 500)
+        ]
+        await house.begun.wait()
+        house.gate.set()
+        await asyncio.gather(*tasks)
+        assert house.calls == CALLS_MAX + 500
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_a_call_without_an_answer_in_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        client._keeper._timeout_seconds = 0.2  # the next look at what is late
+        client._keeper._watch()
+        for safe in (True, False):
+            with pytest.raises(RequestTimeoutError, match="wait: no answer in time"):
+                await client.calls.call("wait", Number(1), int, safe=safe, timeout_seconds=0.05)
+        house.gate.set()
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_a_lost_connection_sends_a_safe_call_again_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        async with CuttingProxy(bus.address, []) as proxy, bus.client(address=proxy.address) as mine:
+            safe = asyncio.create_task(mine.calls.call("wait", Number(1), int, safe=True))
+            unsafe = asyncio.create_task(mine.calls.call("wait", Number(1), int, safe=False))
+            stream = await mine.calls.stream("count", Number(1))
+            await stream.first()
+            while house.calls < 2:
+                await house.begun.wait()
+            link = mine._keeper.link
+            assert link is not None
+            link._transport.abort()
+            with pytest.raises(OutcomeUnknownError, match="it may be done or not"):
+                await unsafe
+            with pytest.raises(ConnectionLostError):
+                await stream.first()
+            house.gate.set()
+            assert await safe == 3
+            assert proxy.connections == 2
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_a_server_of_1_1_is_told_before_anything_is_sent() -> None:
+    async def test(script: Script, client: Client) -> None:
+        with pytest.raises(UnsupportedByServerError, match=r"speaks jebp/1\.1; double needs jebp/1\.2: upgrade"):
+            await client.calls.call("double", Number(1), int, safe=True)
+        assert script.seen == []
+
+    with_peer(lambda script, request: b"\xa0\x30", test, version=b"jebp/1.1")
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [(9, 1, b"\xc0")],  # of a call that is not open
+        [(0, 0, b"\xc0")],  # an item of a call with one answer
+        [(0, 2, b"\xc0")],  # an error that is none
+        [(0, 7, b"")],
+    ],
+)
+def test_a_server_that_breaks_the_protocol_of_calls_loses_its_connection(items: list[tuple[int, int, Data]]) -> None:
+    def answer(script: Script, request: Request) -> bytes:
+        assert isinstance(request, CallItems)
+        return encode_items(SERVER_HEAD, items)
+
+    async def test(script: Script, client: Client) -> None:
+        with pytest.raises(OutcomeUnknownError, match="broke the protocol"):
+            await client.calls.call("double", Number(1), int, safe=False)
+
+    with_peer(answer, test, version=b"jebp/1.2", reconnect=False)
+
+
+def test_a_malformed_result_is_an_error_of_the_call() -> None:
+    def answer(script: Script, request: Request) -> bytes:
+        return encode_items(SERVER_HEAD, [(0, 1, b"\xa1x")])
+
+    async def test(script: Script, client: Client) -> None:
+        with pytest.raises(Exception, match="result is malformed"):
+            await client.calls.call("double", Number(1), int, safe=True)
+
+    with_peer(answer, test, version=b"jebp/1.2")
+
+
+def test_a_silent_server_is_asked_for_a_sign_of_life_while_calls_are_open() -> None:
+    probes: list[Request] = []
+
+    async def test(script: Script, client: Client) -> None:
+        script.mute = True
+        stream = await client.calls.stream("count", Number(1))
+        with pytest.raises(RequestTimeoutError, match="no answer for"):
+            await stream.first()
+
+    def answer(script: Script, request: Request) -> None:
+        probes.append(request)
+
+    with_peer(answer, test, version=b"jebp/1.2", request_timeout_seconds=0.2, reconnect=False)
+    assert probes[1:] == [Subscribe(())]
