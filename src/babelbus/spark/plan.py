@@ -112,9 +112,8 @@ def limit(
     total = sum((end[at] - start[at]) * sizes.get(at, 1) for at in end)
     if total <= most:
         return dict(end)
-    share = most / total
     limited = {}
     for at, until in end.items():
         waiting = until - start[at]
-        limited[at] = start[at] + max(int(waiting * share), min(waiting, 1))
+        limited[at] = start[at] + max(int(waiting * most / total), min(waiting, 1))
     return limited
