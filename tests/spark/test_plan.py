@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,3 +78,9 @@ def test_each_partition_that_has_something_gets_at_least_one_record() -> None:
     start = {("t", n): 0 for n in range(5)}
     end = {("t", n): 1000 if n == 0 else 1 for n in range(5)}
     assert limit(start, end, 2) == {("t", 0): 1, **{("t", n): 1 for n in range(1, 5)}}
+
+
+@pytest.mark.parametrize("most", [1, 7, 50, 1_000])
+def test_one_partition_gets_exactly_its_limit(most: int) -> None:
+    for waiting in range(most, 4_000):
+        assert limit({("t", 0): 0}, {("t", 0): waiting}, most) == {("t", 0): most}
