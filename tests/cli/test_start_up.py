@@ -48,3 +48,14 @@ def test_sbusd_loads_no_broker_no_arrays_and_no_metrics(tmp_path: Path) -> None:
     loaded = loaded_by(code)
     assert not loaded & (HEAVY | {"babelbus.core.broker", "babelbus.metrics", "babelbus.storage"})
     assert "babelbus.core.router" in loaded
+
+
+def test_serve_loads_no_library_that_only_some_servers_need(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, babelbus.server.app as app; from babelbus.cli import main; run = app.run;"
+        "app.run = lambda config, ready: run(config, lambda s: (ready(s), os.kill(os.getpid(), signal.SIGTERM)));"
+        f"main(['serve', '--server-any-port', '--log-level', 'error', '--data-folder', {str(tmp_path / 'data')!r}])"
+    )
+    loaded = loaded_by(code)
+    assert not loaded & {"aiohttp", "cryptography", "jwt", "psycopg", "rich", "sqlalchemy", "babelbus.web.admin"}
+    assert {"numpy", "nacl", "babelbus.core.broker"} <= loaded
