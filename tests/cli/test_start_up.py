@@ -59,3 +59,11 @@ def test_serve_loads_no_library_that_only_some_servers_need(tmp_path: Path) -> N
     loaded = loaded_by(code)
     assert not loaded & {"aiohttp", "cryptography", "jwt", "psycopg", "rich", "sqlalchemy", "babelbus.web.admin"}
     assert {"numpy", "nacl", "babelbus.core.broker"} <= loaded
+
+
+def test_the_client_loads_no_arrays_and_nothing_of_the_server() -> None:
+    loaded = loaded_by("import babelbus.client")
+    assert not loaded & (HEAVY - {"nacl"})
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("babelbus.")}
+    assert rooms <= {"client", "clients", "clock", "errors", "protocols", "records", "units", "settings", "config"}
+    assert not any(name.startswith("babelbus.protocols.") and ".jebp" not in name for name in loaded)
