@@ -43,6 +43,7 @@ from babelbus.server.access import CLIENTS_ORIGIN, AccessLists, source_of
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
+from babelbus.server.notify import READY, Supervisor
 from babelbus.storage.contract import Fit, PartitionLog, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
@@ -502,17 +503,20 @@ def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
 
 
 async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
-    server = Server(config)
+    server, supervisor = Server(config), Supervisor(os.environ)
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
 
     async def reload() -> None:
+        supervisor.send_reloading()
         try:
             await server.reload()
         except (BabelbusError, OSError) as error:
             log.error("reload: %s", error)
+        finally:
+            supervisor.send(READY)
 
     reloads: set[asyncio.Task[None]] = set()
 
@@ -524,8 +528,11 @@ async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
     loop.add_signal_handler(signal.SIGHUP, begin_reload)
     await server.start()
     ready(server)
+    supervisor.send(READY)
+    supervisor.watch()
     await asked.wait()
     log.info("stopping")
+    supervisor.stop()
     await server.stop()
     log.info("stopped")
 
