@@ -91,11 +91,11 @@ $(VENV)/.ready-build: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/.ready-run: $(VENV)/.ready-build
-	@$(BUILD) -e .
+	@$(BUILD) -e '.[server]'
 	@touch $@
 
 $(VENV)/.ready-spark: $(VENV)/.ready-build
-	@$(BUILD) -e '.[spark]'
+	@$(BUILD) -e '.[server,spark]'
 	@touch $@ $(VENV)/.ready-run
 
 # Spark runs on Java: one is found, or installed where we may, or it is said how; what needs no Spark goes on without.

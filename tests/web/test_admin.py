@@ -21,6 +21,7 @@ from babelbus.core.access import Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.subject import exactly
 from babelbus.errors import StorageError
+from babelbus.listening.sockets import open_sockets
 from babelbus.metrics import Metrics
 from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import BadRange
@@ -79,7 +80,7 @@ def serve(test: Callable[[Caller, FakeServer], Coroutine[Any, Any, None]]) -> No
     @asynccontextmanager
     async def served(bus: FakeServer) -> AsyncIterator[Caller]:
         server = AdminServer(bus, Metrics(), read_value=bytes, token=TOKEN, settings=AdminSettings(port=0))
-        await server.start()
+        await server.start(await open_sockets("127.0.0.1", 0))
         try:
             async with aiohttp.ClientSession() as session:
                 host, port = server.address

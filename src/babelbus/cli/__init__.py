@@ -1,7 +1,7 @@
 """The command line `babelbus` (docs/operations.md, "Command line"): one module per group of commands.
 
 A command's module is imported when the command is called, and imports the heavy parts of the bus inside the command,
-so that the shell answers at once.
+so that the shell answers at once. The list of all commands imports none of them.
 """
 
 import importlib
@@ -11,33 +11,64 @@ import click
 
 import babelbus
 
-# command -> module and attribute, in the order of the help: from the first step to the rarest.
+# command -> module and attribute, and the first words of its help; in the order of the help: from the first step to the
+# rarest.
 COMMANDS = {
-    "serve": "serve:serve",
-    "config": "serve:config",
-    "topics": "topics:topics",
-    "clients": "clients:clients",
-    "principals": "principals:principals",
-    "access": "access:access",
-    "audit": "audit:audit",
-    "publish": "publish:publish",
-    "tail": "read:tail",
-    "fetch": "read:fetch",
-    "consume": "consume:consume",
-    "groups": "groups:groups",
-    "dead-letters": "dead_letters:dead_letters",
-    "listen": "events:listen",
-    "send": "events:send",
-    "request": "requests:request",
-    "respond": "requests:respond",
-    "state": "state:state",
-    "export": "export:export",
-    "import": "restore:import_",
-    "check": "repair:check",
-    "repair": "repair:repair",
-    "pipeline": "pipeline:pipeline",
-    "bench": "bench:bench",
-    "sbusd": "sbusd:sbusd",
+    "serve": ("serve:serve", "Run a server until SIGTERM or Ctrl-C."),
+    "config": ("serve:config", "Show the configuration as a babelbus.toml, and check it."),
+    "topics": ("topics:topics", "List, show, create, change and remove topics."),
+    "clients": ("clients:clients", "Add, list, change and remove the clients that may connect to the server."),
+    "principals": (
+        "principals:principals",
+        "Add, list, show, change, rotate and remove principals: whoever can prove who...",
+    ),
+    "access": ("access:access", "List, grant, deny, revoke and explain who may do what."),
+    "audit": ("audit:audit", "Show the newest records of the audit."),
+    "publish": ("publish:publish", "Publish records to a topic."),
+    "tail": ("read:tail", "Follow a topic: print its records as they arrive, until Ctrl-C."),
+    "fetch": (
+        "read:fetch",
+        "Print the stored records of a topic, up to its present end; one partition...",
+    ),
+    "consume": (
+        "consume:consume",
+        "Read records of TOPIC as a member of a consumer group, and ack each when it...",
+    ),
+    "groups": ("groups:groups", "List, show, create, change, seek, pause and remove consumer groups."),
+    "dead-letters": (
+        "dead_letters:dead_letters",
+        "List, show, replay and purge dead letters: records that a group failed to...",
+    ),
+    "listen": ("events:listen", "Print the events whose subject matches PATTERN, as they happen, until Ctrl-C."),
+    "send": (
+        "events:send",
+        "Publish one event under SUBJECT: to all subscribers of any protocol, and to...",
+    ),
+    "request": (
+        "requests:request",
+        "Send a request under SUBJECT to a responder of any protocol, and print the...",
+    ),
+    "respond": ("requests:respond", "Answer the requests of any protocol under SUBJECT with the output of a command."),
+    "state": ("state:state", "Read, change and follow the state: the last value of each key."),
+    "export": (
+        "export:export",
+        "Write a topic's records, up to where it ends now, to FILE ('-' is standard...",
+    ),
+    "import": (
+        "restore:import_",
+        "Publish the records of FILE ('-' is standard input; compressed files are...",
+    ),
+    "check": ("repair:check", "Read every record and every index of a data folder, and list the problems."),
+    "repair": ("repair:repair", "Repair the problems that 'babelbus check' finds."),
+    "pipeline": (
+        "pipeline:pipeline",
+        "Run data pipelines on Spark: files that name sources, steps in SQL or Python,...",
+    ),
+    "bench": (
+        "bench:bench",
+        "Measure the running server: publish records to a topic made for it, read them...",
+    ),
+    "sbusd": ("sbusd:sbusd", "Run a stand-alone sbus daemon with the options of the original."),
 }
 
 
@@ -52,10 +83,17 @@ class Commands(click.Group):
         """Import the command of this name."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(f"babelbus.cli.{module}"), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        room = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            commands = [click.Command(name, help=text) for name, (_, text) in COMMANDS.items()]
+            formatter.write_dl([(str(command.name), command.get_short_help_str(room)) for command in commands])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -43,6 +43,11 @@ class BusCommand(click.Command):
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            advice = _advice_on_package(error.name or "")
+            if ctx.meta.get(DEBUG) or advice is None:
+                raise
+            raise Failure(advice) from error
         except (BabelbusError, OSError) as error:
             # The reader of our output has gone (`| head`): click ends the process without a message.
             if ctx.meta.get(DEBUG) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
@@ -50,6 +55,23 @@ class BusCommand(click.Command):
             failure = Failure(describe(error))
             failure.exit_code = error.exit_code if isinstance(error, CommandError) else 1  # type: ignore[misc]
             raise failure from error
+
+
+EXTRAS = {
+    "server": "aiohttp cryptography google google_crc32c hpack jwt numpy prometheus_client sqlalchemy",
+    "postgres": "psycopg",
+    "spark": "pyarrow pyspark yaml",
+}
+"""The packages that are installed with each extra only, by the name of their modules."""
+
+
+def _advice_on_package(module: str) -> str | None:
+    """Return what to install for a module that is missing; `None` if no extra has the module."""
+    package = module.partition(".")[0]
+    for extra, packages in EXTRAS.items():
+        if package in packages.split():
+            return f"this needs the package {package}, which is not installed: pip install 'babelbus[{extra}]'"
+    return None
 
 
 class BusGroup(click.Group):

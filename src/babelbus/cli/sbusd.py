@@ -11,12 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 import msgspec
 
 from babelbus.cli.command import describe, examples
+
+if TYPE_CHECKING:
+    from babelbus.metrics import Metrics
 
 USAGE = "usage: sbusd [-a address] [-f | -p pidfile] [-u user] ... [-cgor]"
 ADDRESS = "/run/sbus.socket"
@@ -119,10 +122,19 @@ def _run(arguments: Arguments) -> None:
                 os.unlink(pid_file)
 
 
+class _Uncounted:
+    """Stands for every metric: nobody can read metrics of this daemon, and their library takes long to load."""
+
+    def __getattr__(self, name: str) -> "_Uncounted":
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "_Uncounted":
+        return self
+
+
 async def _serve(door: object, arguments: Arguments, report_ready: Callable[[], None]) -> None:
     from babelbus.config import SbusSettings
     from babelbus.core.router import Router
-    from babelbus.metrics import Metrics
     from babelbus.protocols.sbus.hub import Hub
     from babelbus.protocols.sbus.packets import OpenDoor, PacketServer
 
@@ -136,7 +148,7 @@ async def _serve(door: object, arguments: Arguments, report_ready: Callable[[], 
         loop.add_signal_handler(signal.SIGHUP, ended.set)
     else:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    metrics, settings = Metrics(), SbusSettings()
+    metrics, settings = cast("Metrics", _Uncounted()), SbusSettings()
     server = PacketServer(Hub(Router(), metrics, settings), metrics, settings)
     if arguments.close_when_empty:
         server.on_empty = ended.set

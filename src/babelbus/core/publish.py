@@ -7,7 +7,6 @@ takes it: clients of all protocols, the state's log, dead letters, commits of st
 from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 
 from babelbus.core.access import Identity
 from babelbus.core.receipt import Receipt
@@ -98,7 +97,7 @@ class Gathered:
         self._receipts.append(receipt)
         self.publications.append((len(self.bodies), publication))
         self.bodies += bodies
-        self.timestamps += timestamps.tolist() if isinstance(timestamps, np.ndarray) else timestamps
+        self.timestamps += timestamps if isinstance(timestamps, Sequence) else timestamps.tolist()
         return receipt
 
     @property

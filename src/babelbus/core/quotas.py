@@ -5,13 +5,15 @@ quota, whatever protocol they speak.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from babelbus.clock import Clock
 from babelbus.config import QuotaSettings
 from babelbus.core.access import ANONYMOUS, SERVER, Identity
 from babelbus.errors import BabelbusError
-from babelbus.metrics import Metrics
+
+if TYPE_CHECKING:
+    from babelbus.metrics import Metrics
 
 Counted = Literal["connections", "subscriptions", "topics", "requests"]
 COUNTED: tuple[Counted, ...] = get_args(Counted)
@@ -100,7 +102,7 @@ class Quota:
 class Quotas:
     """The quotas of all principals that hold something."""
 
-    def __init__(self, settings: QuotaSettings, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, settings: QuotaSettings, clock: Clock, metrics: "Metrics") -> None:
         self._clock = clock
         self._metrics = metrics
         self._defaults = settings

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import msgspec
-from cryptography import x509
-from cryptography.x509.oid import NameOID
 
 from babelbus.clock import Clock
 from babelbus.errors import BabelbusError
@@ -78,6 +76,9 @@ def names_of(certificate: bytes) -> list[tuple[NameKind, str]]:
     Raises:
         CredentialError: the bytes are no certificate.
     """
+    from cryptography import x509  # takes 30 ms and 8 MiB, and most servers ask for no client certificates
+    from cryptography.x509.oid import NameOID
+
     try:
         parsed = x509.load_der_x509_certificate(certificate)
         try:

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from babelbus.records.format import INT64, LENGTH_FROM, Buffer, record_crcs
+from babelbus.records.plain import offset_of as offset_of
 
 I64 = npt.NDArray[np.int64]
 CRC_AT = 12
@@ -43,11 +44,6 @@ def _int64s_at(data: Buffer, places: I64) -> I64:
     if not len(places):
         return np.empty(0, np.int64)
     return np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[places].astype(np.int64)
-
-
-def offset_of(data: Buffer, position: int = 0) -> int:
-    """Return the offset of the record at a position."""
-    return int(INT64.unpack_from(data, position)[0])
 
 
 def timestamp_of(data: Buffer, position: int = 0) -> int:

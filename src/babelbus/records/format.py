@@ -1,37 +1,34 @@
-"""Records <-> bytes of a `.log` file (docs/specifications/jebp.md, section 5.1).
-
-record := offset: i64, length: i32 (bytes behind this field), crc: u32 (zlib, over all behind it), attributes: i8,
-          timestamp: i64, key_length: i32 (-1: no key), key, payload_length: i32, payload, headers_count: i8,
-          (key_length: i32, key, value_length: i32 (-1: no value), value)*; big-endian
-
-Attributes: the low 3 bits name a compression that is passed on unchanged. Bit 3 (`TOMBSTONE`) is ours: the payload is
-null and its length 0, so that a reader that does not know the bit sees an empty payload (docs/storage.md).
-"""
+"""Batches of many records <-> bytes of a `.log` file, by numpy; `plain` has the stored form of a record."""
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from babelbus.errors import StorageError
-from babelbus.records.record import Headers, Positions, Record, RecordBatch
+from babelbus.records.plain import *  # noqa: F403 - the form of a record is part of the form of a batch
+from babelbus.records.plain import (
+    BODY,
+    HEAD,
+    HEAD_BYTES,
+    HEADERS_MAX,
+    INT32,
+    INT64,
+    LENGTH_FROM,
+    LENGTH_MIN,
+    PLAIN_BODY,
+    RECORD_BYTES_MIN,
+    Buffer,
+    InvalidRecordError,
+    check_timestamps,
+    decode_headers,
+    join_bodies,
+    record_bodies,
+)
+from babelbus.records.record import Positions, Record, RecordBatch
 
-Buffer = bytes | bytearray | memoryview
-
-HEAD = struct.Struct(">qiI")
-"""Offset, length, CRC: the 16 bytes in front of what the CRC covers."""
-HEAD_BYTES = HEAD.size
-LENGTH_FROM = 12
-"""The record length counts from this byte on."""
-LENGTH_MIN = 22
-RECORD_BYTES_MIN = LENGTH_FROM + LENGTH_MIN
-BODY = struct.Struct(">bqi")
-"""Attributes, timestamp, key length."""
-PLAIN_BODY = struct.Struct(">bqii")
-"""The body's numbers for a record without a key: attributes, timestamp, -1, payload length."""
 HEAD_FIELDS = np.dtype([("offset", ">i8"), ("length", ">i4"), ("crc", ">u4")])
 PLAIN_FIELDS = np.dtype(
     {
@@ -46,43 +43,11 @@ FEW = 16
 """Up to this number of records plain code is faster than numpy."""
 CUT_RECORDS = 1024
 """So many bodies are cut out at a time, so that they are still in the cache when their CRC is computed."""
-INT32 = struct.Struct(">i")
-INT64 = struct.Struct(">q")
-HEADERS_MAX = 127
-TOMBSTONE = 0x08
-ATTRIBUTES_KNOWN = 0x0F
-INT64_MAX = 2**63 - 1
 PRODUCER_HEADER = b"$batch"
 """Header of the first record of a batch that has a producer id: producer id i64, first sequence i64, count i32."""
 PRODUCER = struct.Struct(">qqi")
 PRODUCER_FIELD = INT32.pack(len(PRODUCER_HEADER)) + PRODUCER_HEADER + INT32.pack(PRODUCER.size)
 """The name of the header and the size of its value, as in a record."""
-RESERVED_HEADER_PREFIX = b"$"
-
-
-CRC_IS_WRONG = "its CRC is wrong"
-
-
-class InvalidRecordError(StorageError):
-    """A record cannot be stored: too many headers, a negative time, a part that is too long."""
-
-    retriable = False
-
-
-class CorruptRecordError(StorageError):
-    """Stored bytes are not the record that was written; the record is never served.
-
-    `position` counts from the beginning of the bytes (or of the file `path`, when it is known).
-    """
-
-    retriable = False
-
-    def __init__(self, position: int, reason: str, *, path: str = "", offset: int = -1) -> None:
-        where = f"{path or 'records'}: bad record at byte {position}"
-        if offset >= 0:
-            where += f" (offset {offset})"
-        super().__init__(f"{where}: {reason}")
-        self.position, self.reason, self.path, self.offset = position, reason, path, offset
 
 
 def encode_batch(records: Sequence[Record], base_offset: int = 0) -> RecordBatch:
@@ -102,23 +67,7 @@ def encode_batch(records: Sequence[Record], base_offset: int = 0) -> RecordBatch
         and not any(record.headers or record.attributes for record in records)
     ):
         return encode_payloads(payloads, timestamps, base_offset)  # type: ignore[arg-type]  # no None among them
-    _check_timestamps(timestamps)
-    try:
-        return encode_bodies([_encode_body(record) for record in records], timestamps, base_offset)
-    except struct.error:
-        raise InvalidRecordError("a key, a payload or a header of a record is too long") from None
-
-
-def _encode_body(record: Record) -> bytes:
-    """Return the bytes that the CRC covers, of a record of any kind."""
-    key, payload, attributes, pack = record.key, record.payload, record.attributes, INT32.pack
-    if payload is None:
-        payload, attributes = b"", attributes | TOMBSTONE
-    if not 0 <= attributes <= ATTRIBUTES_KNOWN:
-        raise InvalidRecordError(f"a record's attributes are 0 to {ATTRIBUTES_KNOWN}, not {attributes}")
-    front = BODY.pack(attributes, record.timestamp, -1 if key is None else len(key))
-    headers = encode_headers(record.headers) if record.headers else b"\0"
-    return b"".join((front, key or b"", pack(len(payload)), payload, headers))
+    return encode_bodies(record_bodies(records), timestamps, base_offset)
 
 
 def encode_payloads(payloads: Sequence[bytes], timestamps: list[int], base_offset: int = 0) -> RecordBatch:
@@ -131,7 +80,7 @@ def encode_payloads(payloads: Sequence[bytes], timestamps: list[int], base_offse
     """
     count = len(payloads)
     if count:
-        _check_timestamps(timestamps)
+        check_timestamps(timestamps)
     if count > FEW and len(set(map(len, payloads))) == 1:
         heads = make_heads(np.full(count, len(payloads[0])), timestamps, base_offset)
         return encode_uniform(heads, b"".join(payloads), timestamps, base_offset)
@@ -217,7 +166,7 @@ def encode_keyed(
     Raises:
         InvalidRecordError: the time is not above 0, or a key or a payload is too long.
     """
-    _check_timestamps((timestamp,))
+    check_timestamps((timestamp,))
     sizes, join = LENGTHS, b"".join
     front = struct.pack(">bq", 0, timestamp)
     try:
@@ -238,14 +187,8 @@ def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: i
     Costs one CRC a record in a batch of many: the heads are filled in for all at once.
     """
     count = len(bodies)
-    pieces: list[bytes] = []
     if count <= FEW:
-        starts, position = [], 0
-        for offset, body in enumerate(bodies, base_offset):
-            pieces += (HEAD.pack(offset, len(body) + 4, zlib.crc32(body)), body)
-            starts.append(position)
-            position += HEAD_BYTES + len(body)
-        return RecordBatch(bytearray().join(pieces), starts, timestamps, base_offset)
+        return join_bodies(bodies, timestamps, base_offset)
     lengths = np.fromiter(map(len, bodies), np.int64, count)
     heads = np.empty(count, HEAD_FIELDS)
     heads["offset"] = np.arange(base_offset, base_offset + count)
@@ -257,125 +200,6 @@ def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: i
     positions = np.zeros(count, np.int64)
     np.cumsum(lengths[:-1] + HEAD_BYTES, out=positions[1:])
     return RecordBatch(bytearray().join(pieces), positions, timestamps, base_offset)
-
-
-def _check_timestamps(timestamps: Sequence[int]) -> None:
-    """Check that the stored form has room for each time.
-
-    Raises:
-        InvalidRecordError: a time is 0, negative or over 63 bits.
-    """
-    if min(timestamps) <= 0 or max(timestamps) > INT64_MAX:
-        raise InvalidRecordError("a record's time is milliseconds since the epoch and above 0")
-
-
-def encode_headers(headers: Headers) -> bytes:
-    """Return the number of headers and the headers, as at the end of a record.
-
-    Raises:
-        InvalidRecordError: there are more than `HEADERS_MAX`.
-    """
-    pack = INT32.pack
-    if len(headers) > HEADERS_MAX:
-        raise InvalidRecordError(f"a record has {len(headers)} headers, the most are {HEADERS_MAX}")
-    parts = [len(headers).to_bytes(1, "big")]
-    for key, value in headers:
-        parts += (pack(len(key)), key, pack(-1 if value is None else len(value)), value or b"")
-    return b"".join(parts)
-
-
-def decode_headers(data: Buffer, start: int, count: int) -> Headers:
-    """Return `count` headers from byte `start` on; the bytes are part of a verified record."""
-    unpack = INT32.unpack_from
-    headers: list[tuple[bytes, bytes | None]] = []
-    for _ in range(count):
-        (size,) = unpack(data, start)
-        key = bytes(data[start + 4 : start + 4 + size])
-        start += 4 + size
-        (size,) = unpack(data, start)
-        start += 4
-        if size < 0:
-            headers.append((key, None))
-        else:
-            headers.append((key, bytes(data[start : start + size])))
-            start += size
-    return tuple(headers)
-
-
-def record_error(data: Buffer, position: int, end: int) -> str | None:
-    """Return the fault of the record at `position`, or `None` if it is good (DECISION 41); `end` bounds it.
-
-    The offset is not checked: the caller knows the expected offset.
-    """
-    if end - position < HEAD_BYTES:
-        return "its head is cut off"
-    _, length, crc = HEAD.unpack_from(data, position)
-    stop = position + LENGTH_FROM + length
-    if length < LENGTH_MIN:
-        return f"its length says {length}"
-    if stop > end:
-        return f"its length says {length}, {end - position - LENGTH_FROM} bytes are there"
-    if zlib.crc32(memoryview(data)[position + HEAD_BYTES : stop]) != crc:
-        return CRC_IS_WRONG
-    return _body_error(data, position + HEAD_BYTES, stop)
-
-
-def _body_error(data: Buffer, position: int, stop: int) -> str | None:
-    """Return why the inner lengths of a record do not add up to its end, or `None` if they do."""
-    unpack = INT32.unpack_from
-    _, timestamp, key_length = BODY.unpack_from(data, position)
-    if timestamp <= 0:
-        return f"its time is {timestamp}"
-    position += BODY.size + max(key_length, 0)
-    if key_length < -1 or position + 5 > stop:
-        return "its key does not fit"
-    (payload_length,) = unpack(data, position)
-    position += 4 + payload_length
-    if payload_length < 0 or position >= stop:
-        return "its payload does not fit"
-    count = data[position]
-    if count > HEADERS_MAX:
-        return f"it has {count} headers"
-    position += 1
-    for _ in range(count):
-        for least in (0, -1):
-            if position + 4 > stop:
-                return "its headers do not fit"
-            (size,) = unpack(data, position)
-            if size < least:
-                return "a length in its headers is negative"
-            position += 4 + max(size, 0)
-    return None if position == stop else "its inner lengths do not add up"
-
-
-def is_cut_off(data: Buffer) -> bool:
-    """Return whether `data` is the front of a record: its length and its inner lengths all pass the end.
-
-    One damaged length would contradict the other lengths.
-    """
-    at = HEAD_BYTES + BODY.size
-    if len(data) < at:
-        return True
-    stop = LENGTH_FROM + HEAD.unpack_from(data)[1]
-    _, timestamp, key_length = BODY.unpack_from(data, HEAD_BYTES)
-    if timestamp <= 0 or key_length < -1:
-        return False
-    at += max(key_length, 0)
-    if at + 4 <= len(data):
-        (payload_length,) = INT32.unpack_from(data, at)
-        at += 4 + payload_length
-        if payload_length < 0:
-            return False
-        lengths = (0, -1) * (data[at] if at < len(data) else 0)
-        at += 1
-        for least in lengths:
-            if at + 4 > len(data):
-                break
-            (length,) = INT32.unpack_from(data, at)
-            if length < least:
-                return False
-            at += 4 + max(length, 0)
-    return bool(len(data) < at + 4 and at <= stop)
 
 
 def uniform_run(data: Buffer, start: int, end: int) -> tuple[int, int]:
@@ -392,29 +216,6 @@ def uniform_run(data: Buffer, start: int, end: int) -> tuple[int, int]:
     lengths = np.ndarray(((end - start) // size,), ">i4", data, start + 8, (size,))
     different = np.flatnonzero(lengths != length)
     return (int(different[0]) if len(different) else len(lengths)), size
-
-
-def walk(data: Buffer, start: int = 0, end: int | None = None, count_max: int = 2**62) -> list[int]:
-    """Return the position of each whole record between the bytes `start` and `end`, and their end as the last entry.
-
-    A record that is cut off, or an invalid length, ends the walk: the last entry is then below `end`. So do
-    `count_max` records. Costs about 0.4 us a record.
-    """
-    if end is None:
-        end = len(data)
-    unpack = INT32.unpack_from
-    positions: list[int] = []
-    append = positions.append
-    last = end - LENGTH_FROM
-    while start <= last and len(positions) < count_max:
-        (length,) = unpack(data, start + 8)
-        stop = start + LENGTH_FROM + length
-        if length < LENGTH_MIN or stop > end:
-            break
-        append(start)
-        start = stop
-    append(start)
-    return positions
 
 
 def rebase(batch: RecordBatch, base_offset: int) -> RecordBatch:
@@ -486,31 +287,12 @@ def batch_bodies(batch: RecordBatch, producer_id: int, first_sequence: int) -> l
     return first + [bytes(view[start + HEAD_BYTES : stop]) for start, stop in zip(starts, stops, strict=True)]
 
 
-def payload_bodies(payloads: Sequence[bytes], timestamps: Sequence[int]) -> list[bytes]:
-    """Return the bytes under the CRCs of records with a payload and a time only.
-
-    Raises:
-        InvalidRecordError: a time is not above 0.
-    """
-    _check_timestamps(timestamps)
-    front = PLAIN_BODY.pack
-    return [
-        b"%b%b\0" % (front(0, timestamp, -1, len(payload)), payload)
-        for payload, timestamp in zip(payloads, timestamps, strict=True)
-    ]
-
-
 def headers_position(data: Buffer, position: int) -> int:
     """Return the position of the number of headers of the good record at `position`."""
     (key_length,) = INT32.unpack_from(data, position + HEAD_BYTES + 9)
     position += HEAD_BYTES + BODY.size + max(key_length, 0)
     (payload_length,) = INT32.unpack_from(data, position)
     return position + 4 + int(payload_length)
-
-
-def public_headers(headers: Iterable[tuple[bytes, bytes | None]]) -> Headers:
-    """Return the headers without the bus's own."""
-    return tuple([pair for pair in headers if not pair[0].startswith(RESERVED_HEADER_PREFIX)])
 
 
 def read_producer(data: bytes, position: int) -> tuple[int, int, int] | None:

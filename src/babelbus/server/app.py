@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,6 +33,7 @@ from babelbus.errors import BabelbusError
 from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
+from babelbus.listening.sockets import open_sockets
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
@@ -38,12 +43,15 @@ from babelbus.server.access import CLIENTS_ORIGIN, AccessLists, source_of
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
+from babelbus.server.notify import READY, Supervisor
 from babelbus.storage.contract import Fit, PartitionLog, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
-from babelbus.web.admin import AdminServer
 from babelbus.web.token import ensure_token
+
+if TYPE_CHECKING:
+    from babelbus.web.admin import AdminServer
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +90,8 @@ class Server:
         """Whether the administration endpoint speaks TLS."""
         self._lock: File | None = None
         self._admin: AdminServer | None = None
+        self._admin_sockets: list[socket.socket] = []
+        self._admin_opening: asyncio.Task[None] | None = None
         self._certificates = Certificates(config.tls)
         self.quotas = Quotas(config.quotas, self.clock, self.metrics)
         self._cleaner: asyncio.Task[None] | None = None
@@ -334,22 +344,59 @@ class Server:
                 await service.start()
                 self.addresses |= service.addresses
         if self.config.admin.enabled:
-            admin_tls = self._certificates.make_tls("admin", self.config.admin.tls)
-            self.admin_tls = admin_tls is not None
-            self._admin = AdminServer(
-                self,
-                self.metrics,
-                read_value=read_value,
-                token=ensure_token(self.folder),
-                settings=self.config.admin,
-                guard=context.browsers.guard("admin", self.metrics, host=self.config.admin.host, is_tls=self.admin_tls),
-                crowd=context.crowd,
-                tls=admin_tls,
-                proofs=self.proofs,
-            )
-            await self._admin.start()
-            self.addresses["admin"] = "{}:{}".format(*self._admin.address)
-            log.info("admin listens on %s", self.addresses["admin"])
+            await self._listen_for_admin(context)
+
+    async def _listen_for_admin(self, context: ServiceContext) -> None:
+        """Open the address of the administration endpoint; the first connection there loads the endpoint."""
+        settings = self.config.admin
+        tls = self._certificates.make_tls("admin", settings.tls)
+        self.admin_tls = tls is not None
+        parts = {
+            "read_value": read_value,
+            "token": ensure_token(self.folder),
+            "settings": settings,
+            "guard": context.browsers.guard("admin", self.metrics, host=settings.host, is_tls=self.admin_tls),
+            "crowd": context.crowd,
+            "tls": tls,
+            "proofs": self.proofs,
+        }
+        loop = asyncio.get_running_loop()
+        self._admin_sockets = await open_sockets(settings.host, settings.port)
+        for one in self._admin_sockets:
+            loop.add_reader(one, self._begin_admin, parts)
+        self.addresses["admin"] = "{}:{}".format(*self._admin_sockets[0].getsockname()[:2])
+        log.info("admin listens on %s", self.addresses["admin"])
+
+    def _begin_admin(self, parts: dict[str, Any]) -> None:
+        self._leave_admin_sockets()
+        loop = asyncio.get_running_loop()
+        self._admin_opening = loop.create_task(self._open_admin(parts))
+        self._admin_opening.add_done_callback(_note_unopened_admin)
+
+    async def _open_admin(self, parts: dict[str, Any]) -> None:
+        # The library of the endpoint takes a quarter of a start, and nobody needs it before somebody asks. The thread
+        # is one of its own: those of the loop may all wait for a disk that hangs, which /health is asked about.
+        with ThreadPoolExecutor(1) as pool:
+            run = asyncio.get_running_loop().run_in_executor
+            module = await run(pool, importlib.import_module, "babelbus.web.admin")
+        admin: AdminServer = module.AdminServer(self, self.metrics, **parts)
+        await admin.start(self._admin_sockets)
+        self._admin = admin
+
+    def _leave_admin_sockets(self) -> None:
+        for one in self._admin_sockets:
+            asyncio.get_running_loop().remove_reader(one)
+
+    async def _stop_admin(self) -> None:
+        if self._admin_opening is None:
+            self._leave_admin_sockets()
+        else:
+            await asyncio.wait([self._admin_opening])
+        if self._admin is not None:
+            await self._admin.stop()
+        for one in self._admin_sockets:
+            one.close()
+        self._admin_sockets = []
 
     async def reload(self) -> None:
         """Read the lists of clients and topics and the certificates again.
@@ -412,8 +459,7 @@ class Server:
             await self.broker.close()
         for service in services:
             service.abort()
-        if self._admin is not None:
-            await self._admin.stop()
+        await self._stop_admin()
         self.proofs.close()
         if self._lock is not None:
             self._lock.close()
@@ -441,6 +487,11 @@ def _note_unwritten_list(written: Promise) -> None:
         log.error("the list of topics could not be written; the topics themselves are safe: %s", written.error)
 
 
+def _note_unopened_admin(opening: "asyncio.Task[None]") -> None:
+    if not opening.cancelled() and opening.exception() is not None:
+        log.error("the administration endpoint could not be opened", exc_info=opening.exception())
+
+
 def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
     """Open the database, and finish the removals that a crash cut short; loading SQLAlchemy takes half a second."""
     from babelbus.storage.sql import DatabaseStore
@@ -452,17 +503,20 @@ def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
 
 
 async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
-    server = Server(config)
+    server, supervisor = Server(config), Supervisor(os.environ)
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
 
     async def reload() -> None:
+        supervisor.send_reloading()
         try:
             await server.reload()
         except (BabelbusError, OSError) as error:
             log.error("reload: %s", error)
+        finally:
+            supervisor.send(READY)
 
     reloads: set[asyncio.Task[None]] = set()
 
@@ -474,8 +528,11 @@ async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
     loop.add_signal_handler(signal.SIGHUP, begin_reload)
     await server.start()
     ready(server)
+    supervisor.send(READY)
+    supervisor.watch()
     await asked.wait()
     log.info("stopping")
+    supervisor.stop()
     await server.stop()
     log.info("stopped")
 

@@ -7,7 +7,8 @@ rights allow. A web page of somebody else cannot set that header without our con
 """
 
 import asyncio
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -132,7 +133,7 @@ class AdminServer:
         )
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
 
         def editor_of(principal: Identity) -> StateEditor:
             state, history = broker.state_for(principal), broker.history_for(principal)
@@ -154,16 +155,12 @@ class AdminServer:
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens: host and port, the one that the system chose if 0 was asked for."""
-        assert self._listener is not None, "not started"
-        host, port = self._listener.sockets[0].getsockname()[:2]
+        assert self._listeners, "not started"
+        host, port = self._listeners[0].sockets[0].getsockname()[:2]
         return host, port
 
-    async def start(self) -> None:
-        """Start to listen.
-
-        Raises:
-            OSError: another process uses the address, or this machine does not have it.
-        """
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Start to serve the connections of listening sockets."""
         runner = web.AppRunner(
             self._application(),
             access_log=None,
@@ -173,20 +170,16 @@ class AdminServer:
         )
         await runner.setup()
         assert runner.server is not None
-        try:
-            self._listener = await self._limits.listen(runner.server, self._settings.host, self._settings.port)
-        except OSError:
-            await runner.cleanup()
-            raise
         self._runner = runner
+        self._listeners = await self._limits.listen(runner.server, sockets)
 
     async def stop(self) -> None:
         """Close the listener, and the connections once their requests are answered, or after two seconds."""
         self._live.close()
         self._requests.close()
         self._limits.close()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

@@ -6,6 +6,8 @@ descriptors of the server.
 
 import asyncio
 import logging
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -50,12 +52,8 @@ class ConnectionLimits:
             is_admin=True,
         )
 
-    async def listen(self, server: web.Server, host: str, port: int) -> asyncio.Server:
-        """Open a TCP listener whose admitted connections go to the server.
-
-        Raises:
-            OSError: another process uses the address, or this machine does not have it.
-        """
+    async def listen(self, server: web.Server, sockets: Sequence[socket.socket]) -> list[asyncio.Server]:
+        """Handle the connections of listening sockets: admitted connections go to the server."""
         self._metrics.connections.labels(NAME).set_function(lambda: len(server.connections))
         tls = self._tls
 
@@ -63,7 +61,8 @@ class ConnectionLimits:
             guest = _Guest(self, server)
             return guest if tls is None else Arrival(self.door, tls, guest)
 
-        return await asyncio.get_running_loop().create_server(connect, host, port)
+        loop = asyncio.get_running_loop()
+        return [await loop.create_server(connect, sock=one) for one in sockets]
 
     def begin(self, guest: "_Guest") -> None:
         """Count a connection that was let in; its first request is awaited from now on."""

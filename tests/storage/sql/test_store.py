@@ -405,7 +405,8 @@ def test_a_full_disk_refuses_a_batch_as_a_whole_and_goes_on_when_there_is_room(p
 
 
 def test_a_full_postgresql_is_told_as_a_full_disk(place: Place) -> None:
-    with pytest.raises(DiskFullError, match="no space left"), place.store._database._translated("write"):
+    store = DatabaseStore("postgresql://user@nowhere/bus", place.files, place.clock)
+    with pytest.raises(DiskFullError, match="no space left"), store._database._translated("write"):
         raise psycopg.errors.DiskFull("could not extend file: no space left on device")
 
 

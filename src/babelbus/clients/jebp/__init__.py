@@ -35,8 +35,7 @@ from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.protocols.jebp.identity import Identity, IdentityError
 from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions
-from babelbus.records.columns import Columns
-from babelbus.records.format import CorruptRecordError, InvalidRecordError
+from babelbus.records.plain import CorruptRecordError, InvalidRecordError
 from babelbus.records.record import Headers, Record
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "ClientError",
-    "Columns",
     "ConflictError",
     "ConnectionLostError",
     "CorruptRecordError",

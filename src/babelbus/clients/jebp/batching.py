@@ -9,13 +9,14 @@ import msgspec
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.clock import Clock
 from babelbus.errors import BabelbusError, LocalProtocolError
-from babelbus.records.format import (
+from babelbus.records.plain import (
     HEADERS_MAX,
     RECORD_BYTES_MIN,
     RESERVED_HEADER_PREFIX,
     InvalidRecordError,
-    encode_batch,
-    encode_payloads,
+    encode_records,
+    join_bodies,
+    payload_bodies,
 )
 from babelbus.records.record import Headers, Record, RecordBatch
 
@@ -96,7 +97,7 @@ class Batcher:
         if batch is None:
             return
         try:
-            done = self._producer.submit(topic, partition, encode_batch(batch.records).data, len(batch.records))
+            done = self._producer.submit(topic, partition, encode_records(batch.records).data, len(batch.records))
         except BabelbusError as error:
             self._error = self._error or error
             return
@@ -228,13 +229,13 @@ def encode(part: Sequence[bytes] | Sequence[Record], timestamps: list[int] | Non
         for record in records:
             if record.headers:
                 check_headers(record.headers)
-        return encode_batch(records)
+        return encode_records(records)
     payloads: Sequence[bytes] = part  # type: ignore[assignment]  # the same
     if timestamps is None:
         timestamps = [now_ms] * len(payloads)
     elif 0 in timestamps:
         timestamps = [at or now_ms for at in timestamps]
-    return encode_payloads(payloads, timestamps)
+    return join_bodies(payload_bodies(payloads, timestamps), timestamps, 0)
 
 
 def record_bytes(payload: bytes | None, key: bytes | None, headers: Headers) -> int:

@@ -13,7 +13,7 @@ from babelbus.clients.jebp.transactions import PartWriter, Transaction
 from babelbus.clients.portal import Portal, Twin, blocking, building, streaming
 from babelbus.errors import BabelbusError
 from babelbus.protocols.jebp.messages import ANY_PARTITION, PartRecords
-from babelbus.records.format import InvalidRecordError
+from babelbus.records.plain import InvalidRecordError
 from babelbus.records.record import Headers, Record
 
 _Sent = tuple[str, bytes | None, bytes | None, Headers, int, int]

@@ -10,7 +10,7 @@ Following reads its partition by number, which is an extension of ours.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import msgspec
 
@@ -49,10 +49,18 @@ from babelbus.protocols.jebp.partition_codec import (
     decode_positions,
 )
 from babelbus.protocols.jebp.status import is_success
-from babelbus.records.columns import I64, Columns, decode_columns, find_positions, iterate, verify
-from babelbus.records.fields import offset_of
-from babelbus.records.format import INT64_MAX, CorruptRecordError
+from babelbus.records.plain import (
+    INT64_MAX,
+    CorruptRecordError,
+    decode_records,
+    offset_of,
+    verify_records,
+    walk,
+)
 from babelbus.records.record import Record
+
+if TYPE_CHECKING:
+    from babelbus.records.columns import Columns
 
 BYTES_MAX_MAX = FRAME_BYTES_MAX - 18
 """Most that fits into the answer to one fetch."""
@@ -88,29 +96,30 @@ class FollowOptions(TypedDict, total=False):
 class FetchedBatch:
     """Stored records of one partition, whole and in order. `data` is as the server sent it, not checked yet."""
 
-    __slots__ = ("_end", "_positions", "data", "partition", "topic")
+    __slots__ = ("_positions", "data", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, data: bytes | memoryview) -> None:
         self.topic = topic
         self.partition = partition
         self.data = data
-        self._positions: I64 | None = None
-        self._end = 0
+        self._positions: list[int] = []
+        """Where each record begins, and where the last one ends."""
 
-    def _find(self) -> I64:
-        if self._positions is None:
-            self._positions, self._end = find_positions(self.data, 0, len(self.data))
-            if self._end != len(self.data) or not len(self._positions):
-                raise CorruptRecordError(self._end, "the batch ends inside a record")
+    def _find(self) -> list[int]:
+        if not self._positions:
+            positions = walk(self.data)
+            if positions[-1] != len(self.data) or len(positions) == 1:
+                raise CorruptRecordError(positions[-1], "the batch ends inside a record")
+            self._positions = positions
         return self._positions
 
     def __len__(self) -> int:
-        return len(self._find())
+        return len(self._find()) - 1
 
     @property
     def base_offset(self) -> int:
         """The offset of the first record."""
-        return offset_of(self.data, int(self._find()[0]))
+        return offset_of(self.data, self._find()[0])
 
     @property
     def next_offset(self) -> int:
@@ -119,7 +128,7 @@ class FetchedBatch:
         Raises:
             CorruptRecordError: the batch is not made of whole records.
         """
-        return offset_of(self.data, int(self._find()[-1])) + 1
+        return offset_of(self.data, self._find()[-2]) + 1
 
     def verify(self) -> None:
         """Check the CRC of every record and decode none: for callers that forward the bytes.
@@ -127,26 +136,27 @@ class FetchedBatch:
         Raises:
             CorruptRecordError: a record is not the one that was written.
         """
-        verify(self.data, self._find(), self._end)
+        verify_records(self.data, self._find())
 
-    def columns(self) -> Columns:
-        """Return the records as numpy columns, every CRC checked.
+    def columns(self) -> "Columns":
+        """Return the records as numpy columns, every CRC checked; this needs numpy, which the client alone does not.
 
         Raises:
             CorruptRecordError: a record is not the one that was written.
         """
-        self.verify()
-        return decode_columns(self.data, self._find())
+        from babelbus.records.columns import decode_chunk
+
+        return decode_chunk(self.data)
 
     def records(self) -> Iterator[Record]:
-        """Yield the records, every CRC checked before the first; about 1 us each.
+        """Yield the records, every CRC checked before the first; 0.6 us each, 1.8 us with two headers.
 
         Raises:
             CorruptRecordError: a record is not the one that was written.
         """
         if not isinstance(self.data, bytes):
             self.data = bytes(self.data)  # of which payloads are cut faster
-        yield from iterate(self.columns())
+        yield from decode_records(self.data)
 
 
 class Fetched(msgspec.Struct, frozen=True):

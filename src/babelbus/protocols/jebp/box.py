@@ -10,16 +10,17 @@ bytes of the specification against it, so that a PyNaCl that changes there is se
 """
 
 import operator
+import sys
 import threading
+from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
 from typing import Any, Final
 
 import nacl
 import nacl.bindings
 import nacl.exceptions
-import numpy as np
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX, encode_length
@@ -93,6 +94,14 @@ def check_nonces(first: bytes, second: bytes) -> None:
         raise RemoteProtocolError("the start nonces are less than 2^64 apart")
 
 
+def _little(words: Iterable[int]) -> "array[int]":
+    """Return 64-bit words whose bytes are in the order of nonces."""
+    packed = array("Q", words)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed
+
+
 class _Scratch(threading.local):
     """Memory and ready-made pointers into it, one set per thread.
 
@@ -106,17 +115,21 @@ class _Scratch(threading.local):
         self.slots = [self.memory + at for at in range(0, _SCRATCH_BYTES, _SLOT_BYTES)]
         self._nonce_memory = _ffi.new("unsigned char[]", NONCE_BYTES * _BATCH_MAX)
         self.nonces = [self._nonce_memory + NONCE_BYTES * i for i in range(_BATCH_MAX)]
-        words = np.frombuffer(_ffi.buffer(self._nonce_memory), dtype="<u8").reshape(_BATCH_MAX, 3)
-        self._low, self._high = words[:, 0], words[:, 1:]
-        self._steps = np.arange(_BATCH_MAX, dtype="<u8")
+        self._words = memoryview(_ffi.buffer(self._nonce_memory)).cast("Q")
+        self._high = 0
+        """The words behind the first one of each nonce, as they are now."""
 
     def count(self, nonce: int, count: int) -> Any:
         """Return `count` nonces from `nonce` on, as an iterable of things to pass to libsodium."""
         low, high = nonce % _LOW, nonce // _LOW
         if count < 4 or low + count > _LOW:  # few, or a carry into the high part
             return [((nonce + i) % _NONCES).to_bytes(NONCE_BYTES, "little") for i in range(count)]
-        np.add(self._steps[:count], np.uint64(low), out=self._low[:count])
-        self._high[:count] = np.frombuffer(high.to_bytes(16, "little"), dtype="<u8")
+        words = self._words
+        words[: 3 * count : 3] = _little(range(low, low + count))
+        if high != self._high:
+            words[1::3] = _little(repeat(high % _LOW, _BATCH_MAX))
+            words[2::3] = _little(repeat(high // _LOW, _BATCH_MAX))
+            self._high = high
         return self.nonces
 
 

@@ -6,7 +6,7 @@ as events for topics and for the clients of other protocols, and hands theirs ba
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from babelbus.config import SbusSettings
 from babelbus.core.access import Identity
@@ -15,13 +15,15 @@ from babelbus.core.publish import Publication, Publish
 from babelbus.core.receipt import DONE, Promise, Receipt
 from babelbus.core.record import Event
 from babelbus.core.router import Route, Router, Subscription
-from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.sbus.codec import MSG
 from babelbus.protocols.sbus.credentials import SECRET, Credentials, secret_fields
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.protocols.sbus.patterns import key_of, subject_of
 from babelbus.protocols.sbus.ports import Port
 from babelbus.wire.packets import Packets
+
+if TYPE_CHECKING:
+    from babelbus.metrics import Metrics, Traffic
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class Hub:
     def __init__(
         self,
         router: Router,
-        metrics: Metrics,
+        metrics: "Metrics",
         settings: SbusSettings,
         *,
         publish: Publish | None = None,

@@ -4,15 +4,16 @@ import hashlib
 import hmac
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from babelbus.core.state import covers
-from babelbus.identities import jwts
 from babelbus.identities.errors import InvalidProofError, MisfitProofError
-from babelbus.identities.jwts import SECRET_BYTES_MIN, Keys, OneKey, public_key, secret_key
 from babelbus.protocols.worterbuch.errors import MisfitTokenError, UnauthorizedError
+
+if TYPE_CHECKING:
+    from babelbus.identities.jwts import Keys
 
 Privilege = Literal["read", "write", "delete"]
 
@@ -73,8 +74,10 @@ class Verifier:
     """
 
     def __init__(
-        self, keys: str | Keys, *, issuer: str | None = None, audience: str | None = None, claim: str = "sub"
+        self, keys: "str | Keys", *, issuer: str | None = None, audience: str | None = None, claim: str = "sub"
     ) -> None:
+        from babelbus.identities import jwts  # loads the cryptography of public keys, which few servers need
+
         self.takes_secret = False
         """Whether tokens are signed with a secret that clients of servers 0.42 prove by its hash."""
         self.guessable = False
@@ -82,8 +85,8 @@ class Verifier:
         if isinstance(keys, str):
             is_public = "-----BEGIN" in keys
             self.takes_secret = not is_public
-            self.guessable = not is_public and len(keys.encode()) < SECRET_BYTES_MIN
-            keys = OneKey(public_key(keys) if is_public else secret_key(keys, short=True))
+            self.guessable = not is_public and len(keys.encode()) < jwts.SECRET_BYTES_MIN
+            keys = jwts.OneKey(jwts.public_key(keys) if is_public else jwts.secret_key(keys, short=True))
         name = msgspec.defstruct("Name", [("principal", str)], rename={"principal": claim})
         self._decode_name: Callable[[bytes], Any] = msgspec.json.Decoder(name).decode
         self._tokens = jwts.Verifier(keys, issuer=issuer, audience=audience)

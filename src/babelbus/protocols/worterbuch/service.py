@@ -4,13 +4,12 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from babelbus.config import WorterbuchSettings
 from babelbus.errors import ConfigError
 from babelbus.identities.errors import KeyFileError
-from babelbus.identities.jwts import SECRET_BYTES_MIN
 from babelbus.identities.key_files import read_key_file
-from babelbus.identities.key_sets import KeySet
 from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
@@ -24,6 +23,9 @@ from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES, Endpoint
 from babelbus.wire.cors import Cors
 from babelbus.wire.http import Files
+
+if TYPE_CHECKING:
+    from babelbus.identities.key_sets import KeySet
 
 log = logging.getLogger(__name__)
 
@@ -198,20 +200,24 @@ def _read_key(path: str | None) -> str | None:
         raise ConfigError(f"worterbuch.auth_key_file: {error}") from error
 
 
-def _key_set(settings: WorterbuchSettings, context: ServiceContext) -> KeySet | None:
+def _key_set(settings: WorterbuchSettings, context: ServiceContext) -> "KeySet | None":
     if settings.auth_key_set is None:
         return None
     if settings.auth_key_file is not None:
         raise ConfigError("worterbuch.auth_key_set and worterbuch.auth_key_file exclude each other")
+    from babelbus.identities.key_sets import KeySet
+
     try:
         return KeySet(settings.auth_key_set, context.clock, context.metrics)
     except ConfigError as error:
         raise ConfigError(f"worterbuch.auth_key_set: {error}") from error
 
 
-def _make_verifier(keys: str | KeySet, settings: WorterbuchSettings) -> Verifier:
+def _make_verifier(keys: "str | KeySet", settings: WorterbuchSettings) -> Verifier:
     verifier = Verifier(keys, issuer=settings.auth_issuer, audience=settings.auth_audience, claim=settings.auth_claim)
     if verifier.guessable:
+        from babelbus.identities.jwts import SECRET_BYTES_MIN
+
         log.warning(
             "the secret in worterbuch.auth_key_file is shorter than %d bytes and could be guessed: replace it, as with "
             "'openssl rand -base64 32'",

@@ -6,13 +6,11 @@ flusher's thread and holds up no writer. `sqlite` and `postgresql` implement bot
 """
 
 import logging
-import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psycopg
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -22,9 +20,7 @@ from babelbus.storage.sql.ends import Ends
 
 log = logging.getLogger(__name__)
 
-DRIVER_ERRORS = (sqlite3.Error, psycopg.Error)
 SECRET_OPTIONS = ("password", "sslpassword", "passfile", "sslkey")
-DISK_FULL_STATE = "53100"
 
 
 class Database(ABC):
@@ -52,6 +48,19 @@ class Database(ABC):
         self._durable_commits = -1
 
     # -- what SQLite and PostgreSQL do in their own ways -------------------------------------------------------------
+
+    driver_error: type[Exception]
+    """The class of all errors of the driver."""
+
+    @staticmethod
+    @abstractmethod
+    def _is_full(error: BaseException) -> bool:
+        """Return whether the driver's error says that the disk is full."""
+
+    @staticmethod
+    @abstractmethod
+    def _is_conflict(error: BaseException) -> bool:
+        """Return whether a record of this offset is there already: a commit that was in doubt did happen."""
 
     @abstractmethod
     def _make_engine(self) -> Engine:
@@ -114,8 +123,8 @@ class Database(ABC):
                 try:
                     with self._writer.begin():
                         yield self._writer
-                except (SQLAlchemyError, *DRIVER_ERRORS) as error:
-                    if self._is_lost(self._writer) or _is_conflict(error):
+                except (SQLAlchemyError, self.driver_error) as error:
+                    if self._is_lost(self._writer) or self._is_conflict(_cause(error)):
                         self._fail()
                     raise
             self._commits += 1
@@ -155,7 +164,7 @@ class Database(ABC):
             with self._translated("flush"):
                 try:
                     self._flush()
-                except (OSError, SQLAlchemyError, *DRIVER_ERRORS):
+                except (OSError, SQLAlchemyError, self.driver_error):
                     self._fail()
                     raise
             self._durable_commits = target
@@ -184,7 +193,7 @@ class Database(ABC):
             self._closed = True
             try:
                 self._leave()
-            except (SQLAlchemyError, *DRIVER_ERRORS) as error:
+            except (SQLAlchemyError, self.driver_error) as error:
                 log.warning("closing %s: %s", self.name, self._text(error))
             self._engine.dispose()
 
@@ -201,9 +210,9 @@ class Database(ABC):
         """Raise errors of ours for those of the drivers, without statements, values and secrets."""
         try:
             yield
-        except (SQLAlchemyError, *DRIVER_ERRORS) as error:
+        except (SQLAlchemyError, self.driver_error) as error:
             text = f"{doing} of {self.name}: {self._text(error)}"
-            raise (DiskFullError(text) if _is_full(_cause(error)) else DiskError(text)) from None
+            raise (DiskFullError(text) if self._is_full(_cause(error)) else DiskError(text)) from None
         except OSError as error:
             raise disk_error(error, f"{doing} of {self.name}") from error
 
@@ -217,14 +226,3 @@ class Database(ABC):
 def _cause(error: BaseException) -> BaseException:
     """Return the driver's error behind one of SQLAlchemy's."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-
-
-def _is_full(error: BaseException) -> bool:
-    if isinstance(error, psycopg.Error):
-        return error.sqlstate == DISK_FULL_STATE
-    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-
-
-def _is_conflict(error: BaseException) -> bool:
-    """Return whether a record of this offset is there already: a commit that was in doubt did happen."""
-    return isinstance(_cause(error), psycopg.errors.UniqueViolation | sqlite3.IntegrityError)

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 5
 LOCK_SECONDS = 2
 """How long a start waits for the owner: a server that has just stopped may not be gone yet."""
+DISK_FULL_STATE = "53100"
 LOCK_KEY = 1_650_549_365
 """First half of the key of the advisory lock; the second is the schema."""
 
@@ -39,6 +40,16 @@ class _BinaryCursor(psycopg.Cursor[Any]):
 
 class PostgresqlDatabase(Database):
     """A schema of a PostgreSQL database, owned by one server through an advisory lock of the writer's session."""
+
+    driver_error = psycopg.Error
+
+    @staticmethod
+    def _is_full(error: BaseException) -> bool:
+        return isinstance(error, psycopg.Error) and error.sqlstate == DISK_FULL_STATE
+
+    @staticmethod
+    def _is_conflict(error: BaseException) -> bool:
+        return isinstance(error, psycopg.errors.UniqueViolation)
 
     def __init__(self, url: URL, name: str, clock: Clock) -> None:
         self._syncer: Connection | None = None

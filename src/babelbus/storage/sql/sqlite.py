@@ -35,6 +35,16 @@ WAL_PAGES_MAX = 64 * 2**20 // PAGE_BYTES
 class SqliteDatabase(Database):
     """A file of SQLite, owned by one server through a lock file beside it; other programs may read it meanwhile."""
 
+    driver_error = sqlite3.Error
+
+    @staticmethod
+    def _is_full(error: BaseException) -> bool:
+        return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+    @staticmethod
+    def _is_conflict(error: BaseException) -> bool:
+        return isinstance(error, sqlite3.IntegrityError)
+
     def __init__(self, url: URL, name: str, files: FileSystem, clock: Clock) -> None:
         self._files = files
         self._clock = clock

@@ -6,7 +6,7 @@ Several topics share a database; one server owns it. `tables` is the schema, `da
 
 import secrets
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Select, delete, func, insert, make_url, select, update
 from sqlalchemy.exc import ArgumentError
@@ -16,11 +16,13 @@ from babelbus.errors import StorageError
 from babelbus.storage.contract import Fit, LogSettings
 from babelbus.storage.files import FileSystem
 from babelbus.storage.sql.database import Database
-from babelbus.storage.sql.postgresql import PostgresqlDatabase
 from babelbus.storage.sql.queue import QUEUE_BYTES_MAX, QueuedLog, Room
 from babelbus.storage.sql.sqlite import SqliteDatabase
 from babelbus.storage.sql.tables import batches, partitions, producers, topics
 from babelbus.storage.sql.upgrade import prepare
+
+if TYPE_CHECKING:
+    from babelbus.storage.sql.postgresql import PostgresqlDatabase
 
 GRAVE_PREFIX = "removed-"
 ERASED_TOGETHER = 50
@@ -179,5 +181,15 @@ def choose_database(url: str, files: FileSystem, clock: Clock) -> Database:
     if kind in ("postgresql", "postgres"):
         host = parsed.host or ""
         name = f"postgresql://{host}{f':{parsed.port}' if parsed.port else ''}/{parsed.database or ''}"
-        return PostgresqlDatabase(parsed.set(drivername="postgresql+psycopg"), name, clock)
+        return _postgresql_database()(parsed.set(drivername="postgresql+psycopg"), name, clock)
     raise DatabaseUrlError(f"there is no database {kind!r}; examples: {EXAMPLES}")
+
+
+def _postgresql_database() -> "type[PostgresqlDatabase]":
+    try:
+        from babelbus.storage.sql.postgresql import PostgresqlDatabase
+    except ModuleNotFoundError as error:
+        raise DatabaseUrlError(
+            f"PostgreSQL needs the package {error.name}, which is not installed: pip install 'babelbus[postgres]'"
+        ) from error
+    return PostgresqlDatabase

@@ -9,13 +9,13 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from babelbus.config import SbusSettings
 from babelbus.core.access import Identity
 from babelbus.core.flow_policy import NOTHING, Bound, Flow
 from babelbus.descriptors import is_reserved
 from babelbus.errors import RemoteProtocolError
-from babelbus.metrics import Metrics
 from babelbus.protocols.sbus.credentials import Credentials
 from babelbus.protocols.sbus.hub import PROTOCOL, Hub
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
@@ -25,6 +25,9 @@ from babelbus.protocols.sbus.packets.mmsg import BATCH, Exchange
 from babelbus.protocols.sbus.ports import Port
 from babelbus.protocols.sbus.session import Session
 from babelbus.wire.packets import Packets
+
+if TYPE_CHECKING:
+    from babelbus.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ class PacketServer:
     def __init__(
         self,
         hub: Hub,
-        metrics: Metrics,
+        metrics: "Metrics",
         settings: SbusSettings,
         on_login: Callable[[Identity], None] = lambda principal: None,
     ) -> None:
