@@ -10,14 +10,20 @@ null and its length 0, so that a reader that does not know the bit sees an empty
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from babelbus.errors import StorageError
-from babelbus.records.record import Headers, Positions, Record, RecordBatch
+from babelbus.records.errors import CorruptRecordError as CorruptRecordError
+from babelbus.records.errors import InvalidRecordError as InvalidRecordError
+from babelbus.records.plain import RESERVED_HEADER_PREFIX as RESERVED_HEADER_PREFIX
+from babelbus.records.plain import TOMBSTONE as TOMBSTONE
+from babelbus.records.plain import decode_headers as decode_headers
+from babelbus.records.plain import encode_headers as encode_headers
+from babelbus.records.plain import public_headers as public_headers
+from babelbus.records.record import Positions, Record, RecordBatch
 
 Buffer = bytes | bytearray | memoryview
 
@@ -49,7 +55,6 @@ CUT_RECORDS = 1024
 INT32 = struct.Struct(">i")
 INT64 = struct.Struct(">q")
 HEADERS_MAX = 127
-TOMBSTONE = 0x08
 ATTRIBUTES_KNOWN = 0x0F
 INT64_MAX = 2**63 - 1
 PRODUCER_HEADER = b"$batch"
@@ -57,32 +62,9 @@ PRODUCER_HEADER = b"$batch"
 PRODUCER = struct.Struct(">qqi")
 PRODUCER_FIELD = INT32.pack(len(PRODUCER_HEADER)) + PRODUCER_HEADER + INT32.pack(PRODUCER.size)
 """The name of the header and the size of its value, as in a record."""
-RESERVED_HEADER_PREFIX = b"$"
 
 
 CRC_IS_WRONG = "its CRC is wrong"
-
-
-class InvalidRecordError(StorageError):
-    """A record cannot be stored: too many headers, a negative time, a part that is too long."""
-
-    retriable = False
-
-
-class CorruptRecordError(StorageError):
-    """Stored bytes are not the record that was written; the record is never served.
-
-    `position` counts from the beginning of the bytes (or of the file `path`, when it is known).
-    """
-
-    retriable = False
-
-    def __init__(self, position: int, reason: str, *, path: str = "", offset: int = -1) -> None:
-        where = f"{path or 'records'}: bad record at byte {position}"
-        if offset >= 0:
-            where += f" (offset {offset})"
-        super().__init__(f"{where}: {reason}")
-        self.position, self.reason, self.path, self.offset = position, reason, path, offset
 
 
 def encode_batch(records: Sequence[Record], base_offset: int = 0) -> RecordBatch:
@@ -267,39 +249,6 @@ def _check_timestamps(timestamps: Sequence[int]) -> None:
     """
     if min(timestamps) <= 0 or max(timestamps) > INT64_MAX:
         raise InvalidRecordError("a record's time is milliseconds since the epoch and above 0")
-
-
-def encode_headers(headers: Headers) -> bytes:
-    """Return the number of headers and the headers, as at the end of a record.
-
-    Raises:
-        InvalidRecordError: there are more than `HEADERS_MAX`.
-    """
-    pack = INT32.pack
-    if len(headers) > HEADERS_MAX:
-        raise InvalidRecordError(f"a record has {len(headers)} headers, the most are {HEADERS_MAX}")
-    parts = [len(headers).to_bytes(1, "big")]
-    for key, value in headers:
-        parts += (pack(len(key)), key, pack(-1 if value is None else len(value)), value or b"")
-    return b"".join(parts)
-
-
-def decode_headers(data: Buffer, start: int, count: int) -> Headers:
-    """Return `count` headers from byte `start` on; the bytes are part of a verified record."""
-    unpack = INT32.unpack_from
-    headers: list[tuple[bytes, bytes | None]] = []
-    for _ in range(count):
-        (size,) = unpack(data, start)
-        key = bytes(data[start + 4 : start + 4 + size])
-        start += 4 + size
-        (size,) = unpack(data, start)
-        start += 4
-        if size < 0:
-            headers.append((key, None))
-        else:
-            headers.append((key, bytes(data[start : start + size])))
-            start += size
-    return tuple(headers)
 
 
 def record_error(data: Buffer, position: int, end: int) -> str | None:
@@ -506,11 +455,6 @@ def headers_position(data: Buffer, position: int) -> int:
     position += HEAD_BYTES + BODY.size + max(key_length, 0)
     (payload_length,) = INT32.unpack_from(data, position)
     return position + 4 + int(payload_length)
-
-
-def public_headers(headers: Iterable[tuple[bytes, bytes | None]]) -> Headers:
-    """Return the headers without the bus's own."""
-    return tuple([pair for pair in headers if not pair[0].startswith(RESERVED_HEADER_PREFIX)])
 
 
 def read_producer(data: bytes, position: int) -> tuple[int, int, int] | None:

@@ -1,13 +1,17 @@
 """A record, and a batch of records in the stored form."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Headers = tuple[tuple[bytes, bytes | None], ...]
-Positions = Sequence[int] | npt.NDArray[np.int64]
+# As text: who only passes records on, as the client does, needs no numpy.
+Positions: TypeAlias = "Sequence[int] | npt.NDArray[np.int64]"
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
