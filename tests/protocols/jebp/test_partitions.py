@@ -191,7 +191,9 @@ def test_the_answers_have_these_bytes_and_are_read_back() -> None:
 def test_the_bytes_of_the_documentation_are_those() -> None:
     page = (Path(__file__).parents[3] / "docs" / "protocols" / "jebp.md").read_text()
     rows = [
-        line.split("|")[1] for line in page.partition("commands 24, 25 and 26)\n")[2].splitlines() if line[:3] == "| `"
+        line.split("|")[1]
+        for line in page.partition("commands 24, 25 and 26)\n")[2].partition("\n## ")[0].splitlines()
+        if line[:3] == "| `"
     ]
     positions, told, fetch, fetched, bounds, move = [
         bytes.fromhex("".join(re.findall("`([0-9a-f ]+)`", row))) for row in rows[-6:]
