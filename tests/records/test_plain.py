@@ -9,6 +9,7 @@ from babelbus.records.format import encode_batch
 from babelbus.records.plain import (
     HEADERS_MAX,
     CorruptRecordError,
+    decode_each,
     decode_records,
     encode_records,
     join_bodies,
@@ -87,3 +88,12 @@ def test_verify_names_the_record_that_is_damaged() -> None:
     with pytest.raises(CorruptRecordError) as raised:
         verify_records(data, walk(data))
     assert raised.value.position == len(data) // 2
+
+
+def test_an_owner_is_told_the_number_of_each_record() -> None:
+    data = bytes(encode_records([KEYED_RECORD, PLAIN_RECORD]).data)
+    made = decode_each(data, lambda *fields: fields, "owner")
+    assert [(fields[0], *fields[5:]) for fields in made] == [
+        (KEYED_RECORD.payload, 0, "owner", 0),
+        (PLAIN_RECORD.payload, 1, "owner", 1),
+    ]

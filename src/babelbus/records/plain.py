@@ -12,13 +12,15 @@ This is all that a client needs. `format` has the batches of servers, which nump
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from babelbus.errors import StorageError
 from babelbus.records.record import Headers, Positions, Record, RecordBatch
 
 Buffer = bytes | bytearray | memoryview
+M = TypeVar("M")
 
 HEAD = struct.Struct(">qiI")
 """Offset, length, CRC: the 16 bytes in front of what the CRC covers."""
@@ -163,8 +165,19 @@ def decode_records(data: bytes) -> list[Record]:
     Raises:
         CorruptRecordError: a record is not the one that was written, or the chunk ends inside a record.
     """
-    records: list[Record] = []
-    append, make = records.append, Record
+    return decode_each(data, Record)
+
+
+def decode_each(data: bytes, make: Callable[..., M], *owner: object) -> list[M]:
+    """Return `make(payload, key, headers, timestamp, attributes, offset)` of each record of a chunk.
+
+    With an owner, `make` also takes the owner and the number of the record in the chunk.
+
+    Raises:
+        CorruptRecordError: a record is not the one that was written, or the chunk ends inside a record.
+    """
+    made: list[M] = []
+    append = made.append
     unpack, unpack_size, crc32, view = FRONT.unpack_from, INT32.unpack_from, zlib.crc32, memoryview(data)
     position, end = 0, len(data)
     while position < end:
@@ -188,9 +201,12 @@ def decode_records(data: bytes) -> list[Record]:
         headers = _read_headers(data, at, stop) if data[at] or at + 1 != stop else ()
         if headers is None:
             raise CorruptRecordError(position, "its headers do not fit")
-        append(make(payload, key, headers, timestamp, attributes & ~TOMBSTONE, offset))
+        if owner:
+            append(make(payload, key, headers, timestamp, attributes & ~TOMBSTONE, offset, *owner, len(made)))
+        else:
+            append(make(payload, key, headers, timestamp, attributes & ~TOMBSTONE, offset))
         position = stop
-    return records
+    return made
 
 
 def _read_headers(data: bytes, at: int, stop: int) -> Headers | None:

@@ -176,12 +176,53 @@ def test_behind_a_batch_that_was_refused_the_others_get_numbers_without_a_hole()
         return REFUSED if script.turn == 4 else script.store(request)
 
     async def check(script: Script, client: Client) -> None:
-        results = await asyncio.gather(*(client.publish("t", one) for one in PAYLOADS), return_exceptions=True)
+        calls = []
+        for one in PAYLOADS:  # each in a turn of its own: those of one turn are one batch
+            calls.append(asyncio.create_task(client.publish("t", one)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        results = await asyncio.gather(*calls, return_exceptions=True)
         assert [number for number, result in enumerate(results) if isinstance(result, RequestError)] == [3]
         assert script.stored == PAYLOADS[:3] + PAYLOADS[4:]
         assert len({batch.producer_id for batch in script.batches()}) == 2
 
     with_peer(answer, check)
+
+
+def test_records_that_are_published_in_one_turn_are_one_batch_behind_what_was_sent_before() -> None:
+    async def check(script: Script, client: Client) -> None:
+        client.send("t", b"sent")
+        places = await asyncio.gather(*(client.publish("t", one) for one in PAYLOADS))
+        assert places == [Position(0, 1 + number) for number in range(len(PAYLOADS))]
+        assert script.stored == [b"sent", *PAYLOADS]
+        assert len(script.batches()) == 2
+
+    with_peer(lambda script, request: script.store(request), check)
+
+
+def test_a_record_that_is_refused_does_not_cost_the_others_of_its_turn() -> None:
+    def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
+        assert isinstance(request, CreateRecords)
+        if any(one.payload == b"3" for one in iterate(decode_chunk(bytes(request.records)))):
+            return REFUSED
+        return script.store(request)
+
+    async def check(script: Script, client: Client) -> None:
+        results = await asyncio.gather(*(client.publish("t", one) for one in PAYLOADS), return_exceptions=True)
+        assert [number for number, result in enumerate(results) if isinstance(result, RequestError)] == [3]
+        assert script.stored == PAYLOADS[:3] + PAYLOADS[4:]
+
+    with_peer(answer, check)
+
+
+def test_what_is_no_record_costs_nobody_else_anything() -> None:
+    async def check(script: Script, client: Client) -> None:
+        wrong: Any = "text"
+        calls = [client.publish("t", wrong), client.publish("t", b"x"), client.publish("t", b"y", key=wrong)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [TypeError, Position, TypeError]
+
+    with_peer(lambda script, request: script.store(request), check)
 
 
 def test_a_batch_that_can_never_be_stored_is_given_up_in_the_end() -> None:

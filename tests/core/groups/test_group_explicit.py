@@ -47,6 +47,51 @@ async def test_the_committed_cursor_is_the_lowest_record_that_was_not_acked() ->
 
 
 @in_loop
+async def test_acks_by_lease_are_acks() -> None:
+    crew = Crew()
+    taker, other = Taker(crew.group()), Taker(crew.group(), credit=0)
+    crew.publish(0, 1, key=b"k")
+    crew.publish(2, 3)
+    await turns()
+    lease = taker.got[0].lease
+    assert lease is not None
+    assert other.member.ack_offsets(lease, [0]) == 0  # another's
+    assert taker.member.ack_offsets(lease, [1, 9]) == 1
+    assert committed(crew) == 0
+    for delivery in taker.got:
+        assert delivery.lease is not None
+        taker.member.ack_offsets(delivery.lease, [delivery.offset])
+    counts = crew.group().counts
+    assert (committed(crew), counts.acknowledged, counts.stale, taker.member.in_flight) == (4, 4, 3, 0)
+    crew.publish(4, key=b"k")  # nothing of the key is left behind
+    await turns()
+    assert taker.numbers == [0, 1, 2, 3, 4]
+    await crew.close()
+
+
+@in_loop
+async def test_records_that_are_extended_keep_their_member_and_no_others() -> None:
+    crew = Crew()
+    group = crew.group(NO_ORDER)
+    taker, other = Taker(group), Taker(group, credit=0)
+    crew.publish(0, 1, 2)
+    await turns()
+    lease = taker.got[0].lease
+    assert lease is not None
+    await crew.pass_time(group, 20)
+    assert other.member.extend(lease, [1]) is None
+    extended = taker.member.extend(lease, [1, 9])
+    assert extended is not None
+    await crew.pass_time(group, 11)
+    await crew.pass_time(group, 1)
+    assert [(one.offset, one.attempt) for one in taker.got[3:]] == [(0, 2), (2, 2)]
+    assert taker.member.ack_offsets(lease, [1]) == 0
+    assert taker.member.ack_offsets(extended, [1]) == 1
+    assert taker.member.extend(extended, [1]) is None
+    await crew.close()
+
+
+@in_loop
 async def test_a_window_opens_with_each_ack() -> None:
     crew = Crew()
     taker = Taker(crew.group(), window=2)

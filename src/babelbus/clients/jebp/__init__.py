@@ -1,8 +1,9 @@
 """The client of jebp: publish, fetch, follow and transactions over one encrypted connection."""
 
-from babelbus.clients.jebp.batching import Flushed
+from babelbus.clients.jebp.batching import Flushed, Position
 from babelbus.clients.jebp.blocking import BlockingClient, BlockingPartWriter
-from babelbus.clients.jebp.client import Client, Position
+from babelbus.clients.jebp.client import Client
+from babelbus.clients.jebp.consumer import Consumer
 from babelbus.clients.jebp.errors import (
     BadArgumentError,
     ClientClosedError,
@@ -30,6 +31,7 @@ from babelbus.clients.jebp.errors import (
     UnsupportedByServerError,
     UntrustedServerError,
 )
+from babelbus.clients.jebp.messages import Message
 from babelbus.clients.jebp.producer import Published
 from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.errors import BabelbusError, LocalProtocolError
@@ -48,6 +50,7 @@ __all__ = [
     "ClientError",
     "ConflictError",
     "ConnectionLostError",
+    "Consumer",
     "CorruptRecordError",
     "ExistsError",
     "Fetched",
@@ -61,6 +64,7 @@ __all__ = [
     "InvalidRecordError",
     "LocalProtocolError",
     "LockedError",
+    "Message",
     "NoRespondersError",
     "NoRightsError",
     "NotAuthorisedError",

@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import msgspec
 
+from babelbus.clients.jebp.errors import RequestError
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.clock import Clock
 from babelbus.errors import BabelbusError, LocalProtocolError
@@ -19,6 +20,13 @@ from babelbus.records.plain import (
     payload_bodies,
 )
 from babelbus.records.record import Headers, Record, RecordBatch
+
+
+class Position(msgspec.Struct, frozen=True, gc=False):
+    """Where one record was stored."""
+
+    partition: int
+    offset: int
 
 
 class Flushed(msgspec.Struct, frozen=True):
@@ -39,8 +47,23 @@ class _Open:
         self.bytes = 0
 
 
+class _Turn:
+    """The records of `publish` that one turn of the event loop brings for a topic and partition."""
+
+    __slots__ = ("bytes", "futures", "records")
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.futures: list[asyncio.Future[Position]] = []
+        self.bytes = 0
+
+
 class Batcher:
-    """Collects single records, a batch for each topic and partition, with one timer for all batches."""
+    """Collects single records, a batch for each topic and partition, with one timer for all batches.
+
+    Records of `publish` are collected for one turn of the event loop: a thousand calls that wait together are a batch,
+    and one call alone goes out at once.
+    """
 
     def __init__(self, producer: Producer, clock: Clock, *, linger_seconds: float, batch_bytes_max: int) -> None:
         self._producer = producer
@@ -52,6 +75,73 @@ class Batcher:
         self._outstanding: set[asyncio.Future[Published]] = set()
         self._error: BabelbusError | None = None
         self._records = self._batches = 0
+        self._turns: dict[tuple[str, int], _Turn] = {}
+
+    # -- publish -----------------------------------------------------------------------------------------------------
+
+    def publish(self, topic: str, partition: int, record: Record) -> "asyncio.Future[Position]":
+        """Send a record with all others of this turn; the future has its place.
+
+        Raises:
+            InvalidRecordError, ClientError: the record cannot be sent.
+        """
+        if self._producer.closed is not None:
+            raise self._producer.closed
+        check_record(record)
+        place = (topic, partition)
+        if place in self._open:
+            self.close_batch(topic, partition)  # earlier records are sent first
+        loop = asyncio.get_running_loop()
+        turn = self._turns.get(place)
+        if turn is None:
+            if not self._turns:
+                loop.call_soon(self._turn_over)
+            turn = self._turns[place] = _Turn()
+        future: asyncio.Future[Position] = loop.create_future()
+        turn.records.append(record)
+        turn.futures.append(future)
+        turn.bytes += record_bytes(record.payload, record.key, record.headers)
+        if turn.bytes >= self._batch_bytes_max or len(turn.records) >= BATCH_RECORDS_MAX:
+            self._send_turn(topic, partition)
+        return future
+
+    def _turn_over(self) -> None:
+        for topic, partition in list(self._turns):
+            self._send_turn(topic, partition)
+
+    def _send_turn(self, topic: str, partition: int) -> None:
+        turn = self._turns.pop((topic, partition), None)
+        if turn is None:
+            return
+        try:
+            done = self._producer.submit(topic, partition, bytes(encode_records(turn.records).data), len(turn.records))
+        except BabelbusError as error:
+            _fail(turn.futures, error)
+            return
+
+        def settle(done: "asyncio.Future[Published]") -> None:
+            error = done.exception()
+            if error is None:
+                published = done.result()
+                at, offset = published.partition, published.base_offset
+                for number, future in enumerate(turn.futures, offset):
+                    if not future.done():
+                        future.set_result(Position(at, number))
+            elif isinstance(error, RequestError) and not error.repeat and len(turn.records) > 1:
+                self._send_alone(topic, partition, turn)
+            else:
+                _fail(turn.futures, error)
+
+        done.add_done_callback(settle)
+
+    def _send_alone(self, topic: str, partition: int, turn: _Turn) -> None:
+        """Send the records of a batch that the server refused one by one: the reason may be one of them."""
+        for record, future in zip(turn.records, turn.futures, strict=True):
+            self._turns[topic, partition] = alone = _Turn()
+            alone.records, alone.futures = [record], [future]
+            self._send_turn(topic, partition)
+
+    # -- send --------------------------------------------------------------------------------------------------------
 
     def add(
         self, topic: str, payload: bytes | None, key: bytes | None, headers: Headers, timestamp: int, partition: int
@@ -93,6 +183,7 @@ class Batcher:
 
     def close_batch(self, topic: str, partition: int) -> None:
         """Send the batch of a topic and partition; the next `flush` raises its error."""
+        self._send_turn(topic, partition)  # earlier records are sent first
         batch = self._open.pop((topic, partition), None)
         if batch is None:
             return
@@ -128,6 +219,12 @@ class Batcher:
         if error is not None:
             raise error
         return flushed
+
+
+def _fail(futures: "list[asyncio.Future[Position]]", error: BaseException) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
 
 
 async def publish_batches(
@@ -244,6 +341,22 @@ def record_bytes(payload: bytes | None, key: bytes | None, headers: Headers) -> 
     for name, value in headers:
         size += 8 + len(name) + len(value or b"")
     return size
+
+
+def check_record(record: Record) -> None:
+    """Refuse a record that would spoil the batch that it goes out with.
+
+    Raises:
+        InvalidRecordError: it cannot be stored.
+        TypeError: payload or key are no bytes.
+    """
+    for name, value in (("payload", record.payload), ("key", record.key)):
+        if value is not None and type(value) is not bytes and not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(f"a record's {name} is bytes, not {type(value).__name__}: encode it first")
+    if record.timestamp < 0:
+        raise InvalidRecordError(f"a record's time is {record.timestamp} ms, it must not be negative")
+    if record.headers:
+        check_headers(record.headers)
 
 
 def check_headers(headers: Headers) -> None:

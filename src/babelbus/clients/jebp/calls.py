@@ -86,7 +86,7 @@ class Stream:
         self.error: ClientError | None = None
         self.items: deque[Data] = deque()
         self._link = link
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
         self._number = link.open_call(encode_opening(method, parameters), self)
 
     @property
@@ -117,18 +117,20 @@ class Stream:
         self.wake()
 
     def wake(self) -> None:
-        """Resume the reader."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        """Resume those that wait for a change."""
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     # -- the owner ---------------------------------------------------------------------------------------------------
 
     async def changed(self) -> None:
-        """Wait until something comes; one task at a time waits."""
-        assert self._waiter is None or self._waiter.done(), "two tasks read one stream"
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        """Wait until something comes."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
     def send(self, message: object) -> None:
         """Send a message in msgpack; it leaves with all of this turn."""
@@ -168,6 +170,13 @@ class Stream:
             self.result = b""
             self.wake()
 
+    async def finish(self) -> None:
+        """End the stream; return when the server has handled all that was sent before, or the connection is lost."""
+        if not self.ended_now:
+            self._link.end_call(self._number)
+        while not self.ended_now:
+            await self.changed()
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -182,6 +191,11 @@ class Calls:
         self.timeout_seconds = timeout_seconds
         self._get_link = get_link
         self._resend = resend
+
+    @property
+    def resends(self) -> bool:
+        """Whether a lost connection is made again."""
+        return self._resend
 
     async def call(
         self,

@@ -238,6 +238,11 @@ class Link(asyncio.Protocol):
             self._calls[number] = _NOBODY
             self._put(number, CANCEL, b"")
 
+    def end_call(self, number: int) -> None:
+        """End a stream whose receiver hears of the end."""
+        if number in self._calls:
+            self._put(number, CANCEL, b"")
+
     def _put(self, number: int, kind: int, body: Data) -> None:
         total = self._items_bytes + ITEM_HEAD.size + len(body)
         if self._items_bytes and total > GATHERED_BYTES_MAX:

@@ -9,7 +9,7 @@ from babelbus.core.groups.dead_letter_topics import (
 from babelbus.core.groups.dead_letters import OURS, DeadLetter
 from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick
 from babelbus.core.groups.group import Group
-from babelbus.core.groups.in_flight import Delivery, Holder
+from babelbus.core.groups.in_flight import Delivery, Holder, Lease
 from babelbus.core.groups.member import Member
 from babelbus.core.groups.registry import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.groups.settings import (
@@ -45,6 +45,7 @@ __all__ = [
     "Groups",
     "Holder",
     "InvalidGroupNameError",
+    "Lease",
     "Letter",
     "LettersWaitingError",
     "Member",

@@ -15,7 +15,7 @@ from babelbus.core.groups.in_flight import Delivery, Lease
 from babelbus.core.groups.settings import RecordFilter
 from babelbus.core.record import Headers, Record
 from babelbus.records.columns import Columns
-from babelbus.records.format import TOMBSTONE, decode_headers, public_headers
+from babelbus.records.format import TOMBSTONE, Buffer, decode_headers, public_headers
 from babelbus.records.headers import Leading, Numbers, decode_all_headers, find_leading
 
 Column = TypeVar("Column")
@@ -89,6 +89,16 @@ class Rows:
                 flags = [wanted(self.record(number)) for number in range(self.count)]
             self._made[wanted] = flags
         return flags
+
+    def stored(self, numbers: Numbers) -> list[Buffer]:
+        """Return the bytes of some of them as they are stored, in parts."""
+        first, last = numbers[0], numbers[-1]
+        starts, ends, data = self._columns.positions, self._columns.ends, memoryview(self._data)
+        start, end = int(starts[first]), int(ends[last])
+        count = last - first + 1
+        if count == len(numbers) and end - start == int((ends[first : last + 1] - starts[first : last + 1]).sum()):
+            return [data[start:end]]
+        return [data[int(starts[number]) : int(ends[number])] for number in numbers]
 
     # -- objects -----------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from babelbus.core.access import SERVER, AccessRefusedError, Action, Identity, r
 from babelbus.core.groups.cursor_files import StoredCursor, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
-from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Flight
+from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Flight, Lease
 from babelbus.core.groups.member import Deliver, Member, OnClosed
 from babelbus.core.groups.partition_cursor import CursorInfo, NotLoadedError, PartitionCursor, ReadAhead
 from babelbus.core.groups.settings import (
@@ -193,6 +193,18 @@ class Group:
             self._changed()
             self.wake()
         return done
+
+    def ack_offsets(self, member: Member, lease: Lease, offsets: list[int]) -> int:
+        """Acknowledge records of one lease; see `Member.ack_offsets`."""
+        done = self._require_flight(member).ack_offsets(member, lease, offsets)
+        if done:
+            self._changed()
+            self.wake()
+        return done
+
+    def extend(self, member: Member, lease: Lease, offsets: list[int]) -> Lease | None:
+        """Return a new lease of records that a member holds; see `Member.extend`."""
+        return self._require_flight(member).extend(member, lease, offsets)
 
     def nack(
         self,

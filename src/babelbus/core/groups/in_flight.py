@@ -258,10 +258,56 @@ class Flight:
         member.in_flight -= done
         self._counts.acknowledged += done
         self._counts.stale += stale
+        self._sweep()
+        return done
+
+    def ack_offsets(self, member: Holder, lease: Lease, offsets: list[int]) -> int:
+        """Acknowledge records of one lease, as `ack`; about 0.2 us each."""
+        unfinished = lease.cursor.unfinished
+        cursor, held = lease.cursor, [offset for offset in offsets if unfinished.get(offset) is lease]
+        done = len(held) if lease.member is member else 0
+        self._counts.stale += len(offsets) - done
+        if not done:
+            return 0
+        for offset in held:
+            del unfinished[offset]
+        if cursor.attempts:
+            for offset in held:
+                cursor.attempts.pop(offset, None)
+        if cursor.key_of:
+            for offset in held:
+                self._finish_key(cursor, offset)
+        lease.left -= done
+        if not lease.left:
+            lease.offsets = _NONE
+            self._spent += 1
+        self.count -= done
+        member.in_flight -= done
+        self._counts.acknowledged += done
+        self._sweep()
+        return done
+
+    def extend(self, member: Holder, lease: Lease, offsets: list[int]) -> Lease | None:
+        """Return a new lease of records that a member holds by another lease, or `None` if it holds none of them."""
+        unfinished = lease.cursor.unfinished
+        held = [offset for offset in offsets if unfinished.get(offset) is lease]
+        if lease.member is not member or not held:
+            return None
+        extended = Lease(lease.cursor, member, lease.attempt, self._clock.monotonic(), held)
+        unfinished.update(dict.fromkeys(held, extended))
+        lease.left -= len(held)
+        if not lease.left:
+            lease.offsets = _NONE
+            self._spent += 1
+        self._leases.append(extended)
+        self._sweep()
+        return extended
+
+    def _sweep(self) -> None:
+        """Remove the leases that are over, if they are many."""
         if self._spent > SPENT_LEASES_MAX and 2 * self._spent > len(self._leases):
             self._leases = deque(lease for lease in self._leases if lease.left)
             self._spent = 0
-        return done
 
     def finish(self, cursor: CursorFlight, offset: int) -> None:
         """Remove a record that no member holds."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from babelbus.core.access import SERVER, Identity
-from babelbus.core.groups.in_flight import Delivery, Holder
+from babelbus.core.groups.in_flight import Delivery, Holder, Lease
 from babelbus.core.groups.settings import GroupSettings, RecordFilter
 from babelbus.core.quotas import Quota
 from babelbus.errors import BabelbusError
@@ -30,6 +30,8 @@ class _Group(Protocol):
     def take(self, count: int, member: "Member | None" = None) -> list[Sequence[Delivery]]: ...
     def leave(self, member: "Member", *, lost: bool = False) -> None: ...
     def ack(self, member: "Member", deliveries: Iterable[Delivery]) -> int: ...
+    def ack_offsets(self, member: "Member", lease: Lease, offsets: list[int]) -> int: ...
+    def extend(self, member: "Member", lease: Lease, offsets: list[int]) -> Lease | None: ...
     def nack(
         self,
         member: "Member",
@@ -133,6 +135,22 @@ class Member(Holder):
             GroupClosedError: it has left, or the group is gone.
         """
         return self.group.ack(self, deliveries)
+
+    def ack_offsets(self, lease: Lease, offsets: list[int]) -> int:
+        """Acknowledge records that came with one lease, as `ack`.
+
+        Raises:
+            GroupClosedError: it has left, or the group is gone.
+        """
+        return self.group.ack_offsets(self, lease, offsets)
+
+    def extend(self, lease: Lease, offsets: list[int]) -> Lease | None:
+        """Start the `ack_seconds` of records anew; return their new lease, `None` if the member holds none of them.
+
+        Raises:
+            GroupClosedError: it has left, or the group is gone.
+        """
+        return self.group.extend(self, lease, offsets)
 
     def nack(self, deliveries: Iterable[Delivery], *, reason: str = "", delay_seconds: float | None = None) -> int:
         """Return records, to be delivered again after a delay; `None` takes the back-off of their attempt.

@@ -210,6 +210,7 @@ class Calls:
         self.principal = principal
         """The client, with the rights of the moment; the session keeps it up to date."""
         self.body_bytes_max = sealer.content_bytes_max - len(SERVER_HEAD) - ITEM_HEAD.size
+        self._gathered_bytes_max = min(GATHERED_BYTES_MAX, sealer.content_bytes_max - len(SERVER_HEAD))
         self._outbox = outbox
         self._sealer = sealer
         self.methods = methods
@@ -312,7 +313,7 @@ class Calls:
         if self._closed:
             return
         total = self._size + ITEM_HEAD.size + size
-        if self._size and total > GATHERED_BYTES_MAX:
+        if self._size and total > self._gathered_bytes_max:
             self.flush()
             total = ITEM_HEAD.size + size
         self._size = total
