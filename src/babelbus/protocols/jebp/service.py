@@ -22,8 +22,8 @@ class JebpService(StreamService):
         super().__init__(PROTOCOL, context, context.config.jebp)
         self._context = context
         self._identity = Identity.load(context.server_key)
-        state = StateMethods(context.broker.state, context.clock, context.read_value)
-        self.methods: dict[str, Method] = METHODS | state.methods
+        self.state = StateMethods(context.broker.state, context.clock, context.read_value)
+        self.methods: dict[str, Method] = METHODS | self.state.methods
         """The methods of jebp/1.2; what the server offers beside those of the protocol is added before `start`."""
 
     async def start(self) -> None:
