@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from babelbus.config import QuotaSettings
 from babelbus.core.access import NOBODY, Identity
 from babelbus.core.state import Granted, State, store_pattern
 from babelbus.protocols.jebp import state_messages as m
@@ -262,6 +263,23 @@ async def test_a_reader_that_is_much_too_slow_gets_the_present_values_again(monk
         values.setdefault("a/00")
     assert kinds[0] == m.RESYNC
     assert m.PRESENT_LAST in kinds
+    await house.close()
+
+
+@in_loop
+async def test_a_watch_counts_as_a_subscription_of_its_principal() -> None:
+    house = House()
+    house.bus.broker.quotas.set_limits({"test": QuotaSettings(subscriptions=1)})
+    talk = house.talk()
+    assert code(await ask(talk, "watch", "#/a")) == "bad_argument"
+    talk.call((5, OPEN, ["state.watch", ["#"]]))
+    await talk.next_items()
+    assert code(await ask(talk, "watch", "a")) == "quota"
+    talk.call((5, CANCEL, None))
+    talk.call((6, OPEN, ["state.watch", ["#"]]))
+    assert await talk.next_items() == [(6, ITEM, [m.PRESENT_LAST, []])]
+    talk.session.close()
+    assert house.bus.broker.quotas.describe() == {}
     await house.close()
 
 

@@ -363,7 +363,17 @@ class _Watch(_Pages):
         self._changes_max = CHANGES_MAX
         self._present = True
         self._stop: Callable[[], None]
-        self._begin()
+        self._quota = call.broker.quotas.take_for(call.principal, "subscriptions")
+        try:
+            self._begin()
+        except BabelbusError:
+            self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        quota, self._quota = self._quota, None
+        if quota is not None:
+            quota.give("subscriptions")
 
     def _begin(self) -> None:
         """Begin to listen, and send the present entries."""
@@ -417,6 +427,7 @@ class _Watch(_Pages):
         super().close(lost=lost)
         self._changes = []
         self._stop()
+        self._give_back()
 
 
 class _Lock(Stream):
