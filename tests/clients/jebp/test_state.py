@@ -33,6 +33,7 @@ from babelbus.client import (
     Revision,
     VersionConflictError,
 )
+from babelbus.clients.jebp import state as client_state
 from babelbus.clients.jebp.errors import call_error
 from babelbus.clients.jebp.state import Past, encode_value
 from babelbus.clients.worterbuch import client as tree_client
@@ -357,6 +358,35 @@ def test_a_lost_connection_costs_a_watch_no_value(tmp_path: Path) -> None:
                 await client.state.set("a/same", 2)
                 last = (await watcher.reach(7))[6]
                 assert (last.key, last.value, last.resync) == ("a/same", 2, False)
+
+    check()
+
+
+@pytest.mark.parametrize("reconnect", [True, False])
+def test_a_reader_that_does_not_read_holds_little_and_loses_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reconnect: bool
+) -> None:
+    monkeypatch.setattr(client_state, "WATCH_BYTES_MAX", 1_000)
+
+    @in_loop
+    async def check() -> None:
+        async with running(tmp_path) as house, house.client(reconnect=reconnect) as client:
+            batches = client.state.watch_batches("a/#")
+            assert await anext(batches) == []
+            for number in range(200):
+                await client.state.set(f"a/{number % 50}", number)
+            await client.state.delete("a/0")
+            await until(lambda: not len(house.server.broker.state.watches))
+            values: dict[str, Any] = {}
+            resync = False
+            while values != {f"a/{number % 50}": number for number in range(151, 200)}:
+                for change in await anext(batches):
+                    resync |= change.resync
+                    values[change.key] = change.value
+                    if change.deleted:
+                        del values[change.key]
+            assert resync
+            await batches.aclose()
 
     check()
 

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 REVISIONS_MAX = 1_000
+WATCH_BYTES_MAX = 16 * 2**20
+"""Items that wait for the reader of a watch; beyond them the watch begins again when the reader has taken them."""
 _BASE64 = "base64"
 _pack = msgspec.msgpack.encode
 _json = msgspec.json.encode
@@ -305,13 +307,17 @@ class State:
         """Yield changes as `watch` does, in lists as they came; the present values end with the first empty list."""
         told = _Told(present=present)
         while True:
-            stream = await self._calls.stream("state.watch", m.WatchValues(pattern, unique), patient=told.begun)
+            timeout_seconds = None if told.begun else self._calls.timeout_seconds
+            link = await self._calls.link("state.watch", timeout_seconds)
+            stream = _WatchStream("state.watch", link, m.WatchValues(pattern, unique))
             try:
                 async for body in stream:
+                    stream.waiting_bytes -= len(body)
                     changes = told.read(body)
                     if changes is not None:
                         yield changes
-                raise ConnectionLostError(f"the server ended the watch of {pattern!r}")
+                if not stream.overrun:
+                    raise ConnectionLostError(f"the server ended the watch of {pattern!r}")
             except (ConnectionLostError, RequestTimeoutError):
                 if not self._reconnect:
                     raise
@@ -439,6 +445,21 @@ class _Told:
             else:
                 values[one.key] = hash((one.value, one.version))
         return [Change(one.key, one.value, one.version, one.timestamp, one.source) for one in found]
+
+
+class _WatchStream(Stream):
+    """The stream of a watch; ends itself when its reader is so slow that too much waits."""
+
+    waiting_bytes = 0
+    overrun = False
+
+    def item(self, body: Data) -> None:
+        """Append an item, or end the stream behind it."""
+        super().item(body)
+        self.waiting_bytes += len(body)
+        if self.waiting_bytes > WATCH_BYTES_MAX:
+            self.overrun = True
+            self.close()
 
 
 class _HeldStream(Stream):
