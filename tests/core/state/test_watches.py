@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from babelbus.core.state import store_pattern
 from babelbus.core.state.log import Change, Commit, Kind
 from babelbus.core.state.watches import Watch, Watches
-from tests.support.bus import Bus, in_loop
+from tests.storage.faults import FaultyFiles
+from tests.support.bus import Bus, Gate, done, in_loop
 
 elements = st.sampled_from(["a", "b", "", "c"])
 keys = st.lists(elements, min_size=1, max_size=4).map("/".join)
@@ -79,6 +80,27 @@ def test_the_bug_of_one_receiver_costs_the_others_nothing(caplog: pytest.LogCapt
     watches.hear([change("a")], Commit(1, "s"))
     assert ear.keys == ["a"]
     assert "a receiver of a watch failed" in caplog.text
+
+
+@in_loop
+async def test_a_watch_that_began_with_values_that_a_flush_lost_is_told_what_holds() -> None:
+    files = FaultyFiles()
+    bus, gate, ear = Bus(files), Gate(files), Ear()
+    state = bus.open_state()
+    state.set("a", b"1")
+    await state.commit("one").wait()
+    files.fail("flush", suffix=".log", drop=True)
+    gate.shut()
+    state.set("a", b"2")
+    receipt = state.commit("two")
+    state.watch(store_pattern("a"), ear)
+    assert state.get("a") == b"2"
+    await gate.reached()
+    gate.open()
+    await done([receipt])
+    assert receipt.error is not None
+    assert (state.get("a"), ear.keys) == (b"1", ["a"])
+    await bus.die()
 
 
 @in_loop

@@ -101,7 +101,7 @@ class State:
         """Returns the rights of the principal of a testament; `None` while the gate is off."""
         self.locks = Locks()
         self.watches = Watches()
-        self.listeners: list[Listener] = [self.watches.hear]
+        self.listeners: list[Listener] = []
         self.watches_children = False
         """Whether anybody wants `Kind.CHILDREN`, which costs a little for each new key."""
 
@@ -459,6 +459,9 @@ class State:
             return
         unheard: list[Change] = []
         self._correct_topics(told)
+        # A watch may have begun with a value that is lost: its receiver hears what holds, also of what was so before.
+        present = [_change(key, None, self._values.get(key)) for key in told]
+        self.watches.hear(present, Commit(self._number + 1, commit.source))
         for key, before in told.items():
             now = self._values.get(key)
             if now == before:
@@ -467,7 +470,7 @@ class State:
                 unheard += _children(key, 0)
             unheard.append(_change(key, before, now))
         if unheard:
-            self._tell(unheard, commit)
+            self._call_listeners(unheard, commit)
 
     def _correct_topics(self, keys: Iterable[str]) -> None:
         """Publish the values that keys have to the topics that record them, which may have other ones by now."""
@@ -476,6 +479,10 @@ class State:
         receipt.when_done(_note_not_corrected)
 
     def _tell(self, changes: Sequence[Change], commit: Commit) -> None:
+        self.watches.hear(changes, commit)
+        self._call_listeners(changes, commit)
+
+    def _call_listeners(self, changes: Sequence[Change], commit: Commit) -> None:
         for listener in self.listeners:
             try:
                 listener(changes, commit)
