@@ -27,6 +27,7 @@ WINDOW = 4_000
 BURST = 500
 FETCH_MESSAGES = 200_000
 FETCH_BATCH = 5_000
+KEYS = 1_000
 
 Outcome = TypeVar("Outcome")
 Job = Callable[[str], Coroutine[Any, Any, Reading]]
@@ -182,6 +183,25 @@ async def consume(url: str) -> Reading:
     return await _read_rate(client, messages.counted, start)
 
 
+def key_value(*, put: bool) -> Job:
+    """Return a job that writes or reads the keys of a bucket, KEYS calls at once."""
+
+    async def run(url: str) -> Reading:
+        client = await connect(url)
+        bucket = await client.jetstream().create_key_value(bucket=f"b{time.monotonic_ns()}")
+        keys = [f"plant.line{number % 10}.s{number}" for number in range(KEYS)]
+        await asyncio.gather(*[bucket.put(key, PAYLOAD) for key in keys])
+        calls, start = 0, time.perf_counter()
+        while time.perf_counter() - start < SECONDS:
+            await asyncio.gather(*[bucket.put(key, PAYLOAD) if put else bucket.get(key) for key in keys])
+            calls += KEYS
+        rate = calls / (time.perf_counter() - start)
+        await client.close()
+        return Reading(rate)
+
+    return run
+
+
 async def _consumer(client: "Client") -> str:
     from nats.js.api import AckPolicy, ConsumerConfig
 
@@ -240,6 +260,8 @@ ONE_AT_A_TIME_FLUSHED = _peer("nats one at a time flushed", one_at_a_time, flush
 MANY_CLIENTS_FLUSHED = _peer(f"nats {CLIENTS} clients flushed", many_clients, flushed=True)
 FETCH = _peer("nats fetch", fetch, flushed=False, prepare=fill)
 CONSUME = _peer("nats consume", consume, flushed=False, prepare=fill)
+PUT = _peer("nats key-value put", key_value(put=True), flushed=False)
+GET = _peer("nats key-value get", key_value(put=False), flushed=False)
 
 PUBLISHING = (PUBLISH_FLUSHED, PUBLISH_WRITTEN, ONE_AT_A_TIME_FLUSHED, MANY_CLIENTS_FLUSHED)
 READING = (FETCH, CONSUME)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote, urlencode
 
 import grpc
+import msgspec
 import pyarrow as pa
 
 from babelbus.client import BlockingClient as JebpClient
@@ -168,8 +169,6 @@ class Jebp(Driver):
         "respond": NO_REQUESTS,
         "subscribe": "live events are read behind the end of the topic: `read`",
         "consume": "readers keep their offsets themselves",
-        "write_state": NO_STATE,
-        "get": NO_STATE,
     }
 
     def connect(self) -> None:
@@ -196,6 +195,12 @@ class Jebp(Driver):
             assert list(self.client.follow(subject, offset=0, until_end=True))
 
         return self._do(follow)
+
+    def get(self, subject: str) -> bool:
+        return self._do(lambda: self.client.state.get(subject))
+
+    def write_state(self, subject: str, value: bytes) -> bool:
+        return self._do(lambda: self.client.state.set(subject, msgspec.Raw(value)))
 
     def manage(self, subject: str) -> bool:
         return self._do(lambda: self.client.create_topic(subject))

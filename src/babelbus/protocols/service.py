@@ -46,6 +46,8 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Bounds what each principal uses."""
     proofs: Proofs
     """Knows what principals prove their identity with, and makes clients wait that send wrong proofs."""
+    read_value: Callable[[bytes], bytes]
+    """Returns a text as a value of the state that every client can read, or raises `ValueError`."""
 
     @property
     def guessing(self) -> Guessing:

@@ -337,6 +337,7 @@ class Server:
             Crowd(self.config.server),
             self.quotas,
             self.proofs,
+            read_value,
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:

@@ -85,13 +85,19 @@ class StateRoutes:
         """Set a key to the body; `version` in the query makes it a compare-and-set, 0 if the key must not exist."""
         key, version = read_text(request, "key"), read_number(request, "version")
         value = await read_bytes(request, VALUE_BYTES_MAX)
+        state = self._state(request)
         if version is None:
-            await self._state(request).set(key, value)
-            return answer({"key": key, "version": 0})
-        return answer({"key": key, "version": await self._state(request).compare_and_set(key, value, version)})
+            state.set(key, value)
+        else:
+            version = state.compare_and_set(key, value, version)
+        await state.commit().wait()
+        return answer({"key": key, "version": version or 0})
 
     async def _delete(self, request: web.Request) -> web.Response:
-        return answer(line_of(await self._state(request).delete(read_text(request, "key"))))
+        state = self._state(request)
+        deleted = state.delete(read_text(request, "key"))
+        await state.commit().wait()
+        return answer(line_of(deleted))
 
     async def _match(self, request: web.Request) -> web.StreamResponse:
         pattern, moment = read_text(request, "pattern"), read_moment(request)
@@ -99,11 +105,16 @@ class StateRoutes:
 
     async def _put_all(self, request: web.Request) -> web.Response:
         body = await read_body(request, PutBody, VALUE_BYTES_MAX)
-        await self._state(request).put_all([(one.key, bytes(one.value), one.version) for one in body.values])
+        state = self._state(request)
+        state.put_all([(one.key, bytes(one.value), one.version) for one in body.values])
+        await state.commit().wait()
         return answer({"stored": len(body.values)})
 
     async def _delete_matching(self, request: web.Request) -> web.Response:
-        return answer({"deleted": len(await self._state(request).delete_matching(read_text(request, "pattern")))})
+        state = self._state(request)
+        deleted = state.delete_matching(read_text(request, "pattern"))
+        await state.commit().wait()
+        return answer({"deleted": len(deleted)})
 
     async def _tree(self, request: web.Request) -> web.StreamResponse:
         return await _stream(request, await self._state(request).tree(read_moment(request)))

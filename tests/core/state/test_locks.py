@@ -142,3 +142,17 @@ def test_any_course_of_things_is_that_of_a_plain_queue(steps: list[tuple[str, st
         assert {name: locks.holder(name) for name in queues} == {
             name: (names[0] if names else None) for name, names in queues.items()
         }
+
+
+def test_receivers_hear_of_each_change_of_a_holder_and_of_nothing_else() -> None:
+    locks = Locks()
+    heard: list[Granted] = []
+    locks.receivers.append(heard.append)
+    locks.lock("k", "one")
+    locks.lock("k", "one")
+    assert not locks.acquire("k", "two", 1)
+    assert heard == [Granted("k", "one")]
+    locks.release("k", "one")
+    assert locks.acquire("k", "two", 2)
+    locks.drop("two")
+    assert heard == [Granted("k", "one"), Granted("k", "two", (1,)), Granted("k", None)]

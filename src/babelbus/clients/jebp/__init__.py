@@ -12,9 +12,12 @@ from babelbus.clients.jebp.errors import (
     ConnectionLostError,
     ExistsError,
     GoneError,
+    HistoryGoneError,
     LockedError,
+    LockLostError,
     NoRespondersError,
     NoRightsError,
+    NoSuchKeyError,
     NotAuthorisedError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
@@ -30,10 +33,13 @@ from babelbus.clients.jebp.errors import (
     UnknownTopicError,
     UnsupportedByServerError,
     UntrustedServerError,
+    VersionConflictError,
 )
 from babelbus.clients.jebp.messages import Message
 from babelbus.clients.jebp.producer import Published
 from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
+from babelbus.clients.jebp.state import Change, Entry, Lock, Past, Revision, Revisions, State
+from babelbus.clients.jebp.state_blocking import BlockingLock, BlockingPast, BlockingState
 from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.protocols.jebp.identity import Identity, IdentityError
 from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions
@@ -44,7 +50,11 @@ __all__ = [
     "BabelbusError",
     "BadArgumentError",
     "BlockingClient",
+    "BlockingLock",
     "BlockingPartWriter",
+    "BlockingPast",
+    "BlockingState",
+    "Change",
     "Client",
     "ClientClosedError",
     "ClientError",
@@ -52,6 +62,7 @@ __all__ = [
     "ConnectionLostError",
     "Consumer",
     "CorruptRecordError",
+    "Entry",
     "ExistsError",
     "Fetched",
     "FetchedBatch",
@@ -59,18 +70,23 @@ __all__ = [
     "Flushed",
     "GoneError",
     "Headers",
+    "HistoryGoneError",
     "Identity",
     "IdentityError",
     "InvalidRecordError",
     "LocalProtocolError",
+    "Lock",
+    "LockLostError",
     "LockedError",
     "Message",
     "NoRespondersError",
     "NoRightsError",
+    "NoSuchKeyError",
     "NotAuthorisedError",
     "OffsetOutOfRangeError",
     "OutcomeUnknownError",
     "PartitionPositions",
+    "Past",
     "Position",
     "Published",
     "QuotaError",
@@ -79,7 +95,10 @@ __all__ = [
     "RequestError",
     "RequestFailedError",
     "RequestTimeoutError",
+    "Revision",
+    "Revisions",
     "ServerDiskError",
+    "State",
     "TopicExistsError",
     "TopicPositions",
     "UnknownGroupError",
@@ -87,4 +106,5 @@ __all__ = [
     "UnknownTopicError",
     "UnsupportedByServerError",
     "UntrustedServerError",
+    "VersionConflictError",
 ]

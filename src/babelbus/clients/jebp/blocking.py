@@ -9,6 +9,7 @@ from babelbus.clients.jebp.batching import Flushed, check_headers, record_bytes
 from babelbus.clients.jebp.client import Client
 from babelbus.clients.jebp.errors import ClientClosedError
 from babelbus.clients.jebp.reader import FollowOptions
+from babelbus.clients.jebp.state_blocking import BlockingState
 from babelbus.clients.jebp.transactions import PartWriter, Transaction
 from babelbus.clients.portal import Portal, Twin, blocking, building, streaming
 from babelbus.errors import BabelbusError
@@ -31,6 +32,8 @@ class BlockingClient(Twin[Client]):
     def __init__(self, client: Client) -> None:
         refusal = "the client is not connected: use 'with', once for each client"
         super().__init__(Portal("jebp client", lambda: ClientClosedError(refusal)), client)
+        self.state = BlockingState(self._portal, client.state)
+        """The state; see `Client.state`."""
         self._lock = threading.Lock()
         self._sent: list[_Sent] = []
         self._sent_bytes = 0

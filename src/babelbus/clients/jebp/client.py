@@ -29,6 +29,7 @@ from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Publishe
 from babelbus.clients.jebp.reader import Reader
 from babelbus.clients.jebp.reconnect import Keeper
 from babelbus.clients.jebp.requests import Requests
+from babelbus.clients.jebp.state import State
 from babelbus.clients.jebp.transactions import Transaction
 from babelbus.clock import Clock, SystemClock
 from babelbus.errors import LocalProtocolError
@@ -101,6 +102,9 @@ class Client(Reader):
         self._requests = Requests(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
         self.calls = Calls(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
         """Calls and streams of jebp/1.2 by the names of their methods."""
+        self.state = State(self.calls, reconnect=reconnect)
+        """The state: values, watches, locks."""
+        self._keeper.beginnings.append(self.state.connected)
 
     # -- connection --------------------------------------------------------------------------------------------------
 

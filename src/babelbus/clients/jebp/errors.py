@@ -109,8 +109,24 @@ class ConflictError(RequestError):
     """Somebody else was faster: what the request expects is no longer so."""
 
 
+class VersionConflictError(ConflictError):
+    """Compare-and-set met another version than it was told: `version` is the one that the key has."""
+
+    def __init__(self, message: str, version: int) -> None:
+        super().__init__(message)
+        self.version = version
+
+
+class NoSuchKeyError(RequestError):
+    """The key of the state has no value."""
+
+
 class LockedError(RequestError):
     """Somebody else holds this for himself."""
+
+
+class LockLostError(ClientError):
+    """The connection was lost while a lock was held: somebody else may hold the lock now."""
 
 
 class NoRespondersError(RequestError):
@@ -133,6 +149,17 @@ class ServerDiskError(RequestError):
 
 class GoneError(RequestError):
     """The object of the call has ended: the group or topic was removed, or the requester has left."""
+
+
+class HistoryGoneError(GoneError):
+    """Compaction has removed changes of that time: `offset` and `time_ms` are the earliest that can be asked for.
+
+    `time_ms` is `None` if the server cannot tell.
+    """
+
+    def __init__(self, message: str, offset: int, time_ms: int | None) -> None:
+        super().__init__(message)
+        self.offset, self.time_ms = offset, time_ms
 
 
 class OffsetOutOfRangeError(RequestError):
@@ -173,6 +200,7 @@ CALL_ERRORS: dict[str, type[RequestError]] = {
     "disk": ServerDiskError,
     "quota": QuotaError,
     "gone": GoneError,
+    "unknown_key": NoSuchKeyError,
 }
 """By the code of a call's error; any other code is a plain `RequestError`."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable
 
 from babelbus.clients.jebp.connection import Link, connect
 from babelbus.clients.jebp.errors import (
@@ -27,6 +28,7 @@ class Keeper:
         link: the connection, `None` without a connection.
         fingerprint: of the server that is trusted; after the first connection always the one that answered there.
         dead: why there will be no connection any more.
+        beginnings: called with each new connection, before waiting requests go out.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Keeper:
         self.link: Link | None = None
         self.fingerprint = fingerprint
         self.dead: ClientError | None = None
+        self.beginnings: list[Callable[[Link], None]] = []
         self._address = address
         self._identity = identity
         self._producer = producer
@@ -120,6 +123,8 @@ class Keeper:
         if link.lost_error is not None:  # in the moment between
             self._disconnected(link, link.lost_error)
             return
+        for begin in self.beginnings:
+            begin(link)
         self._wake_waiting()
         self._producer.connected(link)
 

@@ -13,7 +13,7 @@ from babelbus.core.state.guard import GuardedHistory, GuardedState
 from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, HistoryGoneError, Revision
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.state.locks import Granted, LockHeldError, NotLockedError
-from babelbus.core.state.log import Change, Kept, Kind, StateLog
+from babelbus.core.state.log import Change, Commit, Kept, Kind, StateLog
 from babelbus.core.state.patterns import (
     ELEMENTS_MAX,
     KEY_BYTES_MAX,
@@ -31,7 +31,6 @@ from babelbus.core.state.patterns import (
 )
 from babelbus.core.state.tree import (
     NOTHING_PUBLISHED,
-    Commit,
     InvalidKeyError,
     NoSuchKeyError,
     Published,
@@ -40,6 +39,7 @@ from babelbus.core.state.tree import (
     VersionedError,
     VersionMismatchError,
 )
+from babelbus.core.state.watches import Watch
 
 __all__ = [
     "ELEMENTS_MAX",
@@ -78,6 +78,7 @@ __all__ = [
     "Testament",
     "VersionMismatchError",
     "VersionedError",
+    "Watch",
     "check_key",
     "check_parent_pattern",
     "check_pattern",

@@ -1,6 +1,7 @@
 """The state as an operator reads and changes it: keys and patterns are checked, values are read as JSON.
 
-A change returns when it is as durable as `state.ack` says.
+Changes take effect at once; `commit` logs all changes since the last commit, and they are as durable as `state.ack`
+says when its promise is done.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,16 +9,16 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.receipt import Promise
 from babelbus.core.state.guard import GuardedHistory, GuardedState
 from babelbus.core.state.history import AsOf, History, Revision
 from babelbus.core.state.key_index import KeyPattern
-from babelbus.core.state.log import Change, Kind
+from babelbus.core.state.log import Change, Kept, Kind
 from babelbus.core.state.patterns import check_key, check_pattern, size_fault, store_pattern
-from babelbus.core.state.tree import Commit, InvalidKeyError, State
+from babelbus.core.state.tree import InvalidKeyError, State, Testament, VersionedError
 from babelbus.errors import BabelbusError
 
 EVERYTHING = KeyPattern((), rest=True)
-_TOLD_KINDS = frozenset((Kind.SET, Kind.DELETED, Kind.RETAINED))
 
 Entry = tuple[str, bytes, int]
 """Key, value (JSON text) and version (0: a plain value)."""
@@ -43,13 +44,17 @@ class ReadOnlyKeyError(BabelbusError):
 
 
 class StateChange(msgspec.Struct, frozen=True, gc=False):
-    """One change of the state; `value` is `None` when it was deleted. `source` is who made it."""
+    """One change of the state; `value` is `None` when it was deleted. `source` is who made it.
+
+    `news` is false when the value is the text that the key had before.
+    """
 
     key: str
     value: bytes | None
     version: int
     source: str
     timestamp: int
+    news: bool = True
 
 
 class StateEditor:
@@ -76,14 +81,15 @@ class StateEditor:
 
     async def get(self, key: str, moment: AsOf | None) -> Entry:
         """Return a value, or raise `NoSuchKeyError`."""
-        self._check_key(key)
+        self.check_key(key)
         value, version = self._state.get_version(key) if moment is None else await self._history.get(key, moment)
         return key, value, version
 
     async def match(self, pattern: str, moment: AsOf | None) -> list[Entry]:
         """Return the entries that match a pattern."""
-        wanted = self._read_pattern(pattern)
-        return self._state.entries(wanted) if moment is None else await self._history.match(wanted, moment)
+        return (
+            self.entries(pattern) if moment is None else await self._history.match(self.read_pattern(pattern), moment)
+        )
 
     async def tree(self, moment: AsOf | None) -> list[Entry]:
         """Return all entries but the server's own."""
@@ -91,20 +97,48 @@ class StateEditor:
             return await self._history.match(None, moment)
         return [entry for entry in self._state.entries(EVERYTHING) if not self._state.is_transient(entry[0])]
 
-    async def set(self, key: str, value: bytes) -> None:
+    async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
+        """Return the last stored changes of a key below an offset, and from which offset on they are complete."""
+        self.check_key(key)
+        return await self._history.revisions(key, before=before, count_max=count_max)
+
+    def find(self, key: str) -> Entry | None:
+        """Return the entry of a key, `None` if the key has no value."""
+        self.check_key(key)
+        return self._state.find_entry(key)
+
+    def entries(self, pattern: str) -> list[Entry]:
+        """Return the present entries that match a pattern."""
+        return self._state.entries(self.read_pattern(pattern))
+
+    def children(self, parent: str | None) -> list[str]:
+        """Return the names of the direct children of a key, `None` is the root; or raise `NoSuchKeyError`."""
+        if parent is not None:
+            self.check_key(parent)
+        return self._state.children(parent)
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: bytes) -> None:
         """Set a plain value, or raise `InvalidValueError` or `VersionedError`."""
         self._check_writable(key)
         self._state.set(key, self._read_value(key, value))
-        await self._state.commit(self._source).wait()
 
-    async def compare_and_set(self, key: str, value: bytes, version: int) -> int:
+    def set_all(self, entries: Sequence[tuple[str, bytes]]) -> None:
+        """Set plain values or, if a value is invalid or a key holds a version, none; see `set`."""
+        for key, _ in entries:
+            self._check_writable(key)
+        keys = [key for key, _ in entries]
+        if not self._state.set_all(keys, [self._read_value(key, value) for key, value in entries]):
+            versioned = (key for key in keys if (self._state.find_entry(key) or ("", b"", 0))[2])
+            raise VersionedError(next(versioned))
+
+    def compare_and_set(self, key: str, value: bytes, version: int) -> int:
         """Set a value if the key has `version`, and return the next version; or raise `VersionMismatchError`."""
         self._check_writable(key)
-        made = self._state.compare_and_set(key, self._read_value(key, value), version)
-        await self._state.commit(self._source).wait()
-        return made
+        return self._state.compare_and_set(key, self._read_value(key, value), version)
 
-    async def put_all(self, entries: Sequence[Entry]) -> None:
+    def put_all(self, entries: Sequence[Entry]) -> None:
         """Set all entries or, if an entry is invalid, none; replace what the keys have."""
         checked = []
         for key, value, version in entries:
@@ -114,51 +148,47 @@ class StateEditor:
             checked.append((key, self._read_value(key, value), version))
         for key, value, version in checked:
             self._state.put(key, value, version)
-        await self._state.commit(self._source).wait()
 
-    async def delete(self, key: str) -> Entry:
+    def delete(self, key: str) -> Entry:
         """Delete a value and return the entry with version 0, or raise `NoSuchKeyError`."""
         self._check_writable(key)
-        value = self._state.delete(key)
-        await self._state.commit(self._source).wait()
-        return key, value, 0
+        return key, self._state.delete(key), 0
 
-    async def delete_matching(self, pattern: str) -> list[Entry]:
+    def delete_matching(self, pattern: str) -> list[Entry]:
         """Delete the entries that match a pattern and return them."""
-        if self._state.is_transient(pattern):
-            raise ReadOnlyKeyError(pattern)
-        found = self._state.delete_matching(self._read_pattern(pattern))
-        await self._state.commit(self._source).wait()
-        return [(key, value, 0) for key, value in found]
+        self._check_not_own(pattern)
+        return [(key, value, 0) for key, value in self._state.delete_matching(self.read_pattern(pattern))]
 
-    async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
-        """Return the last stored changes of a key below an offset, and from which offset on they are complete."""
-        self._check_key(key)
-        return await self._history.revisions(key, before=before, count_max=count_max)
+    def set_testament(self, owner: str, goods: Sequence[str], will: Sequence[tuple[str, bytes]]) -> None:
+        """Keep a testament: patterns whose keys are deleted, and values that are set then, when `owner` is gone."""
+        for pattern in goods:
+            self._check_not_own(pattern)
+        for key, _ in will:
+            self._check_writable(key)
+        values = [(key, msgspec.Raw(self._read_value(key, value))) for key, value in will]
+        self._state.set_testament(owner, Testament(tuple(map(self.read_pattern, goods)), tuple(values)))
+
+    def commit(self) -> Promise:
+        """Append all changes since the last commit to the log; call it in the turn of the loop that made them."""
+        return self._state.commit(self._source)
+
+    # -- watching ----------------------------------------------------------------------------------------------------
 
     def watch(self, pattern: str, receiver: Callable[[Sequence[StateChange]], None]) -> tuple[list[Entry], Stop]:
         """Return the entries that match, call `receiver` for each later change; the second value ends that."""
-        wanted = self._read_pattern(pattern)
-        state, clock = self._state, self._clock
-        since = state.commit_number
-        matches = _matcher(wanted)
+        state, clock, elements = self._state, self._clock, self.read_pattern(pattern)
 
-        def hear(changes: Sequence[Change], commit: Commit) -> None:
-            if commit.number <= since:
-                return  # told with what there was
-            found = [
-                change
-                for change in changes
-                if change[0] in _TOLD_KINDS and matches(change[1]) and state.may_see(change[1])
-            ]
-            if found:
-                now = clock.now_ms()
-                receiver([_change_of(change, commit.source, now) for change in found])
+        def receive(changes: Sequence[Change], source: str) -> None:
+            now = clock.now_ms()
+            receiver([_change_of(change, source, now) for change in changes])
 
-        state.listeners.append(hear)
-        return state.entries(wanted), lambda: state.listeners.remove(hear)
+        watch = state.watch(elements, receive)
+        return state.entries(elements), lambda: state.end_watch(watch)
 
-    def _check_key(self, key: str) -> None:
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check_key(self, key: str) -> None:
+        """Check that a text is a key. Raises: InvalidKeyError."""
         fault = size_fault(key, self._state.key_bytes_max)
         if fault is not None:
             raise InvalidKeyError(f"the key '{key[:80]}...' {fault}")
@@ -166,11 +196,15 @@ class StateEditor:
             raise InvalidKeyError(f"{key!r} has a wildcard where a key is needed")
 
     def _check_writable(self, key: str) -> None:
-        self._check_key(key)
+        self.check_key(key)
+        self._check_not_own(key)
+
+    def _check_not_own(self, key: str) -> None:
         if self._state.is_transient(key):
             raise ReadOnlyKeyError(key)
 
-    def _read_pattern(self, pattern: str) -> KeyPattern:
+    def read_pattern(self, pattern: str) -> KeyPattern:
+        """Return what the store is asked for a pattern. Raises: InvalidPatternError."""
         check_state_pattern(pattern, self._state.key_bytes_max)
         return store_pattern(pattern)
 
@@ -194,14 +228,11 @@ def check_state_pattern(pattern: str, bytes_max: int) -> None:
         raise InvalidPatternError(f"{pattern!r} is no pattern: '#' stands only at the end")
 
 
-def _matcher(pattern: KeyPattern) -> Callable[[str | None], bool]:
-    if None not in pattern.elements and not pattern.rest:
-        return "/".join(element for element in pattern.elements if element is not None).__eq__
-    return lambda key: key is not None and pattern.matches(key)
-
-
 def _change_of(change: Change, source: str, now_ms: int) -> StateChange:
-    kind, key, value, _, version = change
+    kind, key, value, before, version = change
     assert key is not None
-    gone = kind == Kind.DELETED or not value  # a retained event without payload takes the value away
-    return StateChange(key, None if gone else value, version, source, now_ms)
+    if kind == Kind.DELETED or not value:  # a retained event without payload takes the value away
+        return StateChange(key, None, version, source, now_ms)
+    return StateChange(
+        key, value, version, source, now_ms, (before.value if isinstance(before, Kept) else before) != value
+    )

@@ -19,9 +19,10 @@ from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, Revision
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.state.locks import Granted as GrantedLock
 from babelbus.core.state.locks import Locks
-from babelbus.core.state.patterns import MULTI_WILDCARD, WILDCARD
-from babelbus.core.state.tree import Listener, NoSuchKeyError, State, Testament
-from babelbus.core.subject import PathPattern, Pattern, below, exactly
+from babelbus.core.state.patterns import MULTI_WILDCARD, WILDCARD, subjects_of
+from babelbus.core.state.tree import NoSuchKeyError, State, Testament
+from babelbus.core.state.watches import Receive, Watch
+from babelbus.core.subject import Pattern, below, exactly
 
 
 class _Guard:
@@ -57,16 +58,6 @@ class GuardedState(_Guard):
         """Return whether a key, or a pattern, is one of those that are not logged."""
         return self._state.is_transient(key)
 
-    @property
-    def commit_number(self) -> int:
-        """Number of the last commit."""
-        return self._state.commit_number
-
-    @property
-    def listeners(self) -> list[Listener]:
-        """The listeners of all changes; a listener asks `may_see` for each key."""
-        return self._state.listeners
-
     def may_see(self, key: str | None) -> bool:
         """Return whether the principal may see the value of a key."""
         return key is not None and self._rights.may(Action.SUBSCRIBE, key)
@@ -75,6 +66,11 @@ class GuardedState(_Guard):
         """Return a value, `None` if the key has no value."""
         self._check(Action.SUBSCRIBE, key)
         return self._state.find(key)
+
+    def find_entry(self, key: str) -> tuple[str, bytes, int] | None:
+        """Return the entry of a key, `None` if the key has no value."""
+        self._check(Action.SUBSCRIBE, key)
+        return self._state.find_entry(key)
 
     def get(self, key: str) -> bytes:
         """Return a value; see `State.get`."""
@@ -123,6 +119,15 @@ class GuardedState(_Guard):
     def _may_list(self, key: str) -> bool:
         patterns: tuple[Pattern, ...] = (exactly(key), below(key))
         return any(self._rights.overlaps(Action.SUBSCRIBE, part) is not Narrowing.NONE for part in patterns)
+
+    def watch(self, pattern: KeyPattern, receive: Receive) -> Watch:
+        """Call `receive` with what may be seen of a pattern; see `State.watch`."""
+        self._check_pattern(Action.SUBSCRIBE, pattern)
+        return self._state.watch(pattern, receive, self.may_see)
+
+    def end_watch(self, watch: Watch) -> None:
+        """End a watch."""
+        self._state.end_watch(watch)
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -243,14 +248,6 @@ class GuardedHistory(_Guard):
     async def earliest(self) -> tuple[int, int | None]:
         """Return the earliest moment that can be asked for."""
         return await self._history.earliest()
-
-
-def subjects_of(pattern: KeyPattern) -> tuple[PathPattern, ...]:
-    """Return the subjects of a pattern over keys, whose rest may be empty."""
-    if not pattern.rest:
-        return (PathPattern(pattern.elements),)
-    beyond = PathPattern(pattern.elements, rest=True)
-    return (PathPattern(pattern.elements), beyond) if pattern.elements else (beyond,)
 
 
 def _child(parent: str | None, name: str) -> str:

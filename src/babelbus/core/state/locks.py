@@ -1,6 +1,6 @@
 """Locks by name with a fair queue: the owner that waits longest is next. Locks are on no disk."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import msgspec
 
@@ -20,7 +20,7 @@ class NotLockedError(BabelbusError):
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """A lock that was given back: who has it now (`None`: nobody), and the numbers of the waits that this ends."""
+    """A lock whose holder changed: who has it now (`None`: nobody), and the numbers of the waits that this ends."""
 
     key: str
     owner: Hashable | None
@@ -28,9 +28,13 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Locks:
-    """All locks. An owner is whatever stands for a client; a wait is a number that the owner chose."""
+    """All locks. An owner is whatever stands for a client; a wait is a number that the owner chose.
+
+    `receivers` are called with each change of a holder: clients of several protocols wait in one queue.
+    """
 
     def __init__(self) -> None:
+        self.receivers: list[Callable[[Granted], None]] = []
         self._holders: dict[str, Hashable] = {}
         self._queues: dict[str, dict[Hashable, list[int]]] = {}
         self._keys: dict[Hashable, dict[str, None]] = {}
@@ -49,17 +53,15 @@ class Locks:
         holder = self._holders.setdefault(key, owner)
         if holder != owner:
             raise LockHeldError(key)
-        keys = self._keys.setdefault(owner, {})
-        fresh = key not in keys
-        keys[key] = None
-        return fresh
+        return self._hold(key, owner)
 
     def acquire(self, key: str, owner: Hashable, wait: int) -> bool:
         """Lock a key or wait for it; return whether the owner has it now. All waits of one owner have one place."""
         holder = self._holders.setdefault(key, owner)
-        self._keys.setdefault(owner, {})[key] = None
         if holder == owner:
+            self._hold(key, owner)
             return True
+        self._keys.setdefault(owner, {})[key] = None
         self._queues.setdefault(key, {}).setdefault(owner, []).append(wait)
         return False
 
@@ -88,17 +90,33 @@ class Locks:
                 self._leave(key, owner)
         return granted
 
+    def _hold(self, key: str, owner: Hashable) -> bool:
+        """Record that an owner has a lock; return whether the lock was free."""
+        keys = self._keys.setdefault(owner, {})
+        fresh = key not in keys
+        keys[key] = None
+        if fresh:
+            self._tell(Granted(key, owner))
+        return fresh
+
     def _pass_on(self, key: str) -> Granted:
         queue = self._queues.get(key)
         if not queue:
             del self._holders[key]
-            return Granted(key, None)
-        owner = next(iter(queue))
-        waits = queue.pop(owner)
-        if not queue:
-            del self._queues[key]
-        self._holders[key] = owner
-        return Granted(key, owner, tuple(waits))
+            granted = Granted(key, None)
+        else:
+            owner = next(iter(queue))
+            waits = queue.pop(owner)
+            if not queue:
+                del self._queues[key]
+            self._holders[key] = owner
+            granted = Granted(key, owner, tuple(waits))
+        self._tell(granted)
+        return granted
+
+    def _tell(self, granted: Granted) -> None:
+        for receiver in self.receivers:
+            receiver(granted)
 
     def _leave(self, key: str, owner: Hashable) -> tuple[int, ...]:
         """Remove an owner from a queue; return the waits that end."""

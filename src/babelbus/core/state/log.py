@@ -87,6 +87,18 @@ Change = tuple[Kind, str | None, bytes, Entry | None, int]
 """Kind, key, value (of a deletion the deleted one), the entry before the change, the new version."""
 
 
+class Commit(msgspec.Struct, frozen=True):
+    """One commit. `number` rises: a listener that began at this number has seen the result."""
+
+    number: int
+    source: str
+
+    @property
+    def protocol(self) -> str:
+        """The protocol that the changes came through: the source up to its first colon."""
+        return self.source.partition(":")[0]
+
+
 class _Head(msgspec.Struct, frozen=True):
     """First block of a checkpoint; `blocks` others follow, then the testaments."""
 

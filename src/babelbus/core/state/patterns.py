@@ -93,6 +93,14 @@ def _parse(pattern: str) -> tuple[tuple[str | None, ...], bool]:
     return tuple([None if element == WILDCARD else sys.intern(element) for element in elements]), rest
 
 
+def subjects_of(pattern: KeyPattern) -> tuple[PathPattern, ...]:
+    """Return the subjects of a pattern over keys, whose rest may be empty."""
+    if not pattern.rest:
+        return (PathPattern(pattern.elements),)
+    beyond = PathPattern(pattern.elements, rest=True)
+    return (PathPattern(pattern.elements), beyond) if pattern.elements else (beyond,)
+
+
 def children_pattern(parent: str | None) -> str:
     """Return the pattern that the right to list the children of a parent is checked against (section 10)."""
     return WILDCARD if parent is None else f"{parent}{SEPARATOR}{WILDCARD}"

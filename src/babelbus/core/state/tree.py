@@ -15,9 +15,10 @@ from babelbus.core.access import Action, Rights
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
-from babelbus.core.state.log import Change, Entry, Kept, Kind, StateLog, parts_of
+from babelbus.core.state.log import Change, Commit, Entry, Kept, Kind, StateLog, parts_of
 from babelbus.core.state.patterns import KEY_BYTES_MAX
 from babelbus.core.state.reunion import missing_keys
+from babelbus.core.state.watches import Receive, Watch, Watches
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 
@@ -50,18 +51,6 @@ class VersionMismatchError(BabelbusError):
     def __init__(self, key: str, wanted: int, found: int) -> None:
         super().__init__(f"{key!r} has version {found}, not {wanted}")
         self.key, self.wanted, self.found = key, wanted, found
-
-
-class Commit(msgspec.Struct, frozen=True):
-    """One commit. `number` rises: a listener that began at this number has seen the result."""
-
-    number: int
-    source: str
-
-    @property
-    def protocol(self) -> str:
-        """The protocol that the changes came through: the source up to its first colon."""
-        return self.source.partition(":")[0]
 
 
 Listener = Callable[[Sequence[Change], Commit], None]
@@ -111,6 +100,7 @@ class State:
         self.rights_of: Callable[[str], Rights | None] = lambda principal: None
         """Returns the rights of the principal of a testament; `None` while the gate is off."""
         self.locks = Locks()
+        self.watches = Watches()
         self.listeners: list[Listener] = []
         self.watches_children = False
         """Whether anybody wants `Kind.CHILDREN`, which costs a little for each new key."""
@@ -171,6 +161,11 @@ class State:
         entry = self._values.get(key)
         return entry.value if isinstance(entry, Kept) else entry
 
+    def find_entry(self, key: str) -> tuple[str, bytes, int] | None:
+        """Return the entry of a key (version 0: a plain value), `None` if the key has no value."""
+        entry = self._values.get(key)
+        return None if entry is None else (key, *parts_of(entry))
+
     def get(self, key: str) -> bytes:
         """Return a value.
 
@@ -213,6 +208,16 @@ class State:
     def children_matching(self, pattern: KeyPattern) -> list[str]:
         """Return the names of the children of all nodes that the elements of a pattern mean, each once."""
         return self._names.children_matching(pattern)
+
+    def watch(self, pattern: KeyPattern, receive: Receive, may_see: Callable[[str], bool] | None = None) -> Watch:
+        """Call `receive` with the changes of a pattern from the next commit on; `entries` are the values up to then."""
+        watch = Watch(pattern, receive, self._number, may_see)
+        self.watches.add(watch)
+        return watch
+
+    def end_watch(self, watch: Watch) -> None:
+        """End a watch, which may have ended."""
+        self.watches.remove(watch)
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -454,6 +459,9 @@ class State:
             return
         unheard: list[Change] = []
         self._correct_topics(told)
+        # A watch may have begun with a value that is lost: its receiver hears what holds, also of what was so before.
+        present = [_change(key, None, self._values.get(key)) for key in told]
+        self.watches.hear(present, Commit(self._number + 1, commit.source))
         for key, before in told.items():
             now = self._values.get(key)
             if now == before:
@@ -462,7 +470,7 @@ class State:
                 unheard += _children(key, 0)
             unheard.append(_change(key, before, now))
         if unheard:
-            self._tell(unheard, commit)
+            self._call_listeners(unheard, commit)
 
     def _correct_topics(self, keys: Iterable[str]) -> None:
         """Publish the values that keys have to the topics that record them, which may have other ones by now."""
@@ -471,6 +479,10 @@ class State:
         receipt.when_done(_note_not_corrected)
 
     def _tell(self, changes: Sequence[Change], commit: Commit) -> None:
+        self.watches.hear(changes, commit)
+        self._call_listeners(changes, commit)
+
+    def _call_listeners(self, changes: Sequence[Change], commit: Commit) -> None:
         for listener in self.listeners:
             try:
                 listener(changes, commit)

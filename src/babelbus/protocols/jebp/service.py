@@ -6,6 +6,7 @@ from collections.abc import Callable
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.calls.call import Method
 from babelbus.protocols.jebp.calls.methods import METHODS
+from babelbus.protocols.jebp.calls.state import StateMethods
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import PROTOCOL
 from babelbus.protocols.jebp.session import Session
@@ -21,7 +22,8 @@ class JebpService(StreamService):
         super().__init__(PROTOCOL, context, context.config.jebp)
         self._context = context
         self._identity = Identity.load(context.server_key)
-        self.methods: dict[str, Method] = dict(METHODS)
+        self.state = StateMethods(context.broker.state, context.clock, context.read_value)
+        self.methods: dict[str, Method] = METHODS | self.state.methods
         """The methods of jebp/1.2; what the server offers beside those of the protocol is added before `start`."""
 
     async def start(self) -> None:

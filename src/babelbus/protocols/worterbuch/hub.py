@@ -74,6 +74,7 @@ class Hub:
         self._started = clock.monotonic()
         broker.state_receiver = self._receiver
         self.state.listeners.append(self._hear_changes)
+        self.state.locks.receivers.append(self._grant)
         self._show_server()
 
     # -- $SYS --------------------------------------------------------------------------------------------------------
@@ -137,8 +138,7 @@ class Hub:
         if self.clients.pop(client_id, None) is None:
             return
         state = self.state
-        for granted in state.locks.drop(client_id):
-            self.grant(granted)
+        state.locks.drop(client_id)
         self.show("clients", len(self.clients))
         for subscriber in session.subscribers.values():
             self._withdraw(subscriber)
@@ -155,15 +155,16 @@ class Hub:
         self.commit(session.access.source)
         self.flush()
 
-    def grant(self, granted: Granted) -> None:
-        """Answer the client that has got the lock it waits for."""
+    def _grant(self, granted: Granted) -> None:
+        """Show the holder of a lock, and answer if it is a client of ours that waits for the lock."""
         if self.settings.extended_monitoring:
             if granted.owner is None:
                 self.hide(f"locks/{granted.key}")
             else:
                 self.show(f"locks/{granted.key}", granted.owner)
-        if granted.owner is not None:
-            self.clients[cast("str", granted.owner)].send_granted(granted.waits)
+        client = self.clients.get(cast("str", granted.owner))
+        if client is not None:
+            client.send_granted(granted.waits)
 
     def flush(self) -> None:
         """Send what was pushed to the clients."""

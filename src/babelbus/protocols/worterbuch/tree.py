@@ -193,8 +193,7 @@ class TreeRequests:
         """Lock a key, if nobody has."""
         self._need_lock(message.key)
         try:
-            if self._access.state.locks.lock(message.key, self._client_id):
-                self._show(message.key)
+            self._access.state.locks.lock(message.key, self._client_id)
         except LockHeldError as error:
             raise RefusedError(ErrorCode.KEY_IS_LOCKED, str(error)) from None
         return encode_ack(message.transaction_id)
@@ -202,16 +201,14 @@ class TreeRequests:
     def acquirelock(self, message: m.AcquireLock) -> bytes:
         """Lock a key, or wait for it: then `send_granted` answers."""
         self._need_lock(message.key)
-        if not self._access.state.locks.acquire(message.key, self._client_id, message.transaction_id):
-            return b""
-        self._show(message.key)
-        return encode_ack(message.transaction_id)
+        granted = self._access.state.locks.acquire(message.key, self._client_id, message.transaction_id)
+        return encode_ack(message.transaction_id) if granted else b""
 
     def releaselock(self, message: m.ReleaseLock) -> bytes:
         """Release a lock, or end the wait for it."""
         self._need_lock(message.key)
         try:
-            granted = self._access.state.locks.release(message.key, self._client_id)
+            self._access.state.locks.release(message.key, self._client_id)
         except NotLockedError as error:
             raise RefusedError(ErrorCode.KEY_IS_NOT_LOCKED, str(error)) from None
         except LockHeldError as error:
@@ -219,14 +216,9 @@ class TreeRequests:
             for wait in error.cancelled:
                 self._answers.send(self._translator.encode_error(wait, code, "given up"))
             raise RefusedError(ErrorCode.KEY_IS_LOCKED, str(error)) from None
-        self._hub.grant(granted)
         self._hub.flush()
         return encode_ack(message.transaction_id)
 
     def _need_lock(self, key: str) -> None:
         self._translator.check_key(key)
         self._access.need("write", key)
-
-    def _show(self, key: str) -> None:
-        if self._hub.settings.extended_monitoring:
-            self._hub.show(f"locks/{key}", self._client_id)

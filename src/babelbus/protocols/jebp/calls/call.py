@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from types import CoroutineType
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 _OPENING: Final = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _NOTHING: Final = msgspec.msgpack.encode(None)
 _encode: Final = msgspec.msgpack.Encoder().encode
+F = TypeVar("F", bound="Family")
 
 
 class Stream:
@@ -65,6 +66,16 @@ class Stream:
 
     def close(self, *, lost: bool) -> None:
         """Release everything, once, however the call ends; `lost` says that the connection broke."""
+
+
+class Family:
+    """The shared part of the methods of one family on a connection. Override what the family needs."""
+
+    def end_of_frame(self) -> None:
+        """Handle the end of a frame of items: what they brought can be done together."""
+
+    def close(self) -> None:
+        """Release everything: the connection has ended, and so have its calls."""
 
 
 class Call:
@@ -107,6 +118,10 @@ class Call:
     def full(self) -> bool:
         """Whether the client does not take what was sent: send no more until `Stream.resume`."""
         return self._calls.full
+
+    def family(self, key: object, make: Callable[["Calls"], F]) -> F:
+        """Return what the family with this key shares on this connection, made when it is first needed."""
+        return self._calls.family(key, make)
 
     @property
     def open(self) -> bool:
@@ -215,6 +230,7 @@ class Calls:
         self._sealer = sealer
         self.methods = methods
         self._open: dict[int, Call] = {}
+        self._families: dict[object, Family] = {}
         self._parts: list[Data] = [SERVER_HEAD]
         self._size = 0
         self._holding = False
@@ -229,6 +245,13 @@ class Calls:
         full = self._outbox.full
         self._stalled |= full
         return full
+
+    def family(self, key: object, make: Callable[["Calls"], F]) -> F:
+        """Return what a family shares on this connection; see `Call.family`."""
+        family = self._families.get(key)
+        if family is None:
+            family = self._families[key] = make(self)
+        return cast("F", family)
 
     def is_open(self, call: Call) -> bool:
         """Return whether a call has not ended."""
@@ -258,6 +281,8 @@ class Calls:
                 elif kind == CANCEL and call.stream is not None:  # a call with one answer is answered all the same
                     call.end()
         finally:
+            for family in self._families.values():
+                family.end_of_frame()
             self._holding = False
             self.flush()
 
@@ -364,6 +389,9 @@ class Calls:
         self._closed = True
         for call in list(self._open.values()):
             self.finish(call, lost=lost)
+        families, self._families = self._families, {}
+        for family in families.values():
+            family.close()
 
 
 async def _answered(call: Call, work: Coroutine[Any, Any, object]) -> None:

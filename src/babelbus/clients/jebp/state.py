@@ -1,0 +1,608 @@
+"""The state over a client's connection: values, their past, watches, locks and wills (docs/python-client-state.md).
+
+await client.state.set("line1/recipe", {"speed": 3})
+entry = await client.state.get("line1/recipe")
+async for change in client.state.watch("line1/#"): ...
+"""
+
+import asyncio
+import binascii
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from datetime import datetime
+from math import inf
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from babelbus.clients.jebp.calls import MINOR_MIN, Calls, Stream, encode_opening
+from babelbus.clients.jebp.connection import Link
+from babelbus.clients.jebp.errors import (
+    ClientError,
+    ConflictError,
+    ConnectionLostError,
+    GoneError,
+    HistoryGoneError,
+    LockLostError,
+    NoSuchKeyError,
+    RequestTimeoutError,
+    VersionConflictError,
+)
+from babelbus.errors import LocalProtocolError, RemoteProtocolError
+from babelbus.protocols.jebp import state_messages as m
+from babelbus.protocols.jebp.messages import Data
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+REVISIONS_MAX = 1_000
+WATCH_BYTES_MAX = 16 * 2**20
+"""Items that wait for the reader of a watch; beyond them the watch begins again when the reader has taken them."""
+_BASE64 = "base64"
+_pack = msgspec.msgpack.encode
+_json = msgspec.json.encode
+_decode_json = msgspec.json.decode
+_VALUE = msgspec.msgpack.Decoder(tuple[bytes, int] | None)
+_ENTRIES = msgspec.msgpack.Decoder(list[m.Entry])
+_NAMES: msgspec.msgpack.Decoder[list[str] | None] = msgspec.msgpack.Decoder(list[str] | None)
+_GONE = msgspec.msgpack.Decoder(tuple[int, int | None])
+_REVISIONS = msgspec.msgpack.Decoder(list[m.Revision])
+_NUMBER = msgspec.msgpack.Decoder(int)
+_WATCHED = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_CHANGES = msgspec.msgpack.Decoder(list[m.Change])
+list_ = list  # `State.list` hides it
+_Read = Callable[[str, object], Awaitable[tuple[list_[Data], Data]]]
+
+
+class _Valued:
+    """The forms in which a JSON text is read."""
+
+    __slots__ = ()
+    raw: bytes | None
+
+    @property
+    def value(self) -> Any:
+        """The value as Python has it; `None` without one. Each access reads the text again."""
+        return None if self.raw is None else _decode_json(self.raw)
+
+    def decode(self, type: type[T]) -> T:  # noqa: A002  # the word of msgspec
+        """Return the value as a type, a Struct for example.
+
+        Raises:
+            msgspec.ValidationError: it has another shape.
+        """
+        value: T = _decode_json(b"null" if self.raw is None else self.raw, type=type)
+        return value
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of a value that was set as bytes, or the text of a string in UTF-8.
+
+        Raises:
+            ValueError: the value is neither.
+        """
+        value = self.value
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_BASE64), str):
+            return binascii.a2b_base64(value[_BASE64], strict_mode=True)
+        raise ValueError("the value is no bytes and no text")
+
+
+class Entry(msgspec.Struct, _Valued, frozen=True, gc=False):
+    """A key with its value: `raw` is the JSON text, `version` is 0 for a plain value."""
+
+    key: str
+    raw: bytes
+    version: int = 0
+
+
+class Change(msgspec.Struct, _Valued, frozen=True, gc=False):
+    """A change of a watch; `raw` is `None` when the key was deleted.
+
+    `timestamp` (ms since 1970) and `source` (protocol and name of who it was) are 0 and empty for a value that was
+    there before. `present` says so for the values that begin a watch, `resync` for what has changed while the watch was
+    interrupted: only the last change of each key is known then.
+    """
+
+    key: str
+    raw: bytes | None
+    version: int = 0
+    timestamp: int = 0
+    source: str = ""
+    present: bool = False
+    resync: bool = False
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the key has no value any more."""
+        return self.raw is None
+
+
+class Revision(msgspec.Struct, _Valued, frozen=True, gc=False):
+    """A stored change of a key: when (ms since 1970), by whom, and its value; `raw` is `None` for a deletion."""
+
+    offset: int
+    timestamp: int
+    raw: bytes | None
+    version: int
+    source: str
+
+    @property
+    def deleted(self) -> bool:
+        """Whether it was a deletion."""
+        return self.raw is None
+
+
+class Revisions(msgspec.Struct, frozen=True):
+    """The stored changes of a key, oldest first. From the offset `complete_from` on, none is missing."""
+
+    revisions: list[Revision]
+    complete_from: int
+
+
+def encode_value(value: Any) -> bytes:
+    """Return a value as JSON text: bytes become `{"base64": ...}`, `msgspec.Raw` is JSON already.
+
+    Raises:
+        LocalProtocolError: JSON cannot carry it.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        value = {_BASE64: binascii.b2a_base64(value, newline=False).decode()}
+    try:
+        return _json(value)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise LocalProtocolError(f"the value cannot be written as JSON: {error}") from error
+
+
+class State:
+    """The state of the server, as `client.state`.
+
+    A lost connection: what only reads is asked again; a change raises `OutcomeUnknownError`, for it may have happened.
+    Watches go on, see `watch`; a lock is lost, see `lock`; a will is set again.
+    """
+
+    def __init__(self, calls: Calls, *, reconnect: bool) -> None:
+        self._calls = calls
+        self._reconnect = reconnect
+        self._client = secrets.token_hex(8)
+        self._will: m.SetWill | None = None
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> Entry:
+        """Return the entry of a key.
+
+        Raises:
+            NoSuchKeyError: the key has no value.
+            NoRightsError, ClientError: see `Client`.
+        """
+        found = _VALUE.decode(await self._calls.call_body("state.get", (key,), True))
+        if found is None:
+            raise NoSuchKeyError(f"nothing is stored under {key!r}")
+        return Entry(key, *found)
+
+    async def find(self, key: str) -> Entry | None:
+        """Return the entry of a key, `None` if the key has no value."""
+        found = _VALUE.decode(await self._calls.call_body("state.get", (key,), True))
+        return None if found is None else Entry(key, *found)
+
+    async def get_many(self, keys: Iterable[str]) -> dict[str, Entry]:
+        """Return the entries of the keys that have a value, in one round trip."""
+        found = _ENTRIES.decode(await self._calls.call_body("state.get_many", (list_(keys),), True))
+        return {one[0]: Entry(*one) for one in found}
+
+    async def match(self, pattern: str) -> dict[str, Entry]:
+        """Return the entries that match a pattern, all of one moment: `?` is one element, `#` at the end any number."""
+        bodies, _ = await self._read("state.match", m.MatchValues(pattern))
+        return {one[0]: Entry(*one) for body in bodies for one in _ENTRIES.decode(body)}
+
+    async def list(self, parent: str | None = None) -> list_[str]:
+        """Return the names of the children of a key, without a key those of the root.
+
+        Raises:
+            NoSuchKeyError: there is no such key.
+        """
+        names = _NAMES.decode(await self._calls.call_body("state.list", (parent,), True))
+        if names is None:
+            raise NoSuchKeyError(f"there is no key {parent!r} and no key below it")
+        return names
+
+    def as_of(self, *, time: datetime | int | None = None, offset: int | None = None) -> "Past":
+        """Return the state as it was at a time (a number: milliseconds since 1970), or after a record of `$state`."""
+        if (time is None) == (offset is None):
+            raise LocalProtocolError("as of a time or as of an offset: name one of the two")
+        return Past(self._read, offset, int(time.timestamp() * 1000) if isinstance(time, datetime) else time)
+
+    async def history(self, key: str, *, before: int | None = None, limit: int = REVISIONS_MAX) -> Revisions:
+        """Return the last stored changes of a key (below the offset `before`), oldest first.
+
+        The server bounds them by 64 MiB of values too; ask again with `before` for older ones.
+        """
+        bodies, result = await self._read("state.history", m.ReadHistory(key, before, limit))
+        revisions = [
+            Revision(one.offset, one.timestamp, one.value, one.version, one.source)
+            for body in bodies
+            for one in _REVISIONS.decode(body)
+        ]
+        return Revisions(revisions, _NUMBER.decode(result))
+
+    async def _read(self, method: str, parameters: object) -> tuple[list_[Data], Data]:
+        """Return the items and the result of a stream that only reads, asked again if the connection is lost."""
+        while True:
+            try:
+                async with await self._calls.stream(method, parameters) as stream:
+                    bodies: list_[Data] = [body async for body in stream]
+                    return bodies, stream.result or b""
+            except (ConnectionLostError, RequestTimeoutError):
+                if not self._reconnect:
+                    raise
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    async def set(self, key: str, value: Any) -> None:
+        """Set a plain value: whatever JSON can carry, or bytes (see `Entry.data`), or JSON text as `msgspec.Raw`.
+
+        Raises:
+            ConflictError: the key has a value with a version, which only `compare_and_set` changes.
+            OutcomeUnknownError: the connection was lost before the answer.
+        """
+        await self._calls.call_body("state.set", (key, encode_value(value)), False)
+
+    async def set_many(self, values: Mapping[str, Any]) -> None:
+        """Set plain values, all or none of them, with one write to the server's log; see `set`."""
+        entries = [(key, encode_value(value)) for key, value in values.items()]
+        await self._calls.call_body("state.set_many", (entries,), False)
+
+    async def compare_and_set(self, key: str, value: Any, version: int) -> int:
+        """Set a value if the key has this version (0: no value, or a plain one), and return the next version.
+
+        Raises:
+            VersionConflictError: it has another version: read again, decide again.
+            OutcomeUnknownError: the connection was lost before the answer.
+        """
+        try:
+            body = await self._calls.call_body("state.compare_and_set", (key, encode_value(value), version), False)
+        except ConflictError as error:
+            raise VersionConflictError(str(error), cast("int", error.details)) from error
+        return _NUMBER.decode(body)
+
+    async def delete(self, key: str) -> Entry | None:
+        """Delete a value and return the entry as it was (version 0), `None` if there was none."""
+        found = _VALUE.decode(await self._calls.call_body("state.delete", (key,), False))
+        return None if found is None else Entry(key, *found)
+
+    async def delete_match(self, pattern: str) -> int:
+        """Delete the values that match a pattern, and return how many they were."""
+        return _NUMBER.decode(await self._calls.call_body("state.delete_match", (pattern,), False))
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    async def watch(self, pattern: str, *, unique: bool = False, present: bool = True) -> AsyncGenerator[Change, None]:
+        """Yield the present values of a key or pattern, then each change, in order.
+
+        Args:
+            pattern: a key, or `?` for one element and `#` at the end for any number.
+            unique: leave out changes that set the value that the key had.
+            present: begin with the present values (`Change.present`).
+
+        A lost connection, and a reader that is much too slow, cost changes and no values: when the watch goes on, it
+        yields the last change of each key that has another value than the watch told, and each key that is gone, with
+        `Change.resync`. The watch keeps a number for each key for that.
+
+        Raises:
+            ConnectionLostError: the connection was lost, and the client does not reconnect.
+            NoRightsError: nothing of the pattern may be read.
+        """
+        async with aclosing(self.watch_batches(pattern, unique=unique, present=present)) as batches:
+            async for batch in batches:
+                for change in batch:
+                    yield change
+
+    async def watch_batches(
+        self, pattern: str, *, unique: bool = False, present: bool = True
+    ) -> AsyncGenerator[list_[Change], None]:
+        """Yield changes as `watch` does, in lists as they came; the present values end with the first empty list."""
+        told = _Told(present=present)
+        while True:
+            timeout_seconds = None if told.begun else self._calls.timeout_seconds
+            link = await self._calls.link("state.watch", timeout_seconds)
+            stream = _WatchStream("state.watch", link, m.WatchValues(pattern, unique))
+            try:
+                async for body in stream:
+                    stream.waiting_bytes -= len(body)
+                    changes = told.read(body)
+                    if changes is not None:
+                        yield changes
+                if not stream.overrun:
+                    raise ConnectionLostError(f"the server ended the watch of {pattern!r}")
+            except (ConnectionLostError, RequestTimeoutError):
+                if not self._reconnect:
+                    raise
+            finally:
+                stream.close()
+            told.interrupted()
+
+    # -- locks and wills ---------------------------------------------------------------------------------------------
+
+    def lock(self, key: str, *, timeout: float | None = None) -> "Lock":
+        """Return a lock to hold with `async with`: one holder at a time, in the order of asking, of all protocols.
+
+            async with client.state.lock("line1/recipe", timeout=5):
+                ...
+
+        A lock protects no value: it holds back those that ask for it. It is released at the end of the block, and by
+        the server when this connection ends. If the connection is lost inside the block, the block is cancelled and
+        raises `LockLostError`: somebody else may have the lock.
+
+        Args:
+            key: the name, a key of the state; the right to set it is needed.
+            timeout: seconds to wait for it; `None` is as long as it takes, 0 not at all.
+        """
+        return Lock(self._calls, key, timeout, reconnect=self._reconnect)
+
+    async def will(self, *, delete: Iterable[str] = (), set: Mapping[str, Any] | None = None) -> None:  # noqa: A002
+        """Keep what the server does when this client is gone: delete what matches patterns, then set plain values.
+
+        It happens once, whatever ended the connection: `close` too, and the end of the server. A new will replaces the
+        old one; one without anything takes it back. The client sets it again after each reconnect; what the will of
+        the lost connection has changed meanwhile stays changed.
+        """
+        values = [(key, encode_value(value)) for key, value in (set or {}).items()]
+        will = m.SetWill(self._client, [*delete], values)
+        self._will = will if will.delete or values else None
+        await self._calls.call_body("state.will", will, True)
+
+    def connected(self, link: Link) -> None:
+        """Set the will again on a new connection, in front of all other calls."""
+        if self._will is not None and link.minor >= MINOR_MIN:
+            link.open_call(encode_opening("state.will", self._will), _WillAgain())
+
+
+class Past:
+    """The state as it was, see `State.as_of`. A question reads the server's log: about a second for a million records.
+
+    Raises:
+        HistoryGoneError: compaction has removed changes of that time; the error names the earliest that is left.
+        BadArgumentError: the offset has not been written yet.
+        NoRightsError: the past needs the right to `read`.
+    """
+
+    def __init__(self, read: _Read, offset: int | None, time_ms: int | None) -> None:
+        self._read = read
+        self._offset = offset
+        self._time_ms = time_ms
+
+    async def get(self, key: str) -> Entry:
+        """Return the entry of a key. Raises: NoSuchKeyError."""
+        found = await self.find(key)
+        if found is None:
+            raise NoSuchKeyError(f"nothing was stored under {key!r} then")
+        return found
+
+    async def find(self, key: str) -> Entry | None:
+        """Return the entry of a key, `None` if it had no value."""
+        return (await self._ask(key, None)).get(key)
+
+    async def match(self, pattern: str) -> dict[str, Entry]:
+        """Return the entries that matched a pattern; `#` is the whole tree."""
+        return await self._ask(None, pattern)
+
+    async def _ask(self, key: str | None, pattern: str | None) -> dict[str, Entry]:
+        try:
+            bodies, _ = await self._read("state.as_of", m.ReadPast(key, pattern, self._offset, self._time_ms))
+        except GoneError as error:
+            raise HistoryGoneError(str(error), *_GONE.decode(_pack(error.details))) from error
+        return {one[0]: Entry(*one) for body in bodies for one in _ENTRIES.decode(body)}
+
+
+class _Told:
+    """The values that a watch has told, as a number for each key: an interruption costs no value."""
+
+    def __init__(self, *, present: bool) -> None:
+        self._present = present
+        self._values: dict[str, int] = {}
+        self._now: dict[str, int] | None = {}
+        """The present values as far as they are known, while they come."""
+        self.begun = False
+
+    def interrupted(self) -> None:
+        """Handle the end of a stream: the present values come again."""
+        self._now = {}
+
+    def read(self, body: Data) -> list[Change] | None:
+        """Return the changes of an item, `None` if it tells none."""
+        kind, content = _WATCHED.decode(body)
+        if kind == m.CHANGES:
+            return self._changed(_CHANGES.decode(content))
+        if kind == m.RESYNC:
+            self.interrupted()
+            return None
+        if self._now is None:
+            raise RemoteProtocolError("the present values of a watch came unasked")
+        again, now = self.begun, self._now
+        changes = []
+        for key, raw, version in _ENTRIES.decode(content):
+            number = now[key] = hash((raw, version))
+            if again and self._values.get(key) == number:
+                continue
+            changes.append(Change(key, raw, version, present=not again, resync=again))
+        if kind == m.PRESENT_LAST:
+            if again:
+                changes += [Change(key, None, resync=True) for key in self._values if key not in now]
+            self._values, self._now, self.begun = now, None, True
+        if again:
+            return changes or None
+        return changes if self._present else None
+
+    def _changed(self, found: list[m.Change]) -> list[Change]:
+        values = self._values
+        for one in found:
+            if one.value is None:
+                values.pop(one.key, None)
+            else:
+                values[one.key] = hash((one.value, one.version))
+        return [Change(one.key, one.value, one.version, one.timestamp, one.source) for one in found]
+
+
+class _WatchStream(Stream):
+    """The stream of a watch; ends itself when its reader is so slow that too much waits."""
+
+    waiting_bytes = 0
+    overrun = False
+
+    def item(self, body: Data) -> None:
+        """Append an item, or end the stream behind it."""
+        super().item(body)
+        self.waiting_bytes += len(body)
+        if self.waiting_bytes > WATCH_BYTES_MAX:
+            self.overrun = True
+            self.close()
+
+
+class _HeldStream(Stream):
+    """The stream of a lock; tells its end while the lock is held."""
+
+    def __init__(self, link: Link, parameters: object, ended: Callable[[ClientError], None]) -> None:
+        self._tell = ended
+        self.held = False
+        super().__init__("state.lock", link, parameters)
+
+    def lost(self, error: ClientError) -> None:
+        """Handle the loss of the connection."""
+        super().lost(error)
+        self._tell_end(error)
+
+    def failed(self, code: str, message: str, details: object) -> None:
+        """Handle the server's error."""
+        super().failed(code, message, details)
+        if self.error is not None:
+            self._tell_end(self.error)
+
+    def _tell_end(self, error: ClientError) -> None:
+        if self.held:
+            self.held = False
+            self._tell(error)
+
+
+class Lock:
+    """A lock of the state, see `State.lock`; `held` says whether it is ours at this moment."""
+
+    def __init__(self, calls: Calls, key: str, timeout_seconds: float | None, *, reconnect: bool) -> None:
+        self.key = key
+        self._calls = calls
+        self._timeout_seconds = timeout_seconds
+        self._reconnect = reconnect
+        self._stream: _HeldStream | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._error: LockLostError | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether it is ours."""
+        return self._stream is not None and self._stream.held
+
+    async def acquire(self) -> None:
+        """Wait for the lock; `release` it. A loss is not told then: look at `held`.
+
+        Raises:
+            LockedError: somebody else held it all the time.
+            ClientError: there is no connection.
+        """
+        if self._stream is not None:
+            raise LocalProtocolError(f"the lock of {self.key!r} is in use; make another one with `state.lock`")
+        now = asyncio.get_running_loop().time
+        deadline = None if self._timeout_seconds is None else now() + self._timeout_seconds
+        self._error = None
+        while True:
+            left = None if deadline is None else max(deadline - now(), 0)
+            link = await self._calls.link("state.lock", left if deadline is None else max(left or 0, 1))
+            wait_ms = None if left is None else int(left * 1000)
+            stream = _HeldStream(link, m.LockKey(self.key, wait_ms), self._lost)
+            try:
+                await stream.first()
+            except (ConnectionLostError, RequestTimeoutError):
+                if not self._reconnect:
+                    raise
+                if deadline is not None and now() >= deadline:
+                    raise
+                continue
+            except BaseException:
+                stream.close()
+                raise
+            stream.held = not stream.ended_now
+            self._stream = stream
+            if stream.error is not None:
+                self._lost(stream.error)
+            return
+
+    def release(self) -> None:
+        """Release the lock; without it, nothing happens."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.held = False
+            stream.close()
+
+    async def finish(self, raises: bool) -> None:
+        """Release the lock at the end of a block of another thread.
+
+        Raises:
+            LockLostError: it was lost inside the block, and the block raises nothing itself.
+        """
+        self.release()
+        lost, self._error = self._error, None
+        if lost is not None and raises:
+            raise lost
+
+    async def __aenter__(self) -> "Lock":
+        """Wait for the lock; see `acquire`."""
+        await self.acquire()
+        self._task = task = asyncio.current_task()
+        assert task is not None
+        self._cancelling = task.cancelling()
+        if self._error is not None:
+            self.release()
+            raise self._error
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Release the lock.
+
+        Raises:
+            LockLostError: it was lost inside the block.
+        """
+        task, self._task = self._task, None
+        self.release()
+        lost, self._error = self._error, None
+        if lost is None or task is None:
+            return
+        left = task.uncancel()
+        if error is None or (isinstance(error, asyncio.CancelledError) and left <= self._cancelling):
+            raise lost from error
+
+    def _lost(self, error: ClientError) -> None:
+        self._error = LockLostError(f"the lock of {self.key!r} was lost: {error}")
+        self._error.__cause__ = error
+        if self._task is not None:
+            self._task.cancel()
+
+
+class _WillAgain:
+    """The receiver of the answer to a will that was set again."""
+
+    deadline = inf
+
+    def item(self, body: Data) -> None:
+        return
+
+    def ended(self, result: Data) -> None:
+        return
+
+    def failed(self, code: str, message: str, details: object) -> None:
+        log.warning("the will of this client is not set again: %s", message)
+
+    def lost(self, error: ClientError) -> None:
+        return  # the next connection sets it
