@@ -146,9 +146,7 @@ def test_an_open_door_beyond_loopback_is_refused_unless_asked_for() -> None:
 
 
 def test_the_error_says_that_the_configuration_and_not_the_table_turns_the_gate_on_beyond_loopback() -> None:
-    with pytest.raises(
-        ConfigError, match=r"set access\.mode = .enforce.*'babelbus access enable' .* does not count"
-    ):
+    with pytest.raises(ConfigError, match=r"set access\.mode = .enforce.*'babelbus access enable' .* does not count"):
         load(None, {}, {"zbus.host": "0.0.0.0"})
 
 
